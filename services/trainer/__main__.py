@@ -6,7 +6,7 @@ from leyden.libs.service import run_worker
 from leyden.libs.service.server import run_until_signal
 from leyden.libs.service.startup import exit_on_config_error
 from leyden.libs.telemetry import bind, configure_logs, configure_tracing
-from leyden.services.trainer.cpu.memory import retain_freed_memory
+from leyden.services.trainer.model.cpu.memory import retain_freed_memory
 from leyden.services.trainer.settings import Settings
 
 

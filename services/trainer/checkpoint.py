@@ -32,7 +32,7 @@ from transformers.core_model_loading import WeightConverter, revert_weight_conve
 
 from leyden.libs.contracts.weights import ADAPTER_FOLDER, WEIGHT_SUFFIXES, file_sha256, weight_files, weights_sha256
 from leyden.libs.faults import fault_point
-from leyden.services.trainer.lora import (
+from leyden.services.trainer.model.lora import (
     ADAPTER_WEIGHTS,
     adapter_state,
     has_adapters,
@@ -40,11 +40,11 @@ from leyden.services.trainer.lora import (
     of_adapter,
     save_adapter_config,
 )
+from leyden.services.trainer.model.remedies import raising_host_memory
+from leyden.services.trainer.model.sharding import divided_like, replace_values, rounds_to
 from leyden.services.trainer.optimizers import SCALES, restore_moment
 from leyden.services.trainer.ranks import ALONE, Ranks
-from leyden.services.trainer.remedies import raising_host_memory
 from leyden.services.trainer.sharded_state import read_shards, write_shards
-from leyden.services.trainer.sharding import divided_like, replace_values, rounds_to
 
 WEIGHTS_NAME = "model.safetensors"
 FILE_BYTES = 2**30

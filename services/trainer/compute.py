@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leyden.libs.contracts.config import Algorithm, Critic
-from leyden.services.trainer.forward import Outputs, Policy, Reads, Trunk
 from leyden.services.trainer.loss.critic import Estimates, value_loss
 from leyden.services.trainer.loss.objective import Objective, Terms, objective
+from leyden.services.trainer.model.forward import Outputs, Policy, Reads, Trunk
+from leyden.services.trainer.model.sharding import sum_gradients, unsharded
+from leyden.services.trainer.model.value_model import ValueModel
 from leyden.services.trainer.ranks import ALONE, Ranks
 from leyden.services.trainer.rows.batch import Sample, TrainedTokens
 from leyden.services.trainer.rows.tree import Forest, Pack, plan_forest, share_rows
-from leyden.services.trainer.sharding import sum_gradients, unsharded
-from leyden.services.trainer.value_model import ValueModel
 
 
 class Interrupted(Exception):

@@ -27,19 +27,19 @@ from leyden.services.trainer.checkpoint import (
     parts_of,
 )
 from leyden.services.trainer.compute import batch_logprobs, plan_batch
-from leyden.services.trainer.cpu.products import use_fast_products
-from leyden.services.trainer.forward import Policy
-from leyden.services.trainer.lora import BasePolicy, adapter_parameters, add_adapters, has_adapters, load_adapter
-from leyden.services.trainer.model import freeze, load_model
+from leyden.services.trainer.model.cpu.products import use_fast_products
+from leyden.services.trainer.model.forward import Policy
+from leyden.services.trainer.model.load import freeze, load_model
+from leyden.services.trainer.model.lora import BasePolicy, adapter_parameters, add_adapters, has_adapters, load_adapter
+from leyden.services.trainer.model.remedies import naming_settings, raising_host_memory
+from leyden.services.trainer.model.sharding import gather, replace_values, shard
+from leyden.services.trainer.model.value_model import ValueModel, require_same_tokens
 from leyden.services.trainer.optimizers import make_optimizer
 from leyden.services.trainer.ranks import ALONE, Gather, Load, Ranks, Save
 from leyden.services.trainer.reference import Reference, copied
-from leyden.services.trainer.remedies import naming_settings, raising_host_memory
 from leyden.services.trainer.rows.batch import Sample, trained_tokens
-from leyden.services.trainer.sharding import gather, replace_values, shard
 from leyden.services.trainer.step import Learner
 from leyden.services.trainer.step_metrics import Metrics, gap_metrics
-from leyden.services.trainer.value_model import ValueModel, require_same_tokens
 
 log = logger()
 

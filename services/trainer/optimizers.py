@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from leyden.libs.contracts.config import Critic, Optimizer
-from leyden.services.trainer.forward import Policy
-from leyden.services.trainer.sharding import dequantize_shards, quantize_shards
-from leyden.services.trainer.value_model import ValueModel
+from leyden.services.trainer.model.forward import Policy
+from leyden.services.trainer.model.sharding import dequantize_shards, quantize_shards
+from leyden.services.trainer.model.value_model import ValueModel
 
 SCALES = "_scales"
 SIGNED = {"exp_avg"}

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leyden.services.trainer.forward import Policy
-from leyden.services.trainer.lora import adapter_parameters
+from leyden.services.trainer.model.forward import Policy
+from leyden.services.trainer.model.lora import adapter_parameters
 
 
 @dataclass

@@ -21,10 +21,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from leyden.libs.contracts.config import PpoClip
 from leyden.services.trainer.compute import accumulate_gradients
-from leyden.services.trainer.cpu.products import use_fast_products
-from leyden.services.trainer.forward import Policy
-from leyden.services.trainer.head import sampled_outputs
 from leyden.services.trainer.loss.objective import Terms, objective
+from leyden.services.trainer.model.cpu.products import use_fast_products
+from leyden.services.trainer.model.forward import Policy
+from leyden.services.trainer.model.head import sampled_outputs
 from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_of
 from tests.bench.rows import Row
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.services.credit.baselines import Siblings, advantages
-from leyden.services.trainer.forward import Policy
+from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.optimizers import make_optimizer
 from leyden.services.trainer.rows.batch import Sample
 from leyden.services.trainer.step import Learner, optimizer_step

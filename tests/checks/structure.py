@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {"files": 20, "floors": 10, "circles": 0}
 EXCEPTIONS = {
     ("services/gateway", "floors"): 15,
-    ("services/trainer", "files"): 28,
     ("services/trainer", "floors"): 15,
     ("services/trainer", "circles"): 1,
     ("libs/cli", "files"): 33,

@@ -24,10 +24,10 @@ from leyden.libs.contracts.config import Critic, DecoupledCorrection, Overlong, 
 from leyden.libs.contracts.samples import RowCall
 from leyden.services.credit import baselines
 from leyden.services.credit.shaping import overlong_reward
-from leyden.services.trainer.head import sampled_outputs
 from leyden.services.trainer.loss import losses
 from leyden.services.trainer.loss.corrections import importance_weights
 from leyden.services.trainer.loss.critic import estimate, value_loss
+from leyden.services.trainer.model.head import sampled_outputs
 from leyden.services.trainer.rows.batch import to_go, trained_tokens, whitened
 from leyden.services.trainer.rows.token_weights import token_weights
 from tests.oracle import references

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from leyden.services.controller.settings import Settings
-from leyden.services.trainer.download import folder_name
+from leyden.services.trainer.model.download import folder_name
 from tests.contract.chart.chart import (
     CASES,
     CHART,

@@ -37,7 +37,7 @@ from leyden.services.trainer.checkpoint import (
     version_folder,
 )
 from leyden.services.trainer.learner import make_accelerator
-from leyden.services.trainer.model import UnsupportedModel, load_model
+from leyden.services.trainer.model.load import UnsupportedModel, load_model
 from leyden.services.trainer.resume import LearnerLoader
 from leyden.services.trainer.settings import Settings
 from tests import builders

@@ -20,7 +20,7 @@ from leyden.libs.client import Client
 from leyden.libs.store import tables
 from leyden.libs.store.chains import FullCall, full_calls
 from leyden.libs.store.database import Database
-from leyden.services.trainer.model import load_model
+from leyden.services.trainer.model.load import load_model
 from tests.chaos import RunWatch, kill
 from tests.invariants import lost_calls, violations
 from tests.soak import bandit_run

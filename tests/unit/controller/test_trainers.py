@@ -136,7 +136,7 @@ async def test_a_trainer_without_progress_is_not_restarted_and_its_last_line_is_
         ("OSError: [Errno 5] input/output error", 3),
         ("torch.OutOfMemoryError: the learner needs too much memory: lower training.micro_batch_tokens", 2),
         ("leyden.services.trainer.loop.PoliciesDisagree: differ by 2", 1),
-        ("leyden.services.trainer.model.UnsupportedModel: falcon: choose another model", 1),
+        ("leyden.services.trainer.model.load.UnsupportedModel: falcon: choose another model", 1),
     ],
 )
 async def test_a_cause_is_tried_again_as_often_as_trying_may_help(tmp_path: Path, words: str, starts: int) -> None:

@@ -22,22 +22,22 @@ from leyden.services.trainer.checkpoint import (
     save_checkpoint,
 )
 from leyden.services.trainer.compute import Interrupted
-from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.learner import checkpoint_state, export_learner, gather_weights, model_of
-from leyden.services.trainer.lora import (
+from leyden.services.trainer.model.forward import Policy
+from leyden.services.trainer.model.lora import (
     BasePolicy,
     adapter_parameters,
     add_adapters,
 )
+from leyden.services.trainer.model.sharding import gather, replace_values, shard
+from leyden.services.trainer.model.value_model import ValueModel
 from leyden.services.trainer.optimizers import make_optimizer
 from leyden.services.trainer.ranks import ALONE, Gather, Ranks, join_ranks
 from leyden.services.trainer.reference import Reference, copied
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.sharded_state import write_shards
-from leyden.services.trainer.sharding import gather, replace_values, shard
 from leyden.services.trainer.step import Learner, optimizer_step
 from leyden.services.trainer.step_metrics import Metrics
-from leyden.services.trainer.value_model import ValueModel
 from tests.unit.trainer.cases import agent_samples, one_call, sample, tiny_llama, tiny_qwen
 
 SEVERAL = {"mini_batches": 2, "epochs": 2, "correction": {"type": "decoupled"}}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from leyden.services.trainer.attention import TreeLayout, block_sparse_attention
+from leyden.services.trainer.model.attention import TreeLayout, block_sparse_attention
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.tree import plan_forest
 

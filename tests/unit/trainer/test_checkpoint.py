@@ -27,7 +27,6 @@ from leyden.services.trainer.checkpoint import (
     remove_folder,
     save_checkpoint,
 )
-from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.learner import (
     _export_dtype,
     adopt_weights,
@@ -38,7 +37,8 @@ from leyden.services.trainer.learner import (
     resume_learner,
     start_learner,
 )
-from leyden.services.trainer.model import load_model
+from leyden.services.trainer.model.forward import Policy
+from leyden.services.trainer.model.load import load_model
 from leyden.services.trainer.ranks import ALONE, Load
 from leyden.services.trainer.step import Learner, optimizer_step
 from tests.unit.trainer.cases import agent_samples

@@ -16,9 +16,9 @@ from leyden.services.credit.forest import Forest, Node, call_forest
 from leyden.services.credit.paths import paths, row_calls
 from leyden.services.trainer.checkpoint import Progress, export_weights, optimizer_state, save_checkpoint
 from leyden.services.trainer.compute import Anchors, accumulate_gradients, batch_outputs, plan_batch
-from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.learner import make_accelerator, resume_learner, start_learner
 from leyden.services.trainer.loss.critic import Estimates, estimate, value_loss
+from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.optimizers import make_optimizer
 from leyden.services.trainer.rows.batch import Sample, mini_batches, trained_tokens, weights_of
 from leyden.services.trainer.step import Learner, optimizer_step

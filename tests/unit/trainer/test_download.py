@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.services.trainer.download import put_model
+from leyden.services.trainer.model.download import put_model
 
 QWEN, LLAMA = "Qwen/Qwen2.5", "meta/Llama"
 

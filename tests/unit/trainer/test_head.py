@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from leyden.services.trainer import head
-from leyden.services.trainer.head import sampled_outputs
+from leyden.services.trainer.model import head
+from leyden.services.trainer.model.head import sampled_outputs
 
 VOCABULARY, HIDDEN = 23, 6
 

@@ -22,10 +22,10 @@ from leyden.services.trainer.checkpoint import (
     save_checkpoint,
 )
 from leyden.services.trainer.compute import batch_logprobs, plan_batch
-from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.learner import adopt_weights, make_accelerator, model_of, resume_learner, start_learner
-from leyden.services.trainer.lora import adapter_state, add_adapters
-from leyden.services.trainer.model import load_model
+from leyden.services.trainer.model.forward import Policy
+from leyden.services.trainer.model.load import load_model
+from leyden.services.trainer.model.lora import adapter_state, add_adapters
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.batch import trained_tokens
 from leyden.services.trainer.step import Learner, optimizer_step

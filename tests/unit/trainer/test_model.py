@@ -11,7 +11,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from leyden.services.trainer.model import (
+from leyden.services.trainer.model.load import (
     UnsupportedModel,
     _lowest_layers,
     _ordinary_ids,

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from leyden.services.trainer import quantization
-from leyden.services.trainer.quantization import BLOCK, code_values, dequantize, quantize
+from leyden.services.trainer.model import memory_8bit
+from leyden.services.trainer.model.memory_8bit import BLOCK, code_values, dequantize, quantize
 
 HUGE = 3e38
 
@@ -47,7 +47,7 @@ def test_a_tensor_that_is_converted_in_parts_has_the_same_codes(
     original = values((7, 3, 200), 1.0, torch.float32, signed=signed)[:rows]
     codes, scales = quantize(original, signed=signed)
     stored = dequantize(codes, scales, torch.float32, signed=signed)
-    monkeypatch.setattr(quantization, "PART_VALUES", 1300)
+    monkeypatch.setattr(memory_8bit, "PART_VALUES", 1300)
     assert all(map(torch.equal, quantize(original, signed=signed), (codes, scales)))
     assert torch.equal(dequantize(codes, scales, torch.float32, signed=signed), stored)
 

@@ -9,10 +9,10 @@ import torch
 from leyden.libs.contracts.config import RunConfig
 from leyden.services.trainer import checkpoint, learner
 from leyden.services.trainer.checkpoint import Progress, describe, optimizer_state, save_checkpoint
-from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.learner import compare_at, load_learner, make_accelerator, start_learner
+from leyden.services.trainer.model.forward import Policy
+from leyden.services.trainer.model.remedies import HostOutOfMemory, naming_settings
 from leyden.services.trainer.ranks import ALONE, Load
-from leyden.services.trainer.remedies import HostOutOfMemory, naming_settings
 from leyden.services.trainer.step import optimizer_step
 from tests.builders import run_document
 from tests.unit.trainer.cases import agent_samples

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from leyden.services.trainer.attention import TreeLayout
-from leyden.services.trainer.cpu.attention import blocks_of
+from leyden.services.trainer.model.attention import TreeLayout
+from leyden.services.trainer.model.cpu.attention import blocks_of
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.tree import Pack, plan_forest
 

@@ -3,7 +3,7 @@ import sys
 
 RETAINS = """
 from pathlib import Path
-from leyden.services.trainer.cpu.memory import retain_freed_memory
+from leyden.services.trainer.model.cpu.memory import retain_freed_memory
 
 def resident_kilobytes():
     lines = Path("/proc/self/status").read_text().splitlines()

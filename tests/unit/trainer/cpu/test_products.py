@@ -6,7 +6,7 @@ from torch import nn
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.services.trainer import learner
-from leyden.services.trainer.cpu.products import use_fast_products
+from leyden.services.trainer.model.cpu.products import use_fast_products
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leyden.services.trainer.cpu import products
+from leyden.services.trainer.model.cpu import products
 
 # 8 MB in float32: near enough to a core for the passes over it, large enough for products at full speed.
 TILE_LOGITS = 2**21

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from leyden.services.trainer import attention
-from leyden.services.trainer.head import sampled_outputs
+from leyden.services.trainer.model import attention
+from leyden.services.trainer.model.head import sampled_outputs
 from leyden.services.trainer.rows.tree import Pack
 
 

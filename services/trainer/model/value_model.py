@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from leyden.services.trainer import attention
-from leyden.services.trainer.forward import Outputs, Policy, Reads, Trunk
+from leyden.services.trainer.model import attention
+from leyden.services.trainer.model.forward import Outputs, Policy, Reads, Trunk
 from leyden.services.trainer.rows.tree import Pack
 
 

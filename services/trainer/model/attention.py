@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from leyden.services.trainer.cpu.attention import Block, block_attention, blocks_of
+from leyden.services.trainer.model.cpu.attention import Block, block_attention, blocks_of
 from leyden.services.trainer.rows.tree import Pack, ancestor_mask
 
 NAME = "leyden_tree"

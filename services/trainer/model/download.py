@@ -1,4 +1,4 @@
-"""Puts a model of Hugging Face into a folder of its own: `python -m leyden.services.trainer.download --folder …`.
+"""Puts a model of Hugging Face into a folder of its own: `python -m leyden.services.trainer.model.download --folder …`.
 
 The folder is named by repository and commit, `Qwen--Qwen2.5-0.5B@060db64…`, and beside it lies a link by the revision
 that was asked for, `Qwen--Qwen2.5-0.5B@main`. Both appear when they are complete, and neither changes afterwards:

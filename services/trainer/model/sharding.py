@@ -17,8 +17,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from leyden.services.trainer.forward import Outputs, Policy, Reads
-from leyden.services.trainer.quantization import dequantize, quantize
+from leyden.services.trainer.model.forward import Outputs, Policy, Reads
+from leyden.services.trainer.model.memory_8bit import dequantize, quantize
 from leyden.services.trainer.rows.tree import plan_forest
 
 

@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 
 from leyden.libs.contracts.config import Lora
 from leyden.libs.contracts.weights import ADAPTER_FOLDER
-from leyden.services.trainer.forward import Outputs, Policy, Reads, Trunk
-from leyden.services.trainer.model import freeze
+from leyden.services.trainer.model.forward import Outputs, Policy, Reads, Trunk
+from leyden.services.trainer.model.load import freeze
+from leyden.services.trainer.model.sharding import replace_values
 from leyden.services.trainer.rows.tree import Pack
-from leyden.services.trainer.sharding import replace_values
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _ADAPTER = "default"

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from leyden.services.trainer.forward import Policy, Reads
+from leyden.services.trainer.model.forward import Policy, Reads
 from leyden.services.trainer.rows.tree import plan_forest
 
 MAX_HEAD_GAP = 1e-9
