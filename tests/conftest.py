@@ -21,8 +21,8 @@ import redis
 from hypothesis import HealthCheck, settings
 from psycopg import sql
 
+from leyden.libs.embedded.servers import EmbeddedPostgres, EmbeddedRedis
 from leyden.libs.store.database import Database
-from leyden.libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from leyden.libs.store.migrate import migrate
 
 _TEMPLATE = "template_leyden"

@@ -48,6 +48,7 @@ from leyden.libs.cli.services import (
     open_listeners,
 )
 from leyden.libs.cli.settings import Settings, inherited_environment
+from leyden.libs.embedded import launch
 
 LOG_BYTES = 20 * 2**20
 TICK_SECONDS = 0.1
@@ -325,7 +326,7 @@ class Platform:
 
     def _start_servers(self) -> tuple[str, str]:
         # Imported late: the REST client needs no database driver.
-        from leyden.libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
+        from leyden.libs.embedded.servers import EmbeddedPostgres, EmbeddedRedis
 
         if self._embedded():
             self._report(f"starting embedded {' and '.join(self._embedded())}")
@@ -367,7 +368,7 @@ class Platform:
         stderr: int | IO[bytes],
         descriptors: Sequence[int] = (),
     ) -> subprocess.Popen[bytes]:
-        launcher = str(Path(__file__).with_name("launch.py"))
+        launcher = str(launch.__file__)
         return subprocess.Popen(
             # -P: modules beside the launcher must not shadow others.
             [sys.executable, "-P", launcher, str(os.getpid()), module],
@@ -452,7 +453,7 @@ class Platform:
             self._restart_servers()
 
     def _restart_servers(self) -> None:
-        from leyden.libs.store.embedded import EmbeddedError
+        from leyden.libs.embedded.servers import EmbeddedError
 
         try:
             addresses = self._start_servers()
@@ -539,7 +540,7 @@ def readiness(service: ServiceRecord) -> dict[str, str]:
 
 def stop_servers(home: Path, embedded: list[str]) -> None:
     """Stops Postgres and Redis of a home, whichever process started them."""
-    from leyden.libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
+    from leyden.libs.embedded.servers import EmbeddedPostgres, EmbeddedRedis
 
     if "redis" in embedded:
         EmbeddedRedis(home / "redis").stop()

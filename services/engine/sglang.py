@@ -20,7 +20,7 @@ import httpx
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
-from leyden.libs.cli import launch
+from leyden.libs.embedded import launch
 from leyden.libs.service import ServiceSettings, run_worker
 from leyden.libs.service.health import Checks
 from leyden.libs.service.secrets import read_secret

@@ -18,6 +18,7 @@ from leyden.libs.contracts import ids
 from leyden.libs.contracts.config import Sampling
 from leyden.libs.contracts.conversation import Turn, turn_json
 from leyden.libs.contracts.states import OutcomeKind
+from leyden.libs.embedded.servers import EmbeddedRedis
 from leyden.libs.queue import leases
 from leyden.libs.queue.leases import Lease, Outcome
 from leyden.libs.queue.notifications import Notifications
@@ -25,7 +26,6 @@ from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store import groups, tables
 from leyden.libs.store.calls import NewCall, write_calls
 from leyden.libs.store.database import Database
-from leyden.libs.store.embedded import EmbeddedRedis
 from leyden.libs.store.group_commit import GroupCommit
 from leyden.libs.store.samples import claim_groups
 from leyden.libs.telemetry import configure_logs

@@ -25,8 +25,8 @@ import psycopg
 
 from leyden.libs.capability import KeyRing, sign, write_keys
 from leyden.libs.contracts.capability import Capability, Scope
+from leyden.libs.embedded.servers import EmbeddedPostgres, EmbeddedRedis
 from leyden.libs.store.database import Database
-from leyden.libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from leyden.libs.store.migrate import migrate
 from leyden.services.engine.convert import convert
 from tests import builders

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from leyden.libs.store.embedded import EmbeddedPostgres
+from leyden.libs.embedded.servers import EmbeddedPostgres
 from leyden.libs.store.migrate import migrate
 
 

@@ -21,15 +21,13 @@ EXCEPTIONS = {
     ("services/gateway", "floors"): 15,
     ("services/trainer", "floors"): 15,
     ("services/trainer", "circles"): 1,
-    ("libs/cli", "files"): 33,
+    ("libs/cli", "files"): 32,
     ("libs/cli", "floors"): 11,
-    ("libs/store", "files"): 36,
+    ("libs/store", "files"): 35,
 }
 # The CPU engine stays as it is.
 FROZEN = {"services/engine"}
 CLI = "leyden.libs.cli"
-# It starts SGLang with the launcher of the supervisor.
-CLI_IMPORTERS = {"leyden.services.engine.sglang"}
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ def _floors(imports: dict[str, set[str]]) -> int:
 
 def _cli_importers() -> list[str]:
     arrows = [arrow for to in (CLI, f"{CLI}.**") for arrow in _graph().find_matching_direct_imports(f"** -> {to}")]
-    outside = {arrow["importer"] for arrow in arrows if not arrow["importer"].startswith(CLI)} - CLI_IMPORTERS
+    outside = {arrow["importer"] for arrow in arrows if not arrow["importer"].startswith(CLI)}
     return [f"{name}: only __main__ imports the CLI" for name in sorted(outside) if not name.endswith(".__main__")]
 
 

@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 
 from leyden.libs.capability import KeyRing, write_keys
+from leyden.libs.embedded.servers import EmbeddedPostgres
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.libs.store.embedded import EmbeddedPostgres
 from leyden.libs.store.migrate import migrate
 from tests import builders
 from tests.fakes.chat_model import EOS, make_chat_model

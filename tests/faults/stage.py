@@ -20,7 +20,7 @@ from leyden.libs.cli.platform import Options, Platform
 from leyden.libs.cli.services import LOGS
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import Run
-from leyden.libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
+from leyden.libs.embedded.servers import EmbeddedPostgres, EmbeddedRedis
 from tests.faults.proxy import FaultProxy
 from tests.invariants import lost_calls, violations
 from tests.shared import open_to_agents

@@ -15,8 +15,8 @@ import pytest
 import redis
 import yaml
 
+from leyden.libs.embedded import servers
 from leyden.libs.service import ServiceSettings
-from leyden.libs.store import embedded
 from tests.contract.chart.chart import FULLNAME, Object, containers, template
 
 PASSWORD = "p@ss/w:rd%2#x"
@@ -83,7 +83,7 @@ def programs(tmp_path: Path) -> str:
     """A PATH on which valkey-server is the embedded one."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    (folder / "valkey-server").symlink_to(embedded._redis_binary())
+    (folder / "valkey-server").symlink_to(servers._redis_binary())
     return os.pathsep.join([str(folder), os.environ["PATH"]])
 
 
@@ -91,7 +91,7 @@ def programs(tmp_path: Path) -> str:
 def test_redis_inside_starts_with_any_password(password: str, tmp_path: Path, programs: str) -> None:
     objects = rendered(tmp_path, {"redis": {"password": {"value": password}}})
     pod = next(one for one in objects if one["kind"] == "StatefulSet" and one["metadata"]["name"].endswith("-redis"))
-    port = embedded._free_port()
+    port = servers._free_port()
     [shell, option, script] = containers(pod["spec"]["template"])[0]["command"]
     script = script.replace("/tmp", str(tmp_path)).replace("bind * -::*", f"bind 127.0.0.1\\nport {port}")
     server = subprocess.Popen([shell, option, script], env={"PATH": programs, "REDIS_PASSWORD": password})

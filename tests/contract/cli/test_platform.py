@@ -17,7 +17,7 @@ import pytest
 from leyden.libs.cli.platform import AlreadyRunning, Options, Platform, PlatformError
 from leyden.libs.cli.record import PlatformRecord, read_record, started_ticks
 from leyden.libs.client import Client
-from leyden.libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
+from leyden.libs.embedded.servers import EmbeddedPostgres, EmbeddedRedis
 
 ROOT = Path(__file__).resolve().parents[3]
 # A supervisor to be killed, as a program of its own.

@@ -11,7 +11,7 @@ import pytest
 
 from leyden.libs.cli.platform import Options, Platform
 from leyden.libs.cli.services import ENGINE_ADMIN_KEY, ENGINE_KEY, Sglang
-from leyden.libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
+from leyden.libs.embedded.servers import EmbeddedPostgres, EmbeddedRedis
 
 LAUNCH_SERVER = """
 import json, os, pathlib, sys, time

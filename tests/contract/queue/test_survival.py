@@ -15,13 +15,13 @@ from redis.exceptions import RedisError
 from sqlalchemy import func, select
 
 from leyden.libs.contracts.states import OutcomeKind
+from leyden.libs.embedded.servers import EmbeddedRedis
 from leyden.libs.queue import leases
 from leyden.libs.queue.connection import QueueUnavailable
 from leyden.libs.queue.leases import Lease, Outcome
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.libs.store.embedded import EmbeddedRedis
 from tests import builders, queues
 
 ROOT = Path(__file__).parents[3]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
+from leyden.libs.embedded.servers import EmbeddedRedis
 from leyden.libs.queue.connection import QueueUnavailable
 from leyden.libs.queue.stream import RolloutQueue
-from leyden.libs.store.embedded import EmbeddedRedis
 
 SOON = 0.01
 

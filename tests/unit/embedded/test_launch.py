@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from leyden.libs.cli import launch
+from leyden.libs.embedded import launch
 
 REPORTING = """
 import json, sys

@@ -16,8 +16,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from leyden.libs.store import embedded
-from leyden.libs.store.embedded import EmbeddedError, EmbeddedPostgres, EmbeddedRedis
+from leyden.libs.embedded import servers
+from leyden.libs.embedded.servers import EmbeddedError, EmbeddedPostgres, EmbeddedRedis
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,7 +28,7 @@ def pid_of(path: Path) -> int:
 
 def wait_until_dead(pid: int) -> None:
     deadline = time.monotonic() + 60
-    while embedded._lives(pid):
+    while servers._lives(pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -55,7 +55,7 @@ def cache(folder: Path) -> Iterator[EmbeddedRedis]:
 def test_a_server_killed_right_after_its_start_is_an_error_of_ours(
     postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create = embedded._create_database
+    create = servers._create_database
 
     def killed_first(dsn: str, name: str) -> None:
         pid = pid_of(postgres.data / "postmaster.pid")
@@ -63,7 +63,7 @@ def test_a_server_killed_right_after_its_start_is_an_error_of_ours(
         wait_until_dead(pid)
         create(dsn, name)
 
-    monkeypatch.setattr(embedded, "_create_database", killed_first)
+    monkeypatch.setattr(servers, "_create_database", killed_first)
     with pytest.raises(EmbeddedError, match="ended right after its start"):
         postgres.start()
     monkeypatch.undo()
@@ -111,7 +111,7 @@ def test_a_server_killed_under_a_busy_query_starts_again_once_its_children_ended
 def test_servers_outlive_a_starter_that_was_killed(folder: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path;"
-        "from leyden.libs.store.embedded import EmbeddedPostgres, EmbeddedRedis;"
+        "from leyden.libs.embedded.servers import EmbeddedPostgres, EmbeddedRedis;"
         "folder = Path(sys.argv[1]);"
         "print(EmbeddedPostgres(folder / 'p', durable=False).start(), EmbeddedRedis(folder / 'r').start(), flush=True);"
         "os.kill(os.getpid(), signal.SIGKILL)"
