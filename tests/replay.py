@@ -24,7 +24,7 @@ from leyden.libs.store.database import Database, ReadSession
 from tests.shared import ROOT
 
 if TYPE_CHECKING:
-    from leyden.services.trainer.step import Learner
+    from leyden.services.trainer.step.step import Learner
 
 
 def differing_versions(dsn: str, run_id: str, base: Path) -> list[int]:
@@ -60,7 +60,7 @@ async def _reproduces(
     """Makes one step and returns whether its weights are those on record."""
     from leyden.services.trainer.learner import export_learner
     from leyden.services.trainer.resume import recorded_samples
-    from leyden.services.trainer.step import optimizer_step
+    from leyden.services.trainer.step.step import optimizer_step
 
     samples, zero_variance = await recorded_samples(session, run_id, step, config.sampling)
     optimizer_step(learner, samples, config, zero_variance=zero_variance)

@@ -13,7 +13,6 @@ from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.faults import fault_point
 from leyden.libs.telemetry import logger
 from leyden.services.trainer.checkpoint import CheckpointDamaged
-from leyden.services.trainer.compute import Interrupted
 from leyden.services.trainer.learner import (
     adopt_weights,
     checkpoint_state,
@@ -24,7 +23,8 @@ from leyden.services.trainer.learner import (
 from leyden.services.trainer.ranks import Adopt, Gather, Leave, Load, RankFailed, Ranks, Save, Step
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.sharded_state import write_shards
-from leyden.services.trainer.step import Learner, TrainingDiverged, optimizer_step
+from leyden.services.trainer.step.gradients import Interrupted
+from leyden.services.trainer.step.step import Learner, TrainingDiverged, optimizer_step
 
 log = logger()
 

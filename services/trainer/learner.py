@@ -26,7 +26,6 @@ from leyden.services.trainer.checkpoint import (
     own_weights,
     parts_of,
 )
-from leyden.services.trainer.compute import batch_logprobs, plan_batch
 from leyden.services.trainer.model.cpu.products import use_fast_products
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.load import freeze, load_model
@@ -34,12 +33,13 @@ from leyden.services.trainer.model.lora import BasePolicy, adapter_parameters, a
 from leyden.services.trainer.model.remedies import naming_settings, raising_host_memory
 from leyden.services.trainer.model.sharding import gather, replace_values, shard
 from leyden.services.trainer.model.value_model import ValueModel, require_same_tokens
-from leyden.services.trainer.optimizers import make_optimizer
 from leyden.services.trainer.ranks import ALONE, Gather, Load, Ranks, Save
-from leyden.services.trainer.reference import Reference, copied
 from leyden.services.trainer.rows.batch import Sample, trained_tokens
-from leyden.services.trainer.step import Learner
-from leyden.services.trainer.step_metrics import Metrics, gap_metrics
+from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
+from leyden.services.trainer.step.metrics import Metrics, gap_metrics
+from leyden.services.trainer.step.optimizers import make_optimizer
+from leyden.services.trainer.step.reference import Reference, copied
+from leyden.services.trainer.step.step import Learner
 
 log = logger()
 

@@ -19,7 +19,6 @@ from leyden.libs.store.database import Database
 from leyden.libs.store.locks import AdvisoryLock
 from leyden.libs.telemetry import logger
 from leyden.services.trainer.checkpoint import Export, Progress, checkpoint_folder, version_folder
-from leyden.services.trainer.compute import Interrupted
 from leyden.services.trainer.learner import begin_checkpoint, compare_at, export_learner
 from leyden.services.trainer.ranks import Step
 from leyden.services.trainer.resume import decode_samples, export_again
@@ -27,8 +26,9 @@ from leyden.services.trainer.rows.batch import Sample
 from leyden.services.trainer.rows.selection import Selection, select_groups
 from leyden.services.trainer.saving import PHASE_SECONDS, Saver, lock_check
 from leyden.services.trainer.settings import Settings
-from leyden.services.trainer.step import Learner, optimizer_step
-from leyden.services.trainer.step_metrics import Metrics
+from leyden.services.trainer.step.gradients import Interrupted
+from leyden.services.trainer.step.metrics import Metrics
+from leyden.services.trainer.step.step import Learner, optimizer_step
 
 log = logger()
 

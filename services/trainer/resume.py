@@ -43,7 +43,7 @@ from leyden.services.trainer.learner import (
 )
 from leyden.services.trainer.ranks import ALONE, Adopt, Load, Ranks, Step
 from leyden.services.trainer.rows.batch import Sample
-from leyden.services.trainer.step import Learner, optimizer_step
+from leyden.services.trainer.step.step import Learner, optimizer_step
 
 log = logger()
 

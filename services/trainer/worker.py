@@ -25,7 +25,6 @@ from leyden.services.trainer.checkpoint import (
     describe,
     version_folder,
 )
-from leyden.services.trainer.compute import Interrupted
 from leyden.services.trainer.learner import make_accelerator
 from leyden.services.trainer.loop import Trainer, version_of
 from leyden.services.trainer.model.load import check_family
@@ -34,6 +33,7 @@ from leyden.services.trainer.resume import LearnerLoader
 from leyden.services.trainer.saving import lock_check
 from leyden.services.trainer.sender import WeightSender
 from leyden.services.trainer.settings import Settings
+from leyden.services.trainer.step.gradients import Interrupted
 
 log = logger()
 limited_log = RateLimitedLogger(log)

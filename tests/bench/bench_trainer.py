@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from leyden.libs.contracts.config import PpoClip
-from leyden.services.trainer.compute import accumulate_gradients
 from leyden.services.trainer.loss.objective import Terms, objective
 from leyden.services.trainer.model.cpu.products import use_fast_products
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.head import sampled_outputs
 from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_of
+from leyden.services.trainer.step.gradients import accumulate_gradients
 from tests.bench.rows import Row
 
 PROMPT, CALLS, ANSWER, RESULT, SIBLINGS = 2000, 10, 200, 300, 8

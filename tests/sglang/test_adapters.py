@@ -33,7 +33,7 @@ from leyden.services.controller.settings import Settings
 from leyden.services.trainer.checkpoint import export_weights, version_folder
 from leyden.services.trainer.learner import make_accelerator, model_of, start_learner
 from leyden.services.trainer.model.load import load_model
-from leyden.services.trainer.step import optimizer_step
+from leyden.services.trainer.step.step import optimizer_step
 from tests.fakes import real_sglang
 from tests.fakes.engine_client import ADMIN_KEY, KEY
 from tests.invariants import lost_calls, violations

@@ -22,7 +22,7 @@ from leyden.services.controller.engines.client import EngineRefused
 from leyden.services.controller.settings import Settings
 from leyden.services.trainer.checkpoint import export_weights
 from leyden.services.trainer.learner import make_accelerator, model_of, start_learner
-from leyden.services.trainer.step import Learner, optimizer_step
+from leyden.services.trainer.step.step import Learner, optimizer_step
 from tests.contract.conftest import KINDS
 from tests.fakes import real_sglang
 from tests.fakes.engine_client import ADMIN_KEY, KEY, EngineClient

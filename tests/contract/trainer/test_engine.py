@@ -7,10 +7,10 @@ import numpy as np
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.services.trainer.checkpoint import export_weights
-from leyden.services.trainer.compute import batch_logprobs, plan_batch
 from leyden.services.trainer.learner import make_accelerator, start_learner
 from leyden.services.trainer.rows.batch import Sample, trained_tokens
-from leyden.services.trainer.step import Learner, optimizer_step
+from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
+from leyden.services.trainer.step.step import Learner, optimizer_step
 from tests.fakes.engine_client import EngineClient
 
 PROMPTS = ([72, 69, 76, 76, 79], [72, 69, 76, 80])

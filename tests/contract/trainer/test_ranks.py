@@ -26,7 +26,8 @@ POINTS = (STEP, SHARDS) = ("trainer.follower_step", "trainer.follower_shards_wri
 
 EXHAUSTED = """
 import os, runpy, torch
-from leyden.services.trainer import learner, step
+from leyden.services.trainer import learner
+from leyden.services.trainer.step import step
 if os.environ["RANK"] == "1":
     {part} = lambda *_: torch.empty(2**50)
 runpy.run_module("leyden.services.trainer", run_name="__main__", alter_sys=True)

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch.distributed.tensor import DTensor
 
 from leyden.libs.contracts.config import Lora, RunConfig
-from leyden.services.trainer import checkpoint, optimizers, sharded_state
+from leyden.services.trainer import checkpoint, sharded_state
 from leyden.services.trainer.checkpoint import (
     LockCheck,
     Progress,
@@ -21,7 +21,6 @@ from leyden.services.trainer.checkpoint import (
     parts_of,
     save_checkpoint,
 )
-from leyden.services.trainer.compute import Interrupted
 from leyden.services.trainer.learner import checkpoint_state, export_learner, gather_weights, model_of
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.lora import (
@@ -31,13 +30,15 @@ from leyden.services.trainer.model.lora import (
 )
 from leyden.services.trainer.model.sharding import gather, replace_values, shard
 from leyden.services.trainer.model.value_model import ValueModel
-from leyden.services.trainer.optimizers import make_optimizer
 from leyden.services.trainer.ranks import ALONE, Gather, Ranks, join_ranks
-from leyden.services.trainer.reference import Reference, copied
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.sharded_state import write_shards
-from leyden.services.trainer.step import Learner, optimizer_step
-from leyden.services.trainer.step_metrics import Metrics
+from leyden.services.trainer.step import optimizers
+from leyden.services.trainer.step.gradients import Interrupted
+from leyden.services.trainer.step.metrics import Metrics
+from leyden.services.trainer.step.optimizers import make_optimizer
+from leyden.services.trainer.step.reference import Reference, copied
+from leyden.services.trainer.step.step import Learner, optimizer_step
 from tests.unit.trainer.cases import agent_samples, one_call, sample, tiny_llama, tiny_qwen
 
 SEVERAL = {"mini_batches": 2, "epochs": 2, "correction": {"type": "decoupled"}}

@@ -20,12 +20,12 @@ from leyden.libs.contracts.config import (
     Reinforce,
     Sapo,
 )
-from leyden.services.trainer.compute import Anchors, accumulate_gradients, batch_logprobs, plan_batch
 from leyden.services.trainer.loss.objective import Terms, objective
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.load import freeze
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_of
+from leyden.services.trainer.step.gradients import Anchors, accumulate_gradients, batch_logprobs, plan_batch
 from tests.unit.trainer.cases import agent_samples, sample, tiny_llama, tiny_qwen
 
 CPU = Accelerator(cpu=True)

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.samples import RowCall
-from leyden.services.trainer.compute import batch_logprobs, plan_batch
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.value_model import ValueModel
-from leyden.services.trainer.optimizers import make_optimizer
 from leyden.services.trainer.rows.batch import Sample, trained_tokens
-from leyden.services.trainer.step import Learner, optimizer_step
+from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
+from leyden.services.trainer.step.optimizers import make_optimizer
+from leyden.services.trainer.step.step import Learner, optimizer_step
 from tests.unit.trainer.cases import sample, tiny_llama
 from tests.unit.trainer.test_step import CPU
 

@@ -15,8 +15,8 @@ from leyden.services.trainer.learner import (
     resume_learner,
     start_learner,
 )
-from leyden.services.trainer.optimizers import LEAST_VALUES, CompactAdamW, uses_codes
-from leyden.services.trainer.step import Learner, optimizer_step
+from leyden.services.trainer.step.optimizers import LEAST_VALUES, CompactAdamW, uses_codes
+from leyden.services.trainer.step.step import Learner, optimizer_step
 from tests.builders import run_document
 from tests.unit.trainer.cases import agent_samples
 

@@ -18,7 +18,7 @@ from leyden.services.trainer.checkpoint import CheckpointDamaged
 from leyden.services.trainer.ranks import RankFailed, Ranks
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.tree import share_rows
-from leyden.services.trainer.step import optimizer_step
+from leyden.services.trainer.step.step import optimizer_step
 from tests.fakes.forked_trainer import run_forked
 from tests.shared import free_port
 from tests.unit.trainer import ranked

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from leyden.services.trainer.compute import Anchors, Computed
 from leyden.services.trainer.loss.corrections import effective_sample_share
 from leyden.services.trainer.loss.losses import LOG_RATIO_LIMIT
 from leyden.services.trainer.rows.batch import Sample, TrainedTokens, trained_tokens
+from leyden.services.trainer.step.gradients import Anchors, Computed
 
 Metrics = dict[str, float]
 

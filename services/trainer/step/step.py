@@ -15,16 +15,13 @@ from torch import nn
 
 from leyden.libs.contracts.config import Optimizer, RunConfig
 from leyden.libs.faults import fault_point
-from leyden.services.trainer.compute import Anchors, accumulate_gradients, batch_outputs, plan_batch
 from leyden.services.trainer.loss.critic import estimate
 from leyden.services.trainer.loss.losses import kl
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.remedies import naming_settings
 from leyden.services.trainer.model.sharding import complete_number
 from leyden.services.trainer.model.value_model import ValueModel
-from leyden.services.trainer.optimizers import learning_rate
 from leyden.services.trainer.ranks import ALONE, Ranks
-from leyden.services.trainer.reference import Reference
 from leyden.services.trainer.rows.batch import (
     Sample,
     TrainedTokens,
@@ -35,7 +32,10 @@ from leyden.services.trainer.rows.batch import (
     with_advantages,
     with_whitened_advantages,
 )
-from leyden.services.trainer.step_metrics import Batch, Metrics, Update, step_metrics
+from leyden.services.trainer.step.gradients import Anchors, accumulate_gradients, batch_outputs, plan_batch
+from leyden.services.trainer.step.metrics import Batch, Metrics, Update, step_metrics
+from leyden.services.trainer.step.optimizers import learning_rate
+from leyden.services.trainer.step.reference import Reference
 
 
 class TrainingDiverged(ArithmeticError):

@@ -1,0 +1,1 @@
+"""An optimiser step: gradients, updates, and the metrics of both."""
