@@ -20,7 +20,7 @@ from leyden.services.trainer.learner import (
     load_learner,
     make_accelerator,
 )
-from leyden.services.trainer.ranks import Adopt, Gather, Leave, Load, RankFailed, Ranks, Save, Step
+from leyden.services.trainer.ranks.collectives import Adopt, Gather, Leave, Load, RankFailed, Ranks, Save, Step
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.sharded_state import write_shards
 from leyden.services.trainer.step.gradients import Interrupted

@@ -33,7 +33,7 @@ from leyden.services.trainer.model.lora import BasePolicy, adapter_parameters, a
 from leyden.services.trainer.model.remedies import naming_settings, raising_host_memory
 from leyden.services.trainer.model.sharding import gather, replace_values, shard
 from leyden.services.trainer.model.value_model import ValueModel, require_same_tokens
-from leyden.services.trainer.ranks import ALONE, Gather, Load, Ranks, Save
+from leyden.services.trainer.ranks.collectives import ALONE, Gather, Load, Ranks, Save
 from leyden.services.trainer.rows.batch import Sample, trained_tokens
 from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
 from leyden.services.trainer.step.metrics import Metrics, gap_metrics

@@ -20,7 +20,7 @@ from leyden.libs.store.locks import AdvisoryLock
 from leyden.libs.telemetry import logger
 from leyden.services.trainer.checkpoint import Export, Progress, checkpoint_folder, version_folder
 from leyden.services.trainer.learner import begin_checkpoint, compare_at, export_learner
-from leyden.services.trainer.ranks import Step
+from leyden.services.trainer.ranks.collectives import Step
 from leyden.services.trainer.resume import decode_samples, export_again
 from leyden.services.trainer.rows.batch import Sample
 from leyden.services.trainer.rows.selection import Selection, select_groups

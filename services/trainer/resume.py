@@ -41,7 +41,7 @@ from leyden.services.trainer.learner import (
     export_learner,
     load_learner,
 )
-from leyden.services.trainer.ranks import ALONE, Adopt, Load, Ranks, Step
+from leyden.services.trainer.ranks.collectives import ALONE, Adopt, Load, Ranks, Step
 from leyden.services.trainer.rows.batch import Sample
 from leyden.services.trainer.step.step import Learner, optimizer_step
 

@@ -31,7 +31,7 @@ from leyden.services.trainer.checkpoint import (
     save_checkpoint,
     version_folder,
 )
-from leyden.services.trainer.ranks import ALONE, Ranks
+from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.settings import Settings
 
 PHASE_SECONDS = Histogram("trainer_phase_seconds", "Time of one phase of a step.", ["phase"], buckets=SECONDS_BUCKETS)

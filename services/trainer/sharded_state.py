@@ -29,7 +29,7 @@ from torch.futures import Future
 
 from leyden.libs.contracts.weights import file_sha256
 from leyden.libs.faults import fault_point
-from leyden.services.trainer.ranks import Ranks
+from leyden.services.trainer.ranks.collectives import Ranks
 
 FILE_BYTES = 2**30
 """A rank begins a new file after so many bytes: torch holds two copies of a file in host memory while it writes it."""

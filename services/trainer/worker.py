@@ -28,7 +28,7 @@ from leyden.services.trainer.checkpoint import (
 from leyden.services.trainer.learner import make_accelerator
 from leyden.services.trainer.loop import Trainer, version_of
 from leyden.services.trainer.model.load import check_family
-from leyden.services.trainer.ranks import ALONE, Ranks
+from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.resume import LearnerLoader
 from leyden.services.trainer.saving import lock_check
 from leyden.services.trainer.sender import WeightSender

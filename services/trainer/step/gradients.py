@@ -20,7 +20,7 @@ from leyden.services.trainer.loss.objective import Objective, Terms, objective
 from leyden.services.trainer.model.forward import Outputs, Policy, Reads, Trunk
 from leyden.services.trainer.model.sharding import sum_gradients, unsharded
 from leyden.services.trainer.model.value_model import ValueModel
-from leyden.services.trainer.ranks import ALONE, Ranks
+from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.rows.batch import Sample, TrainedTokens
 from leyden.services.trainer.rows.tree import Forest, Pack, plan_forest, share_rows
 

@@ -21,7 +21,7 @@ from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.remedies import naming_settings
 from leyden.services.trainer.model.sharding import complete_number
 from leyden.services.trainer.model.value_model import ValueModel
-from leyden.services.trainer.ranks import ALONE, Ranks
+from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.rows.batch import (
     Sample,
     TrainedTokens,

@@ -30,7 +30,7 @@ from leyden.services.trainer.model.lora import (
 )
 from leyden.services.trainer.model.sharding import gather, replace_values, shard
 from leyden.services.trainer.model.value_model import ValueModel
-from leyden.services.trainer.ranks import ALONE, Gather, Ranks, join_ranks
+from leyden.services.trainer.ranks.collectives import ALONE, Gather, Ranks, join_ranks
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.sharded_state import write_shards
 from leyden.services.trainer.step import optimizers

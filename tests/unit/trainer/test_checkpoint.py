@@ -39,7 +39,7 @@ from leyden.services.trainer.learner import (
 )
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.load import load_model
-from leyden.services.trainer.ranks import ALONE, Load
+from leyden.services.trainer.ranks.collectives import ALONE, Load
 from leyden.services.trainer.step.step import Learner, optimizer_step
 from tests.unit.trainer.cases import agent_samples
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from leyden.libs.contracts.weights import weight_files
 from leyden.services.controller.trainers.kubernetes import RANK_LOST
 from leyden.services.trainer.checkpoint import CheckpointDamaged
-from leyden.services.trainer.ranks import RankFailed, Ranks
+from leyden.services.trainer.ranks.collectives import RankFailed, Ranks
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.tree import share_rows
 from leyden.services.trainer.step.step import optimizer_step

@@ -12,7 +12,7 @@ from leyden.services.trainer.checkpoint import Progress, describe, optimizer_sta
 from leyden.services.trainer.learner import compare_at, load_learner, make_accelerator, start_learner
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.remedies import HostOutOfMemory, naming_settings
-from leyden.services.trainer.ranks import ALONE, Load
+from leyden.services.trainer.ranks.collectives import ALONE, Load
 from leyden.services.trainer.step.step import optimizer_step
 from tests.builders import run_document
 from tests.unit.trainer.cases import agent_samples

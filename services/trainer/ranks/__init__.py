@@ -1,0 +1,1 @@
+"""The processes of one trainer, and what they say to each other."""
