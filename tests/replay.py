@@ -40,7 +40,7 @@ def differing_versions(dsn: str, run_id: str, base: Path) -> list[int]:
 
 async def _replay(dsn: str, run_id: str, base: Path) -> list[int]:
     # Imported in the replaying process alone: its caller need not load torch.
-    from leyden.services.trainer.learner import make_accelerator, start_learner
+    from leyden.services.trainer.state.learner import make_accelerator, start_learner
 
     database = Database(dsn)
     try:
@@ -58,8 +58,8 @@ async def _reproduces(
     session: ReadSession, run_id: str, config: RunConfig, learner: Learner, step: int, base: Path
 ) -> bool:
     """Makes one step and returns whether its weights are those on record."""
-    from leyden.services.trainer.learner import export_learner
-    from leyden.services.trainer.resume import recorded_samples
+    from leyden.services.trainer.state.learner import export_learner
+    from leyden.services.trainer.state.resume import recorded_samples
     from leyden.services.trainer.step.step import optimizer_step
 
     samples, zero_variance = await recorded_samples(session, run_id, step, config.sampling)

@@ -12,17 +12,17 @@ import torch
 from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.faults import fault_point
 from leyden.libs.telemetry import logger
-from leyden.services.trainer.checkpoint import CheckpointDamaged
-from leyden.services.trainer.learner import (
+from leyden.services.trainer.ranks.collectives import Adopt, Gather, Leave, Load, RankFailed, Ranks, Save, Step
+from leyden.services.trainer.settings import Settings
+from leyden.services.trainer.state.checkpoints import CheckpointDamaged
+from leyden.services.trainer.state.learner import (
     adopt_weights,
     checkpoint_state,
     gather_weights,
     load_learner,
     make_accelerator,
 )
-from leyden.services.trainer.ranks.collectives import Adopt, Gather, Leave, Load, RankFailed, Ranks, Save, Step
-from leyden.services.trainer.settings import Settings
-from leyden.services.trainer.sharded_state import write_shards
+from leyden.services.trainer.state.shards import write_shards
 from leyden.services.trainer.step.gradients import Interrupted
 from leyden.services.trainer.step.step import Learner, TrainingDiverged, optimizer_step
 

@@ -27,8 +27,8 @@ from leyden.libs.store import training
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.transfers import Sender, TensorShape, WeightTransfer, accept_transfer, open_transfers
 from leyden.libs.telemetry import RateLimitedLogger, logger
-from leyden.services.trainer.saving import PHASE_SECONDS
 from leyden.services.trainer.settings import Settings
+from leyden.services.trainer.state.saving import PHASE_SECONDS
 
 log = logger()
 limited_log = RateLimitedLogger(log)

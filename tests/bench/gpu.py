@@ -20,11 +20,11 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from leyden.libs.contracts.config import Lora, Optimizer
-from leyden.services.trainer.learner import make_accelerator
 from leyden.services.trainer.model.attention import Kernel
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.lora import add_adapters
 from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_of
+from leyden.services.trainer.state.learner import make_accelerator
 from leyden.services.trainer.step.gradients import accumulate_gradients
 from leyden.services.trainer.step.optimizers import make_optimizer
 from tests.bench.bench_trainer import ALGORITHM, agent_samples, calls_of, padded, useful

@@ -30,9 +30,9 @@ from leyden.services.controller.engines.client import TargetVersion
 from leyden.services.controller.engines.discovery import StaticEngines
 from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.controller.settings import Settings
-from leyden.services.trainer.checkpoint import export_weights, version_folder
-from leyden.services.trainer.learner import make_accelerator, model_of, start_learner
 from leyden.services.trainer.model.load import load_model
+from leyden.services.trainer.state.checkpoints import export_weights, version_folder
+from leyden.services.trainer.state.learner import make_accelerator, model_of, start_learner
 from leyden.services.trainer.step.step import optimizer_step
 from tests.fakes import real_sglang
 from tests.fakes.engine_client import ADMIN_KEY, KEY

@@ -27,7 +27,7 @@ from leyden.libs.telemetry import logger
 from leyden.services.trainer.rows.batch import Sample
 
 if TYPE_CHECKING:
-    from leyden.services.trainer.checkpoint import Progress
+    from leyden.services.trainer.state.checkpoints import Progress
 
 log = logger()
 

@@ -20,8 +20,8 @@ from leyden.libs.contracts.weights import ADAPTER_FOLDER
 from leyden.services.controller.engines.client import EngineClient as Control
 from leyden.services.controller.engines.client import EngineRefused
 from leyden.services.controller.settings import Settings
-from leyden.services.trainer.checkpoint import export_weights
-from leyden.services.trainer.learner import make_accelerator, model_of, start_learner
+from leyden.services.trainer.state.checkpoints import export_weights
+from leyden.services.trainer.state.learner import make_accelerator, model_of, start_learner
 from leyden.services.trainer.step.step import Learner, optimizer_step
 from tests.contract.conftest import KINDS
 from tests.fakes import real_sglang

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from leyden.libs.contracts.config import RunConfig
-from leyden.services.trainer.checkpoint import export_weights
-from leyden.services.trainer.learner import make_accelerator, start_learner
 from leyden.services.trainer.rows.batch import Sample, trained_tokens
+from leyden.services.trainer.state.checkpoints import export_weights
+from leyden.services.trainer.state.learner import make_accelerator, start_learner
 from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
 from leyden.services.trainer.step.step import Learner, optimizer_step
 from tests.fakes.engine_client import EngineClient

@@ -26,7 +26,7 @@ POINTS = (STEP, SHARDS) = ("trainer.follower_step", "trainer.follower_shards_wri
 
 EXHAUSTED = """
 import os, runpy, torch
-from leyden.services.trainer import learner
+from leyden.services.trainer.state import learner
 from leyden.services.trainer.step import step
 if os.environ["RANK"] == "1":
     {part} = lambda *_: torch.empty(2**50)

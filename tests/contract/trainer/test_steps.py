@@ -25,8 +25,11 @@ from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.locks import AdvisoryLock
 from leyden.libs.store.warnings import run_warnings
 from leyden.services.trainer import loop as trainer_loop
-from leyden.services.trainer import saving, worker
-from leyden.services.trainer.checkpoint import (
+from leyden.services.trainer import worker
+from leyden.services.trainer.model.load import UnsupportedModel, load_model
+from leyden.services.trainer.settings import Settings
+from leyden.services.trainer.state import saving
+from leyden.services.trainer.state.checkpoints import (
     CheckpointDamaged,
     LockCheck,
     Progress,
@@ -36,10 +39,8 @@ from leyden.services.trainer.checkpoint import (
     remove_folder,
     version_folder,
 )
-from leyden.services.trainer.learner import make_accelerator
-from leyden.services.trainer.model.load import UnsupportedModel, load_model
-from leyden.services.trainer.resume import LearnerLoader
-from leyden.services.trainer.settings import Settings
+from leyden.services.trainer.state.learner import make_accelerator
+from leyden.services.trainer.state.resume import LearnerLoader
 from tests import builders
 from tests.faults.proxy import FaultProxy, Trouble
 from tests.replay import differing_versions

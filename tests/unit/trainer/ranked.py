@@ -11,17 +11,6 @@ from accelerate import Accelerator
 from torch.distributed.tensor import DTensor
 
 from leyden.libs.contracts.config import Lora, RunConfig
-from leyden.services.trainer import checkpoint, sharded_state
-from leyden.services.trainer.checkpoint import (
-    LockCheck,
-    Progress,
-    load_checkpoint,
-    no_lock,
-    own_weights,
-    parts_of,
-    save_checkpoint,
-)
-from leyden.services.trainer.learner import checkpoint_state, export_learner, gather_weights, model_of
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.lora import (
     BasePolicy,
@@ -32,7 +21,18 @@ from leyden.services.trainer.model.sharding import gather, replace_values, shard
 from leyden.services.trainer.model.value_model import ValueModel
 from leyden.services.trainer.ranks.collectives import ALONE, Gather, Ranks, join_ranks
 from leyden.services.trainer.rows import tree
-from leyden.services.trainer.sharded_state import write_shards
+from leyden.services.trainer.state import checkpoints, shards
+from leyden.services.trainer.state.checkpoints import (
+    LockCheck,
+    Progress,
+    load_checkpoint,
+    no_lock,
+    own_weights,
+    parts_of,
+    save_checkpoint,
+)
+from leyden.services.trainer.state.learner import checkpoint_state, export_learner, gather_weights, model_of
+from leyden.services.trainer.state.shards import write_shards
 from leyden.services.trainer.step import optimizers
 from leyden.services.trainer.step.gradients import Interrupted
 from leyden.services.trainer.step.metrics import Metrics
@@ -188,7 +188,7 @@ def as_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 def join(rank: int, size: int, port: int) -> Ranks:
     """Makes this process one of `size`, with the variables that `torchrun` sets."""
     torch.set_num_threads(1)
-    tree.LEAST_TRUNK, sharded_state.FILE_BYTES, checkpoint.FILE_BYTES = 1, 4000, 4000
+    tree.LEAST_TRUNK, shards.FILE_BYTES, checkpoints.FILE_BYTES = 1, 4000, 4000
     optimizers.LEAST_VALUES, optimizers.LEAST_ROW = SMALL
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"})

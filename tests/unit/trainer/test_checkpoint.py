@@ -13,8 +13,11 @@ from safetensors.torch import load_file, save_file
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.weights import weight_files
 from leyden.libs.store.locks import LockLost
-from leyden.services.trainer import checkpoint
-from leyden.services.trainer.checkpoint import (
+from leyden.services.trainer.model.forward import Policy
+from leyden.services.trainer.model.load import load_model
+from leyden.services.trainer.ranks.collectives import ALONE, Load
+from leyden.services.trainer.state import checkpoints
+from leyden.services.trainer.state.checkpoints import (
     WEIGHTS_NAME,
     CheckpointDamaged,
     LockCheck,
@@ -27,7 +30,7 @@ from leyden.services.trainer.checkpoint import (
     remove_folder,
     save_checkpoint,
 )
-from leyden.services.trainer.learner import (
+from leyden.services.trainer.state.learner import (
     _export_dtype,
     adopt_weights,
     begin_checkpoint,
@@ -37,9 +40,6 @@ from leyden.services.trainer.learner import (
     resume_learner,
     start_learner,
 )
-from leyden.services.trainer.model.forward import Policy
-from leyden.services.trainer.model.load import load_model
-from leyden.services.trainer.ranks.collectives import ALONE, Load
 from leyden.services.trainer.step.step import Learner, optimizer_step
 from tests.unit.trainer.cases import agent_samples
 
@@ -94,7 +94,7 @@ def test_a_run_whose_versions_round_the_weights_continues_bit_for_bit(
 
     progress = Progress("run-a", 1, export.content_sha256)
     state, _ = begin_checkpoint(straight, tmp_path / "c")
-    monkeypatch.setattr(checkpoint, "FILE_BYTES", 300_000)
+    monkeypatch.setattr(checkpoints, "FILE_BYTES", 300_000)
     save_checkpoint(state, progress, tmp_path / "c")
     assert len(weight_files(tmp_path / "c")) > 3
     expected_loss = optimizer_step(straight, agent_samples(1), config)["loss"]
@@ -139,7 +139,7 @@ def test_a_large_version_has_files_of_bounded_size_and_an_index(
 ) -> None:
     learner = start_learner(tiny_model, CONFIG, CPU)
     single = load_file(export_learner(learner, tiny_model, tmp_path / "1").path / WEIGHTS_NAME)
-    monkeypatch.setattr(checkpoint, "FILE_BYTES", 100_000)
+    monkeypatch.setattr(checkpoints, "FILE_BYTES", 100_000)
     version = export_learner(learner, tiny_model, tmp_path / "2").path
     files = weight_files(version)
     assert files[0].name == f"model-00001-of-{len(files):05}.safetensors"
@@ -201,7 +201,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def sync(path: Path) -> None:
         names.append(path.name)
 
-    monkeypatch.setattr(checkpoint, "_sync", sync)
+    monkeypatch.setattr(checkpoints, "_sync", sync)
     return names
 
 
@@ -219,7 +219,7 @@ def test_a_folder_has_its_name_only_once_it_is_durable(
         if point == f"trainer.{kind}_unnamed":
             at_the_name.extend(synced)
 
-    monkeypatch.setattr(checkpoint, "fault_point", fault_point)
+    monkeypatch.setattr(checkpoints, "fault_point", fault_point)
     if kind == "version":
         export_weights(start_learner(tiny_model, CONFIG, CPU).policy.model, tiny_model, folder)
     else:
@@ -300,7 +300,7 @@ def test_a_version_replaced_by_another_trainer_is_an_error(
         if another_came and is_lost:
             raise LockLost("another trainer may have gone on")
 
-    monkeypatch.setattr(checkpoint, "_sync", sync)
+    monkeypatch.setattr(checkpoints, "_sync", sync)
     with pytest.raises(LockLost if is_lost else OSError, match="go" if is_lost else str(folder)):
         export_weights(learner.policy.model, tiny_model, folder, check_lock)
     assert [file.name for file in folder.parent.glob("*/*")] == (["model.safetensors"] if by == "replaced" else [])
@@ -321,7 +321,7 @@ def test_a_version_that_cannot_be_brought_to_the_disk_gets_no_name(
         if tried and is_lost:
             raise LockLost("another trainer may have gone on")
 
-    monkeypatch.setattr(checkpoint, "_sync", sync)
+    monkeypatch.setattr(checkpoints, "_sync", sync)
     folder = tmp_path / "versions" / "1"
     with pytest.raises(LockLost if is_lost else OSError, match="go" if is_lost else "no room"):
         export_weights(learner.policy.model, tiny_model, folder, check_lock)
@@ -342,7 +342,7 @@ def test_files_that_the_next_trainer_cleared_report_the_lost_lock(
         if cleared and is_lost:
             raise LockLost("another trainer may have gone on")
 
-    monkeypatch.setattr(checkpoint, "fault_point", clear)
+    monkeypatch.setattr(checkpoints, "fault_point", clear)
     folder = tmp_path / "run-a" / "checkpoints" / "1"
     with pytest.raises(LockLost if is_lost else FileNotFoundError):
         write_checkpoint(folder, check_lock)

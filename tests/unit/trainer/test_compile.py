@@ -9,14 +9,14 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters
 
 from leyden.libs.contracts.config import PpoClip, RunConfig
-from leyden.services.trainer import learner
-from leyden.services.trainer.learner import make_accelerator
 from leyden.services.trainer.model.cpu.products import use_fast_products
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.remedies import CompilationFailed, naming_settings
 from leyden.services.trainer.ranks.collectives import ALONE, Load
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_of
+from leyden.services.trainer.state import learner
+from leyden.services.trainer.state.learner import make_accelerator
 from leyden.services.trainer.step.gradients import accumulate_gradients
 from tests.builders import run_document
 from tests.unit.trainer.cases import agent_samples, tiny_qwen

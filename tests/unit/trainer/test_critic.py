@@ -14,11 +14,11 @@ from leyden.libs.contracts.config import Critic, Optimizer, PpoClip, RunConfig
 from leyden.libs.contracts.samples import RowCall
 from leyden.services.credit.forest import Forest, Node, call_forest
 from leyden.services.credit.paths import paths, row_calls
-from leyden.services.trainer.checkpoint import Progress, export_weights, optimizer_state, save_checkpoint
-from leyden.services.trainer.learner import make_accelerator, resume_learner, start_learner
 from leyden.services.trainer.loss.critic import Estimates, estimate, value_loss
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.rows.batch import Sample, mini_batches, trained_tokens, weights_of
+from leyden.services.trainer.state.checkpoints import Progress, export_weights, optimizer_state, save_checkpoint
+from leyden.services.trainer.state.learner import make_accelerator, resume_learner, start_learner
 from leyden.services.trainer.step.gradients import Anchors, accumulate_gradients, batch_outputs, plan_batch
 from leyden.services.trainer.step.optimizers import make_optimizer
 from leyden.services.trainer.step.step import Learner, optimizer_step

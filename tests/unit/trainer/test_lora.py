@@ -13,7 +13,12 @@ from transformers import AutoModelForCausalLM
 
 from leyden.libs.contracts.config import Lora, PpoClip, RunConfig
 from leyden.libs.contracts.weights import weights_sha256
-from leyden.services.trainer.checkpoint import (
+from leyden.services.trainer.model.forward import Policy
+from leyden.services.trainer.model.load import load_model
+from leyden.services.trainer.model.lora import adapter_state, add_adapters
+from leyden.services.trainer.rows import tree
+from leyden.services.trainer.rows.batch import trained_tokens
+from leyden.services.trainer.state.checkpoints import (
     CheckpointDamaged,
     Export,
     Progress,
@@ -21,12 +26,13 @@ from leyden.services.trainer.checkpoint import (
     optimizer_state,
     save_checkpoint,
 )
-from leyden.services.trainer.learner import adopt_weights, make_accelerator, model_of, resume_learner, start_learner
-from leyden.services.trainer.model.forward import Policy
-from leyden.services.trainer.model.load import load_model
-from leyden.services.trainer.model.lora import adapter_state, add_adapters
-from leyden.services.trainer.rows import tree
-from leyden.services.trainer.rows.batch import trained_tokens
+from leyden.services.trainer.state.learner import (
+    adopt_weights,
+    make_accelerator,
+    model_of,
+    resume_learner,
+    start_learner,
+)
 from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
 from leyden.services.trainer.step.step import Learner, optimizer_step
 from tests.unit.trainer.cases import agent_samples, tiny_llama

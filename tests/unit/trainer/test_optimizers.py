@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from leyden.libs.contracts.config import Optimizer, RunConfig
-from leyden.services.trainer.checkpoint import Progress, optimizer_state, save_checkpoint
-from leyden.services.trainer.learner import (
+from leyden.services.trainer.state.checkpoints import Progress, optimizer_state, save_checkpoint
+from leyden.services.trainer.state.learner import (
     export_learner,
     make_accelerator,
     model_of,

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from leyden.libs.contracts.config import RunConfig
-from leyden.services.trainer import checkpoint, learner
-from leyden.services.trainer.checkpoint import Progress, describe, optimizer_state, save_checkpoint
-from leyden.services.trainer.learner import compare_at, load_learner, make_accelerator, start_learner
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.remedies import HostOutOfMemory, naming_settings
 from leyden.services.trainer.ranks.collectives import ALONE, Load
+from leyden.services.trainer.state import checkpoints, learner
+from leyden.services.trainer.state.checkpoints import Progress, describe, optimizer_state, save_checkpoint
+from leyden.services.trainer.state.learner import compare_at, load_learner, make_accelerator, start_learner
 from leyden.services.trainer.step.step import optimizer_step
 from tests.builders import run_document
 from tests.unit.trainer.cases import agent_samples
@@ -87,7 +87,7 @@ def test_a_checkpoint_for_which_there_is_no_memory_is_not_damaged(
     progress = Progress("run-a", 1, describe(tiny_model).content_sha256)
     state = optimizer_state(start_learner(tiny_model, run_config(), CPU).optimizer)
     save_checkpoint(state, progress, tmp_path / "checkpoint")
-    monkeypatch.setattr(checkpoint, "read_shards", exhaust)
+    monkeypatch.setattr(checkpoints, "read_shards", exhaust)
     load = Load(tiny_model, run_config(), (tiny_model, tmp_path / "checkpoint", progress))
     with pytest.raises(HostOutOfMemory, match=r"the learner .* training.lora"):
         load_learner(load, CPU, ALONE)

@@ -13,9 +13,9 @@ import torch
 from safetensors import safe_open
 
 from leyden.libs.store.locks import LockLost
-from leyden.services.trainer.checkpoint import CheckpointDamaged, load_checkpoint, optimizer_state
 from leyden.services.trainer.ranks.collectives import RankLost
-from leyden.services.trainer.sharded_state import _ShardWriter, read_shards
+from leyden.services.trainer.state.checkpoints import CheckpointDamaged, load_checkpoint, optimizer_state
+from leyden.services.trainer.state.shards import _ShardWriter, read_shards
 from leyden.services.trainer.step.step import optimizer_step
 from tests.fakes.forked_trainer import run_forked
 from tests.shared import free_port

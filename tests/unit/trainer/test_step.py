@@ -9,11 +9,11 @@ from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_wi
 
 from leyden.libs.contracts.config import Optimizer, RunConfig, Training
 from leyden.libs.store.training import ReadyGroup
-from leyden.services.trainer.learner import compare_at
 from leyden.services.trainer.loop import PoliciesDisagree, require_agreement
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.rows.batch import Sample, mini_batches, to_go, trained_tokens, with_whitened_advantages
 from leyden.services.trainer.rows.selection import select_groups
+from leyden.services.trainer.state.learner import compare_at
 from leyden.services.trainer.step.gradients import Interrupted, batch_logprobs, plan_batch
 from leyden.services.trainer.step.optimizers import learning_rate, make_optimizer
 from leyden.services.trainer.step.reference import Reference

@@ -9,13 +9,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from leyden.libs.contracts.config import RunConfig
-from leyden.services.trainer.checkpoint import Progress, export_weights, optimizer_state, save_checkpoint
-from leyden.services.trainer.learner import make_accelerator, resume_learner, start_learner
 from leyden.services.trainer.loss.critic import estimate, value_loss
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.value_model import ValueModel
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_of
+from leyden.services.trainer.state.checkpoints import Progress, export_weights, optimizer_state, save_checkpoint
+from leyden.services.trainer.state.learner import make_accelerator, resume_learner, start_learner
 from leyden.services.trainer.step.gradients import Anchors, accumulate_gradients
 from leyden.services.trainer.step.optimizers import make_optimizer
 from leyden.services.trainer.step.step import Learner, TrainingDiverged, optimizer_step

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from leyden.libs.contracts.config import RunConfig
-from leyden.services.trainer import learner
 from leyden.services.trainer.model.cpu.products import use_fast_products
+from leyden.services.trainer.state import learner
 
 
 @pytest.mark.parametrize("bias", [True, False])

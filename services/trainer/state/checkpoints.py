@@ -43,7 +43,7 @@ from leyden.services.trainer.model.lora import (
 from leyden.services.trainer.model.remedies import raising_host_memory
 from leyden.services.trainer.model.sharding import divided_like, replace_values, rounds_to
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
-from leyden.services.trainer.sharded_state import read_shards, write_shards
+from leyden.services.trainer.state.shards import read_shards, write_shards
 from leyden.services.trainer.step.optimizers import SCALES, restore_moment
 
 WEIGHTS_NAME = "model.safetensors"

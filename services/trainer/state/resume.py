@@ -27,7 +27,9 @@ from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database, ReadSession
 from leyden.libs.telemetry import logger
-from leyden.services.trainer.checkpoint import (
+from leyden.services.trainer.ranks.collectives import ALONE, Adopt, Load, Ranks, Step
+from leyden.services.trainer.rows.batch import Sample
+from leyden.services.trainer.state.checkpoints import (
     CheckpointDamaged,
     LockCheck,
     Progress,
@@ -35,14 +37,12 @@ from leyden.services.trainer.checkpoint import (
     remove_folder,
     save_checkpoint,
 )
-from leyden.services.trainer.learner import (
+from leyden.services.trainer.state.learner import (
     adopt_weights,
     begin_checkpoint,
     export_learner,
     load_learner,
 )
-from leyden.services.trainer.ranks.collectives import ALONE, Adopt, Load, Ranks, Step
-from leyden.services.trainer.rows.batch import Sample
 from leyden.services.trainer.step.step import Learner, optimizer_step
 
 log = logger()

@@ -23,7 +23,9 @@ from leyden.libs.store import training
 from leyden.libs.store.database import Database
 from leyden.libs.store.locks import AdvisoryLock
 from leyden.libs.telemetry import SECONDS_BUCKETS
-from leyden.services.trainer.checkpoint import (
+from leyden.services.trainer.ranks.collectives import ALONE, Ranks
+from leyden.services.trainer.settings import Settings
+from leyden.services.trainer.state.checkpoints import (
     LockCheck,
     Progress,
     checkpoint_folder,
@@ -31,8 +33,6 @@ from leyden.services.trainer.checkpoint import (
     save_checkpoint,
     version_folder,
 )
-from leyden.services.trainer.ranks.collectives import ALONE, Ranks
-from leyden.services.trainer.settings import Settings
 
 PHASE_SECONDS = Histogram("trainer_phase_seconds", "Time of one phase of a step.", ["phase"], buckets=SECONDS_BUCKETS)
 

@@ -12,7 +12,16 @@ from transformers import PreTrainedModel
 
 from leyden.libs.contracts.config import Critic, RunConfig
 from leyden.libs.telemetry import logger
-from leyden.services.trainer.checkpoint import (
+from leyden.services.trainer.model.cpu.products import use_fast_products
+from leyden.services.trainer.model.forward import Policy
+from leyden.services.trainer.model.load import freeze, load_model
+from leyden.services.trainer.model.lora import BasePolicy, adapter_parameters, add_adapters, has_adapters, load_adapter
+from leyden.services.trainer.model.remedies import naming_settings, raising_host_memory
+from leyden.services.trainer.model.sharding import gather, replace_values, shard
+from leyden.services.trainer.model.value_model import ValueModel, require_same_tokens
+from leyden.services.trainer.ranks.collectives import ALONE, Gather, Load, Ranks, Save
+from leyden.services.trainer.rows.batch import Sample, trained_tokens
+from leyden.services.trainer.state.checkpoints import (
     CheckpointDamaged,
     Export,
     LockCheck,
@@ -26,15 +35,6 @@ from leyden.services.trainer.checkpoint import (
     own_weights,
     parts_of,
 )
-from leyden.services.trainer.model.cpu.products import use_fast_products
-from leyden.services.trainer.model.forward import Policy
-from leyden.services.trainer.model.load import freeze, load_model
-from leyden.services.trainer.model.lora import BasePolicy, adapter_parameters, add_adapters, has_adapters, load_adapter
-from leyden.services.trainer.model.remedies import naming_settings, raising_host_memory
-from leyden.services.trainer.model.sharding import gather, replace_values, shard
-from leyden.services.trainer.model.value_model import ValueModel, require_same_tokens
-from leyden.services.trainer.ranks.collectives import ALONE, Gather, Load, Ranks, Save
-from leyden.services.trainer.rows.batch import Sample, trained_tokens
 from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
 from leyden.services.trainer.step.metrics import Metrics, gap_metrics
 from leyden.services.trainer.step.optimizers import make_optimizer
