@@ -12,7 +12,7 @@ from leyden.libs.contracts.api import ApiScope, AuditEntry, Page, Token
 from leyden.libs.contracts.conversation import Json
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
-from leyden.libs.store.paging import decode_cursor, page
+from leyden.libs.store.read.paging import decode_cursor, page
 
 
 class KeyReused(ValueError):

@@ -16,7 +16,7 @@ from leyden.libs.contracts import api
 from leyden.libs.contracts.ids import new_id
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session, raw_connection
-from leyden.libs.store.paging import decode_cursor, page
+from leyden.libs.store.read.paging import decode_cursor, page
 
 
 class DatasetConflict(ValueError):

@@ -17,11 +17,11 @@ from leyden.libs.service.app import create_app as create_service
 from leyden.libs.store.access import KeyReused
 from leyden.libs.store.database import BadValue, Database, StoreAway
 from leyden.libs.store.datasets import DatasetConflict, DatasetInUse, UnknownDataset
-from leyden.libs.store.paging import BadCursor
+from leyden.libs.store.read.paging import BadCursor
+from leyden.libs.store.read.runs import ActionRefused, UnknownRun
+from leyden.libs.store.read.views import RewardConflict, UnknownCall, UnknownRollout
 from leyden.libs.store.retention import RecordsInUse
-from leyden.libs.store.runs import ActionRefused, UnknownRun
 from leyden.libs.store.schema import check_schema
-from leyden.libs.store.views import RewardConflict, UnknownCall, UnknownRollout
 from leyden.services.api import access, audit, datasets, docs_page, platform, rollouts, runs
 from leyden.services.api.refusals import on_refused
 from leyden.services.api.settings import Settings

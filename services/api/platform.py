@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from leyden.libs.contracts import api
 from leyden.libs.contracts.recipes import RECIPES
-from leyden.libs.store import views
+from leyden.libs.store.read import views
 from leyden.services.api.auth import GuardedRoute, Reader
 from leyden.services.api.parameters import Store
 

@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 from leyden.libs.contracts import api
 from leyden.libs.contracts.states import ShownRolloutState
-from leyden.libs.store import views
 from leyden.libs.store.database import Session
+from leyden.libs.store.read import views
 from leyden.services.api.auth import Caller, GuardedRoute, Reader, Writer
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
 from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store

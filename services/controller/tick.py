@@ -17,9 +17,9 @@ from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store import groups as store
 from leyden.libs.store.attempts import AttemptKey
-from leyden.libs.store.call_counts import runs_that_train_nothing
 from leyden.libs.store.database import Database, Session
 from leyden.libs.store.engines import Assignment, Pool, write_assignments, write_pools
+from leyden.libs.store.read.call_counts import runs_that_train_nothing
 from leyden.libs.store.training import read_version
 from leyden.libs.telemetry import RateLimitedLogger, inject, logger, span
 from leyden.services.controller.engines.client import TargetVersion

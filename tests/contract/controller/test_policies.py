@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from leyden.libs.contracts.config import RunConfig
-from leyden.libs.store import runs, tables
+from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.read import runs
 from tests import builders
 from tests.contract.controller.test_store import LONG_AGO, ObedientFleet, Scene, document
 

@@ -18,7 +18,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, read_pools, write_pools
 from leyden.libs.store.groups import solve_rates
-from leyden.libs.store.results import list_evaluations
+from leyden.libs.store.read.results import list_evaluations
 from leyden.libs.store.retention import prune_run
 from leyden.services.controller.engines.client import TargetVersion
 from leyden.services.controller.engines.fleet import Fleet

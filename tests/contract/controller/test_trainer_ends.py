@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from leyden.libs.store import runs, tables
+from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.read import runs
 from leyden.libs.store.trainer_ends import StoredEnds, TrainerEnd
 from tests import builders
 

@@ -12,8 +12,9 @@ from sqlalchemy import func, select
 
 from leyden.libs.contracts import api
 from leyden.libs.contracts.states import RUN_TRANSITIONS, RunPhase
-from leyden.libs.store import groups, runs, tables
+from leyden.libs.store import groups, tables
 from leyden.libs.store.database import Refused
+from leyden.libs.store.read import runs
 from tests import builders
 from tests.state_machines import StoreMachine, serial, walk
 

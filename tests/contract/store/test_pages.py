@@ -5,8 +5,8 @@ from __future__ import annotations
 import psycopg
 from sqlalchemy import text
 
-from leyden.libs.store import results
 from leyden.libs.store.database import Database
+from leyden.libs.store.read import results
 from tests import builders
 
 GROUPS, SIBLINGS, GROUPS_PER_STEP = 4000, 4, 8

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from leyden.libs.store.intervals import TaskSums, statistic, student_95, wilson
+from leyden.libs.store.read.intervals import TaskSums, statistic, student_95, wilson
 
 
 def sums(tasks: Sequence[Sequence[float]]) -> TaskSums:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from leyden.libs.store.paging import BadCursor, decode_cursor, encode_cursor, page
+from leyden.libs.store.read.paging import BadCursor, decode_cursor, encode_cursor, page
 
 
 def test_a_cursor_preserves_microseconds() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from leyden.libs.contracts.api import EvaluationRequest
-from leyden.libs.store import runs, tables, training
+from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database
+from leyden.libs.store.read import runs
 from tests import builders
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from leyden.libs.contracts.call_counts import CallCounts
-from leyden.libs.store import results, runs, tables
+from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.libs.store.warnings import warnings_of
+from leyden.libs.store.read import results, runs
+from leyden.libs.store.read.warnings import warnings_of
 from tests import builders
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import Row, text
 
 from leyden.libs.contracts import api
 from leyden.libs.store.database import ReadSession
-from leyden.libs.store.paging import decode_cursor, page
+from leyden.libs.store.read.paging import decode_cursor, page
 
 _NAMES = ", ".join(
     f"attributes ->> '{name}'"

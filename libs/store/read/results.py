@@ -11,11 +11,12 @@ from sqlalchemy import select, text
 
 from leyden.libs.contracts import api
 from leyden.libs.contracts.call_counts import CallCounts
-from leyden.libs.store import call_counts, tables
+from leyden.libs.store import tables
 from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession
-from leyden.libs.store.intervals import TaskSums, statistic
-from leyden.libs.store.paging import decode_cursor, page
+from leyden.libs.store.read import call_counts
+from leyden.libs.store.read.intervals import TaskSums, statistic
+from leyden.libs.store.read.paging import decode_cursor, page
 from leyden.libs.store.rewards import REWARD
 
 MAX_TEXTS = 20

@@ -12,8 +12,8 @@ from sqlalchemy import select, text
 from leyden.libs.contracts.call_counts import CallCounts, why_nothing_trains
 from leyden.libs.contracts.untrainable import UNKNOWN, remedy_of
 from leyden.libs.store import failure_rewards, tables
-from leyden.libs.store.call_counts import of_steps
 from leyden.libs.store.database import ReadSession
+from leyden.libs.store.read.call_counts import of_steps
 from leyden.libs.store.trainer_ends import trainer_ends
 
 ATTEMPTS = 100

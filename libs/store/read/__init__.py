@@ -1,0 +1,1 @@
+"""Runs, evaluations, rollouts, calls and metrics as the API shows them."""
