@@ -56,7 +56,7 @@ FRAMEWORK_PINS = tests/frameworks/environments/$(if $(filter autogen,$*),autogen
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down restart demo bench bench-gpu bench-swap bench-page soak growth fuzz docs migrate migration clean
+.PHONY: help structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down demo bench bench-gpu bench-swap bench-page soak growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -173,9 +173,6 @@ up: $(VENV)/.ready ## run the platform on embedded parts until Ctrl-C; AGENT_FOL
 
 down: $(VENV)/.ready ## stop a platform that runs in the background
 	$(BIN)/leyden down
-
-restart: $(VENV)/.ready ## replace every service of a running platform, one after another
-	$(BIN)/leyden restart
 
 demo: $(VENV)/.ready $(DEMO_VENV)/.ready ## train the flight agent's model and show it learn; AGENT=langgraph for another version
 	$(BIN)/leyden demo --agent $(AGENT) --agent-python $(DEMO_VENV)/bin/python $(DEMO_ARGS)

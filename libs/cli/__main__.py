@@ -25,7 +25,7 @@ class _Group(TyperGroup):
             return super().invoke(ctx)
 
 
-ON_THIS_MACHINE = frozenset({"up", "down", "restart", "demo"})
+ON_THIS_MACHINE = frozenset({"up", "down", "demo"})
 
 app = typer.Typer(
     cls=_Group,
@@ -74,7 +74,6 @@ def root(
 
 app.command()(local.up)
 app.command()(local.down)
-app.command()(local.restart)
 app.command()(local.status)
 app.command()(doctor)
 app.command()(demo)

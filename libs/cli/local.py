@@ -1,4 +1,4 @@
-"""`leyden up`, `down`, `restart` and `status`: the platform of this machine, and the state of any."""
+"""`leyden up`, `down` and `status`: the platform of this machine, and the state of any."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from leyden.libs.cli import control_files
 from leyden.libs.cli.agent_folders import agent_folders
 from leyden.libs.cli.cluster.release import lasts, pod_state
 from leyden.libs.cli.context import Context, Home, context_of
 from leyden.libs.cli.engines import EngineChoice
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.managed_service import ENGINE_READY_SECONDS
-from leyden.libs.cli.output import AsJson, Part, as_text, console, facts, print_json, print_result, report_event, table
+from leyden.libs.cli.output import AsJson, Part, as_text, facts, print_result, report_event, table
 from leyden.libs.cli.platform import (
     AlreadyRunning,
     Platform,
@@ -42,12 +41,6 @@ from leyden.libs.contracts.api import Engine, Run
 
 STOP_SECONDS = 120.0
 NEWEST_RUNS = 50
-
-STAGES = {
-    "starting": "its successor starts",
-    "finishing": "the old process finishes its work",
-    "done": "restarted",
-}
 
 
 def up(
@@ -204,43 +197,6 @@ def _running(context: Context) -> PlatformRecord:
     if record is None or not record.is_running():
         raise CommandError(f"no platform runs in {context.home}: start it with `leyden up`", Exit.UNREACHABLE)
     return record
-
-
-def restart(
-    ctx: typer.Context,
-    services: Annotated[list[str] | None, typer.Argument(help="Services in this order.", show_default="all")] = None,
-    home: Home = None,
-    as_json: AsJson = False,
-) -> None:
-    """Restart services one after another while agents work. No connection is refused; requests in flight finish.
-
-    Exit status 1 when a new process does not become ready; the old process then continues.
-    """
-    context = context_of(ctx, home)
-    record = _running(context)
-    if record.state != "ready":
-        raise CommandError(f"the platform in {context.home} is {record.state}: see `leyden status`", Exit.REFUSED)
-    chosen = services or list(record.services)
-    unknown = [name for name in chosen if name not in record.services]
-    if unknown:
-        raise CommandError(f"no service {unknown[0]!r}; there are: {', '.join(record.services)}", Exit.NOT_FOUND)
-    restarted: list[str] = []
-    failure = None
-    try:
-        request = control_files.submit(context.home, chosen)
-        for progress in control_files.follow(context.home, request, record.supervisor.is_alive):
-            if progress.state == "failed":
-                failure = f"{progress.service}: {progress.detail}"
-            elif not as_json:
-                console.print(f"{progress.service}: {STAGES[progress.state]}")
-            if progress.state == "done":
-                restarted.append(progress.service)
-    except EOFError as error:
-        failure = str(error)
-    if as_json:
-        print_json({"restarted": restarted, "failure": failure})
-    if failure is not None:
-        raise CommandError(failure)
 
 
 def status(ctx: typer.Context, home: Home = None, as_json: AsJson = False) -> None:

@@ -1,4 +1,4 @@
-"""One service that the supervisor keeps running: its process, restarts after a crash, and planned restarts."""
+"""One service that the supervisor keeps running: its process, and its next one after a crash."""
 
 from __future__ import annotations
 
@@ -8,29 +8,17 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from typing import Literal
+from collections.abc import Callable
 
 from leyden.libs.cli.record import Process, process
-from leyden.libs.cli.services import KILL_SECONDS, RESTART_SECONDS
+from leyden.libs.cli.services import KILL_SECONDS
 
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0
 STEADY_SECONDS = 30.0
 """A process that ran for this long starts again after the first backoff."""
-READY_SECONDS = 120.0
-"""Bound on the time until a successor is ready."""
 ENGINE_READY_SECONDS = 900.0
-"""The same for an engine, which may load a large model."""
-
-ONE_AT_A_TIME = frozenset({"engine"})
-"""Their successor starts after the old process has ended: memory may not hold two copies of the weights."""
-
-Stage = Literal["starting", "finishing"]
-
-
-class RestartFailed(Exception):
-    """A service was not restarted; the message says why, and what runs now."""
+"""Bound on the time until an engine is ready, which may load a large model."""
 
 
 class ServiceProcess:
@@ -103,8 +91,6 @@ class ManagedService:
         self._spawn = spawn
         self._report = report
         self._restart = restart
-        self._successor: ServiceProcess | None = None
-        self._leaving: ServiceProcess | None = None
         self._backoff = FIRST_BACKOFF_SECONDS
         self._start_at = 0.0
 
@@ -112,26 +98,17 @@ class ManagedService:
         """The reason why it cannot work yet; empty when it can."""
         return "its process has ended" if self.current is None else self.current.problem()
 
-    def processes(self) -> list[ServiceProcess]:
-        """Every process of the service that may still run."""
-        return [one for one in (self.current, self._successor, self._leaving) if one is not None]
-
     def poll(self, now: float) -> bool:
         """Handles a crash and starts the process when it is due; returns whether anything changed."""
-        statuses = {id(one): one.poll() for one in self.processes()}
         changed = False
-        if self.current is not None and (status := statuses[id(self.current)]) is not None:
+        if self.current is not None and (status := self.current.poll()) is not None:
             self._handle_crash(self.current, status, now)
             changed = True
-        # A planned restart starts the next process itself.
-        if not self.processes() and now >= self._start_at and (self._restart or self.identity is None):
-            self._start()
+        if self.current is None and now >= self._start_at and (self._restart or self.identity is None):
+            self.current = self._spawn(self.name)
+            self.identity = self.current.identity
             changed = True
         return changed
-
-    def _start(self) -> None:
-        self.current = self._spawn(self.name)
-        self.identity = self.current.identity
 
     def _handle_crash(self, crashed: ServiceProcess, status: int, now: float) -> None:
         self._report(f"{self.name} ended ({ending(status)})")
@@ -141,53 +118,6 @@ class ManagedService:
         self._start_at = now + self._backoff
         self._backoff = min(MAX_BACKOFF_SECONDS, self._backoff * 2)
         self.restarts += 1
-
-    def restart(self) -> Iterator[Stage]:
-        """Replaces the process by a new one on the same sockets; yields its stage whenever it must wait.
-
-        Raises: RestartFailed: the successor did not become ready; the old process continues if it still runs
-        """
-        return self._restart_in_place() if self.name in ONE_AT_A_TIME else self._restart_beside()
-
-    def _restart_beside(self) -> Iterator[Stage]:
-        self._successor = self._spawn(self.name)
-        try:
-            yield from self._until_ready(self._successor, "the old process continues")
-        except RestartFailed:
-            self._successor = None
-            raise
-        old, self.current, self._successor = self.current, self._successor, None
-        self.identity = self.current.identity
-        if old is not None:
-            yield from self._until_gone(old)
-
-    def _restart_in_place(self) -> Iterator[Stage]:
-        if self.current is not None:
-            old, self.current = self.current, None
-            yield from self._until_gone(old)
-        self._start()
-        assert self.current is not None
-        yield from self._until_ready(self.current, "it starts again")
-
-    def _until_ready(self, started: ServiceProcess, otherwise: str) -> Iterator[Stage]:
-        seconds = ENGINE_READY_SECONDS if self.name in ONE_AT_A_TIME else READY_SECONDS
-        while not started.is_ready:
-            if (status := started.poll()) is not None:
-                raise RestartFailed(
-                    f"the new process ended ({ending(status)}), {otherwise}: see `leyden logs {self.name}`"
-                )
-            if time.monotonic() > started.started + seconds:
-                problem = started.problem()
-                started.kill()
-                raise RestartFailed(f"the new process was not ready after {seconds:g} s ({problem}), {otherwise}")
-            yield "starting"
-
-    def _until_gone(self, old: ServiceProcess) -> Iterator[Stage]:
-        self._leaving = old
-        termination = Termination([old], hurry_seconds=RESTART_SECONDS)
-        while not termination.is_over():
-            yield "finishing"
-        self._leaving = None
 
 
 class Termination:

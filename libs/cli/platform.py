@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,9 +25,7 @@ from typing import IO, Literal
 
 import httpx
 
-from leyden.libs.cli import control_files
-from leyden.libs.cli.control_files import Progress, RestartRequest
-from leyden.libs.cli.managed_service import ManagedService, RestartFailed, ServiceProcess, Termination
+from leyden.libs.cli.managed_service import ManagedService, ServiceProcess, Termination
 from leyden.libs.cli.record import PlatformRecord, ServiceRecord, process, read_record, write_private, write_record
 from leyden.libs.cli.services import (
     ADMIN_TOKEN,
@@ -138,7 +136,6 @@ class Platform:
             name: ManagedService(name, self._spawn, report, restart=options.restart) for name in options.services
         }
         self._listeners: dict[str, Listeners] = {}
-        self._restart: Iterator[None] = iter(())
         self._outdated: Termination | None = None
         self._state: Literal["starting", "ready", "stopping", "stopped"] = "starting"
         self._stopping, self._hurry = threading.Event(), threading.Event()
@@ -173,20 +170,6 @@ class Platform:
             if time.monotonic() > deadline:
                 raise PlatformError(f"not ready after {timeout_seconds:g} s: {self._problems()}")
         return self.record()
-
-    def restart(self, *services: str) -> None:
-        """Restarts services one after another, all when none is named, without a refused connection.
-
-        Raises: PlatformError: one did not restart; the services after it were not touched
-        """
-        assert self._thread is not None
-        request = control_files.submit(self.home, services or self.options.services)
-        try:
-            for progress in control_files.follow(self.home, request, self._thread.is_alive):
-                if progress.state == "failed":
-                    raise PlatformError(f"{progress.service}: {progress.detail}")
-        except EOFError as error:
-            raise PlatformError(str(error)) from error
 
     def stop(self) -> None:
         """Stops every service in order, then Postgres and Redis; returns when they have ended."""
@@ -265,12 +248,7 @@ class Platform:
         try:
             self._prepare()
             while not self._stopping.wait(TICK_SECONDS):
-                for step in (
-                    self._check_now_and_then,
-                    self._poll_services,
-                    self._handle_requests,
-                    self._note_ready,
-                ):
+                for step in (self._check_now_and_then, self._poll_services, self._note_ready):
                     try:
                         step()
                     except OSError as error:
@@ -300,7 +278,6 @@ class Platform:
         last = read_record(self.home)
         self._write_record()
         (self.home / LOGS).mkdir(exist_ok=True)
-        control_files.clear(self.home)
         with ThreadPoolExecutor(1) as beside:
             starting = beside.submit(self._start_servers)
             model_path = self.options.model_path or self._convert_model()
@@ -416,36 +393,6 @@ class Platform:
         if changed:
             self._write_record()
 
-    def _handle_requests(self) -> None:
-        """Advances the restart that another command requested, or begins the next one."""
-        if next(self._restart, self) is self and (request := control_files.pop(self.home)) is not None:
-            self._restart = self._restart_services(request)
-
-    def _restart_services(self, request: RestartRequest) -> Iterator[None]:
-        for name in request.services:
-            try:
-                yield from self._restart_service(request, name)
-            except (RestartFailed, OSError) as error:
-                self._report(f"{name} not restarted: {error}")
-                failed = Progress(state="failed", service=name, detail=str(error))
-                control_files.report(self.home, request, failed)
-                break
-            self._write_record()
-            control_files.report(self.home, request, Progress(state="done", service=name))
-        control_files.report(self.home, request, Progress(state="ended"))
-
-    def _restart_service(self, request: RestartRequest, name: str) -> Iterator[None]:
-        if name not in self._services:
-            raise RestartFailed(f"no such service; there are: {', '.join(self._services)}")
-        last = None
-        for stage in self._services[name].restart():
-            if stage != last:
-                self._report(f"restarting {name}: {stage}")
-                control_files.report(self.home, request, Progress(state=stage, service=name))
-                self._write_record()
-            last = stage
-            yield
-
     def _check_logs_and_servers(self) -> None:
         for log in (self.home / LOGS).glob("*.log"):
             rotate_log(log)
@@ -465,8 +412,10 @@ class Platform:
         if addresses != (facts.database_url, facts.redis_url):
             # Another process has taken the port: the services need processes with the new address.
             self._facts = replace(facts, database_url=addresses[0], redis_url=addresses[1])
-            outdated = [one for service in self._services.values() for one in service.processes()]
-            self._outdated = Termination(outdated, hurry_seconds=HURRY_AFTER_SECONDS)
+            self._outdated = Termination(self._running(self._services), hurry_seconds=HURRY_AFTER_SECONDS)
+
+    def _running(self, names: Iterable[str]) -> list[ServiceProcess]:
+        return [one for name in names if (one := self._services[name].current) is not None]
 
     def _problems(self) -> str:
         """The services that cannot work yet, with the reasons; empty when all can."""
@@ -489,7 +438,7 @@ class Platform:
     def _end_services(self, names: Sequence[str]) -> None:
         terminations = []
         for name in names:
-            if running := self._services[name].processes():
+            if running := self._running([name]):
                 self._report(f"stopping {name}")
                 terminations.append(Termination(running, hurry_seconds=HURRY_SECONDS.get(name, HURRY_AFTER_SECONDS)))
         while terminations:

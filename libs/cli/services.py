@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 from leyden.libs.cli.record import PlatformRecord
 
 SERVICES = ("engine", "api", "credit", "gateway", "controller", "collector", "runner")
-"""In the order of starts and restarts: the engine takes longest, and readers of model calls get new code before the
-gateway that writes them."""
+"""In the order of starts: the engine takes longest."""
 
 WITHOUT_STORE = frozenset({"engine"})
 """Started while the database is still being migrated."""
@@ -38,9 +37,6 @@ STORE_VARIABLES = ("LEYDEN_DATABASE_", "LEYDEN_REDIS_", "LEYDEN_CAPABILITY_", "L
 HURRY_SECONDS = {"runner": 1.0, "controller": 20.0}
 """Seconds between the first and the second SIGTERM when the platform stops; 3 for the other services. A stop on a
 laptop should be quick, and the next start repeats any work that it cut short."""
-
-RESTART_SECONDS = 660.0
-"""The same when a service is restarted: its successor already works, so that the old process may take its time."""
 
 KILL_SECONDS = 15.0
 """Seconds between the second SIGTERM and SIGKILL."""
@@ -216,9 +212,6 @@ def _own_environment(service: str, facts: Facts) -> dict[str, str]:
                 "RUNNER_WORK_FOLDER": str(facts.home / "attempts"),
                 # Secrets, Postgres, Redis, weights and logs.
                 "RUNNER_HIDDEN_PATHS": json.dumps([str(facts.home)]),
-                # As long as a restart waits for attempts; a stop sends a second SIGTERM much earlier.
-                "RUNNER_DRAIN_SECONDS": str(RESTART_SECONDS - 60),
-                "RUNNER_SHUTDOWN_SECONDS": str(RESTART_SECONDS - 30),
             }
         case "controller":
             return {

@@ -1,15 +1,13 @@
 """An agent on the official OpenAI SDK with its default settings; any error that the SDK raises ends it.
 
-It asks PATIENT_CALLS times, and after that four times a second while the file PATIENT_GATE, where one is named, does
-not exist; every other answer is a stream. After each answer it sends an empty batch of spans, once. PATIENT_LOG names a
-file of JSON lines to which it adds that it will ask, what it received, and the error that ended it. The reward is the
-bandit's.
+It asks PATIENT_CALLS times; every other answer is a stream. After each answer it sends an empty batch of spans, once.
+PATIENT_LOG names a file of JSON lines to which it adds that it will ask, what it received, and the error that ended it.
+The reward is the bandit's.
 """
 
 import gc
 import json
 import os
-import time
 import urllib.request
 
 # The collector would take a third of the import's time.
@@ -18,7 +16,6 @@ from openai import OpenAI  # noqa: E402
 
 _, ROLLOUT, ATTEMPT, _ = os.environ["OPENAI_BASE_URL"].rsplit("/", 3)
 CALLS = int(os.environ["PATIENT_CALLS"])
-GATE = os.environ.get("PATIENT_GATE")
 QUESTION = {"model": "any", "max_tokens": 24, "temperature": 1.0}
 
 
@@ -51,13 +48,10 @@ def send_spans():
 
 
 def main():
-    client, number = OpenAI(), 0
-    while number < CALLS or (GATE and not os.path.exists(GATE)):
-        if number >= CALLS:
-            time.sleep(0.25)
+    client = OpenAI()
+    for number in range(CALLS):
         text = ask(client, number) or "\0"
         send_spans()
-        number += 1
     print(json.dumps({"reward": float(ord(text[0]) % 2)}))
 
 
