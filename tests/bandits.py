@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from leyden.libs.cli.watch import watch_run
+from leyden.libs.cli.view.watch import watch_run
 from leyden.libs.client import Client
 from tests.invariants import violations
 from tests.soak import bandit_run, small_platform

@@ -15,7 +15,7 @@ import psutil
 import psycopg
 import redis
 
-from leyden.libs.cli.platform import Platform
+from leyden.libs.cli.local.platform import Platform
 from leyden.libs.faults import FaultInjector
 from tests.shared import ROOT
 

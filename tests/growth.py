@@ -27,8 +27,8 @@ import redis
 from rich.console import Console
 from rich.table import Table
 
-from leyden.libs.cli.platform import Options, Platform
-from leyden.libs.cli.services import INTERNAL_PORTS
+from leyden.libs.cli.local.platform import Options, Platform
+from leyden.libs.cli.local.services import INTERNAL_PORTS
 from leyden.libs.client import Client
 from tests.fakes.scripted_engine import engine_process
 from tests.invariants import violations

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leyden.libs.cli.platform import Options, Platform
+from leyden.libs.cli.local.platform import Options, Platform
 from leyden.libs.client import Client
 from leyden.libs.faults import FaultInjector
 from tests.chaos import VICTIMS, Chaos, RunWatch, kill, trainer_pid

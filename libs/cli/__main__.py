@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from leyden.libs.cli import agents, datasets, local, rollouts, runs, tokens
+from leyden.libs.cli.commands import agents, datasets, local, rollouts, runs, tokens
+from leyden.libs.cli.commands.demo import demo
+from leyden.libs.cli.commands.doctor import doctor
+from leyden.libs.cli.commands.logs import logs
+from leyden.libs.cli.commands.pools import pools
+from leyden.libs.cli.commands.recipes import recipes
 from leyden.libs.cli.context import Context, Home, make_context
-from leyden.libs.cli.demo import demo
-from leyden.libs.cli.doctor import doctor
 from leyden.libs.cli.errors import CommandError, Exit, exit_on_error
-from leyden.libs.cli.logs import logs
-from leyden.libs.cli.pools import pools
-from leyden.libs.cli.recipes import recipes
 
 
 class _Group(TyperGroup):

@@ -13,8 +13,8 @@ import typer
 from leyden.libs.cli.cluster.kubectl import Kubectl
 from leyden.libs.cli.cluster.release import API_PORT, Release, find_release
 from leyden.libs.cli.errors import CommandError, Exit
-from leyden.libs.cli.record import PlatformRecord, read_record
-from leyden.libs.cli.services import ADMIN_TOKEN
+from leyden.libs.cli.local.record import PlatformRecord, read_record
+from leyden.libs.cli.local.services import ADMIN_TOKEN
 from leyden.libs.cli.settings import Settings
 from leyden.libs.client import Client
 

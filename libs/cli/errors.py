@@ -9,8 +9,8 @@ from enum import IntEnum
 import typer
 from pydantic import ValidationError
 
-from leyden.libs.cli.output import as_block, error_console
-from leyden.libs.cli.platform import AlreadyRunning, PlatformError
+from leyden.libs.cli.local.platform import AlreadyRunning, PlatformError
+from leyden.libs.cli.view.output import as_block, error_console
 from leyden.libs.client import Conflict, Forbidden, LeydenError, NotFound, Refused, Unauthorised, Unreachable
 
 

@@ -20,9 +20,9 @@ import psutil
 import psycopg
 from sqlalchemy import select
 
-from leyden.libs.cli.platform import Options, Platform
-from leyden.libs.cli.record import read_record
-from leyden.libs.cli.services import ENGINE_KEY, SERVICES
+from leyden.libs.cli.local.platform import Options, Platform
+from leyden.libs.cli.local.record import read_record
+from leyden.libs.cli.local.services import ENGINE_KEY, SERVICES
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import EvaluationRequest
 from leyden.libs.queue.notifications import Notifications, Topic

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.libs.cli.platform import Platform
+from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
 from tests.shared import open_to_agents
 from tests.soak import small_platform

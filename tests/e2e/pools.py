@@ -12,8 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from leyden.libs.cli.platform import Options, Platform
-from leyden.libs.cli.services import SERVICES
+from leyden.libs.cli.local.platform import Options, Platform
+from leyden.libs.cli.local.services import SERVICES
 from tests.shared import free_port
 from tests.soak import VICTIMS, running_platform
 

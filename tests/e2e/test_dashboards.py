@@ -15,7 +15,7 @@ import psycopg
 import pytest
 import yaml
 
-from leyden.libs.cli.platform import Platform
+from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
 from tests.shared import PROMETHEUS, ROOT, free_port
 from tests.soak import QUICK, bandit_run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.libs.cli.platform import Platform
+from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
 from tests.faults.stage import until
 from tests.invariants import violations

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from leyden.libs.cli.platform import Platform
-from leyden.libs.cli.watch import watch_run
+from leyden.libs.cli.local.platform import Platform
+from leyden.libs.cli.view.watch import watch_run
 from leyden.libs.client import Client
 from tests.invariants import lost_calls, violations
 from tests.soak import QUICK, bandit_run

@@ -17,8 +17,8 @@ import pytest
 from psycopg.rows import dict_row
 from rich.console import Console
 
-from leyden.libs.cli.platform import Platform
-from leyden.libs.cli.watch import watch_run
+from leyden.libs.cli.local.platform import Platform
+from leyden.libs.cli.view.watch import watch_run
 from leyden.libs.client import Client
 from tests.shared import open_to_agents
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from leyden.libs.cli import managed_service
-from leyden.libs.cli.platform import Platform
+from leyden.libs.cli.local import managed_service
+from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
 from leyden.libs.contracts import api
 from leyden.libs.faults import FaultInjector

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from leyden.libs.cli.platform import Platform
-from leyden.libs.cli.watch import watch_run
+from leyden.libs.cli.local.platform import Platform
+from leyden.libs.cli.view.watch import watch_run
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import ResumeRequest, RunParent
 from leyden.libs.contracts.weights import weights_sha256

@@ -15,8 +15,8 @@ import pytest
 from psycopg import sql
 
 from leyden.libs.capability import KeyRing, sign
-from leyden.libs.cli.platform import Platform
-from leyden.libs.cli.services import ENGINE_ADMIN_KEY, ENGINE_KEY, KEYS, LOGS
+from leyden.libs.cli.local.platform import Platform
+from leyden.libs.cli.local.services import ENGINE_ADMIN_KEY, ENGINE_KEY, KEYS, LOGS
 from leyden.libs.client import Client
 from leyden.libs.contracts.capability import Capability, Scope
 from tests.soak import bandit_run, small_platform

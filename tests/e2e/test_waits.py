@@ -12,7 +12,7 @@ import psutil
 import psycopg
 import pytest
 
-from leyden.libs.cli.platform import Platform
+from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
 from tests.chaos import pid_of
 from tests.faults.stage import until

@@ -16,8 +16,8 @@ import httpx
 import psycopg
 from psycopg import sql
 
-from leyden.libs.cli.platform import Options, Platform
-from leyden.libs.cli.services import LOGS
+from leyden.libs.cli.local.platform import Options, Platform
+from leyden.libs.cli.local.services import LOGS
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import Run
 from leyden.libs.embedded.servers import EmbeddedPostgres, EmbeddedRedis

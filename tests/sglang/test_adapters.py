@@ -17,8 +17,8 @@ import pytest
 import torch
 from sqlalchemy import select
 
-from leyden.libs.cli.platform import Options, Platform
-from leyden.libs.cli.services import SERVICES
+from leyden.libs.cli.local.platform import Options, Platform
+from leyden.libs.cli.local.services import SERVICES
 from leyden.libs.client import Client
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.weights import ADAPTER_FOLDER, weights_sha256

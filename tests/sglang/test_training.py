@@ -14,10 +14,10 @@ import psycopg
 import pytest
 from rich.console import Console
 
-from leyden.libs.cli.demo import DemoOptions, dataset_names, run_document, write_tasks
-from leyden.libs.cli.platform import Options, Platform
-from leyden.libs.cli.services import ENGINE_KEY, LOGS, Sglang
-from leyden.libs.cli.watch import watch_run
+from leyden.libs.cli.commands.demo import DemoOptions, dataset_names, run_document, write_tasks
+from leyden.libs.cli.local.platform import Options, Platform
+from leyden.libs.cli.local.services import ENGINE_KEY, LOGS, Sglang
+from leyden.libs.cli.view.watch import watch_run
 from leyden.libs.client import Client
 from leyden.libs.faults import FaultInjector
 from tests.fakes import real_sglang

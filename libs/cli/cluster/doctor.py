@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from leyden.libs.cli.cluster.kubectl import Kubectl, KubectlError, Object
 from leyden.libs.cli.errors import Exit
-from leyden.libs.cli.findings import Finding
+from leyden.libs.cli.view.findings import Finding
 
 OLDEST = (1, 30)
 NODES = "/api/v1/nodes"

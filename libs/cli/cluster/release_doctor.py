@@ -12,7 +12,7 @@ import httpx
 from leyden.libs.cli.cluster.kubectl import Kubectl, KubectlError, Object
 from leyden.libs.cli.cluster.release import LASTING, PodState, Release, find_release, lasts, pod_state
 from leyden.libs.cli.errors import CommandError, Exit
-from leyden.libs.cli.findings import Finding
+from leyden.libs.cli.view.findings import Finding
 
 INTERNAL_PORT = 9090
 SERVICES = LASTING - {"engine", "postgres", "redis"}

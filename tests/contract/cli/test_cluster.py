@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from leyden.libs.cli.__main__ import app
 from leyden.libs.cli.errors import Exit
-from leyden.libs.cli.output import console
+from leyden.libs.cli.view.output import console
 from tests.fakes.kubernetes_cluster import FakeCluster, pod, release, write_kubectl
 from tests.fakes.served_api import TOKEN
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from leyden.libs.cli.platform import Options, Platform
+from leyden.libs.cli.local.platform import Options, Platform
 from tests.contract.cli.test_platform import recorded, wait_for
 
 SERVICES = ("api", "collector", "credit")
@@ -52,7 +52,7 @@ def test_a_full_disk_and_the_death_of_a_service_end_nothing(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr("leyden.libs.cli.platform.write_record", full)
+        patched.setattr("leyden.libs.cli.local.platform.write_record", full)
         os.kill(before["credit"], signal.SIGKILL)
         wait_for(lambda: len(refused) > 1 and platform.pids().get("credit", before["credit"]) != before["credit"])
     wait_for(lambda: recorded(platform.home).services["credit"].process.pid == platform.pids()["credit"])

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from leyden.libs.cli.platform import AlreadyRunning, Options, Platform, PlatformError
-from leyden.libs.cli.record import PlatformRecord, read_record, started_ticks
+from leyden.libs.cli.local.platform import AlreadyRunning, Options, Platform, PlatformError
+from leyden.libs.cli.local.record import PlatformRecord, read_record, started_ticks
 from leyden.libs.client import Client
 from leyden.libs.embedded.servers import EmbeddedPostgres, EmbeddedRedis
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import sys
 from pathlib import Path
-from leyden.libs.cli.platform import Options, Platform
+from leyden.libs.cli.local.platform import Options, Platform
 
 platform = Platform(Path(sys.argv[1]), Options(free_ports=True, services=("api",), model_path=Path(sys.argv[1])))
 platform.start()

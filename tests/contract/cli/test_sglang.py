@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from leyden.libs.cli.platform import Options, Platform
-from leyden.libs.cli.services import ENGINE_ADMIN_KEY, ENGINE_KEY, Sglang
+from leyden.libs.cli.local.platform import Options, Platform
+from leyden.libs.cli.local.services import ENGINE_ADMIN_KEY, ENGINE_KEY, Sglang
 from leyden.libs.embedded.servers import EmbeddedPostgres, EmbeddedRedis
 
 LAUNCH_SERVER = """

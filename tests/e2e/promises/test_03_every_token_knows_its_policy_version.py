@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from sqlalchemy import select
 
-from leyden.libs.cli.platform import Platform
+from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
 from leyden.libs.store import tables
 from leyden.libs.store.chains import FullCall, full_calls

@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from leyden.libs.cli.platform import Platform
+from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import ApiScope, RewardRequest
 from leyden.libs.store.tables import Base

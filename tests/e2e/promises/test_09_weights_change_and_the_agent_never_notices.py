@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from leyden.libs.cli.platform import Platform
+from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
 from tests.chaos import RunWatch
 from tests.invariants import lost_calls, violations

@@ -13,7 +13,7 @@ import httpx
 import psycopg
 import pytest
 
-from leyden.libs.cli.platform import Platform
+from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
 from tests.faults.stage import until
 from tests.soak import bandit_run

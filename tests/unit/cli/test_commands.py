@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from leyden.libs.cli.__main__ import app
-from leyden.libs.cli.demo import AGENT, AgentName, DemoOptions, run_document, run_name
+from leyden.libs.cli.commands.demo import AGENT, AgentName, DemoOptions, run_document, run_name
 from leyden.libs.cli.errors import Exit
 from leyden.libs.contracts.config import RunConfig
 

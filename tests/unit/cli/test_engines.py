@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from leyden.libs.cli.engines import EngineChoice
 from leyden.libs.cli.errors import CommandError
-from leyden.libs.cli.platform import platform_options
-from leyden.libs.cli.services import Facts, Sglang, environment
+from leyden.libs.cli.local.engines import EngineChoice
+from leyden.libs.cli.local.platform import platform_options
+from leyden.libs.cli.local.services import Facts, Sglang, environment
 from leyden.libs.cli.settings import Settings
 
 PORTS = {"engine": 30000, "api": 8000, "gateway": 8001, "collector": 8003}

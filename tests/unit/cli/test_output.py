@@ -9,11 +9,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from leyden.libs.cli import doctor
 from leyden.libs.cli.__main__ import app
+from leyden.libs.cli.commands import doctor
 from leyden.libs.cli.errors import CommandError, exit_on_error
-from leyden.libs.cli.output import as_block, facts, heading, print_json, print_parts, table
-from leyden.libs.cli.safe_text import safe_line
+from leyden.libs.cli.view.output import as_block, facts, heading, print_json, print_parts, table
+from leyden.libs.cli.view.safe_text import safe_line
 
 OUTSIDE = "[bold]list[int] [/INST] :boom:"
 

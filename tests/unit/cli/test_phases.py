@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from leyden.libs.cli.demo import DemoOptions, run_document
-from leyden.libs.cli.phases import Phase, in_words, phases
+from leyden.libs.cli.commands.demo import DemoOptions, run_document
+from leyden.libs.cli.view.phases import Phase, in_words, phases
 from leyden.libs.contracts.api import Attempt, Call, Progress, Run, Step
 from leyden.libs.contracts.conversation import Dialect
 

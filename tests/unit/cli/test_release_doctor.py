@@ -1,7 +1,7 @@
 """The doctor says one cause once."""
 
 from leyden.libs.cli.cluster.release_doctor import once_each
-from leyden.libs.cli.findings import Finding
+from leyden.libs.cli.view.findings import Finding
 
 
 def test_one_cause_of_many_pods_is_one_finding_with_its_remedy() -> None:

@@ -6,9 +6,9 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
-from leyden.libs.cli.demo import DemoOptions, check_rise, run_document
+from leyden.libs.cli.commands.demo import DemoOptions, check_rise, run_document
 from leyden.libs.cli.errors import CommandError
-from leyden.libs.cli.report import Trajectory, answer_text, last_question, render_report
+from leyden.libs.cli.view.report import Trajectory, answer_text, last_question, render_report
 from leyden.libs.contracts.api import (
     Call,
     CallCredit,

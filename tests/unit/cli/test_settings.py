@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from leyden.libs.cli.agent_folders import agent_folders
 from leyden.libs.cli.errors import CommandError
-from leyden.libs.cli.services import Facts, environment, inherited_by
+from leyden.libs.cli.local.agent_folders import agent_folders
+from leyden.libs.cli.local.services import Facts, environment, inherited_by
 from leyden.libs.cli.settings import EXAMPLES, inherited_environment
 
 

@@ -13,11 +13,11 @@ import httpx
 import pytest
 from rich.console import Console
 
-from leyden.libs.cli import watch
-from leyden.libs.cli.platform import rotate_log
-from leyden.libs.cli.record import PlatformRecord, Process, ServiceRecord, read_record, write_record
-from leyden.libs.cli.services import PORTS, SERVICES, STOP_ORDER, Listeners, open_listeners
-from leyden.libs.cli.watch import line, step_table, summary
+from leyden.libs.cli.local.platform import rotate_log
+from leyden.libs.cli.local.record import PlatformRecord, Process, ServiceRecord, read_record, write_record
+from leyden.libs.cli.local.services import PORTS, SERVICES, STOP_ORDER, Listeners, open_listeners
+from leyden.libs.cli.view import watch
+from leyden.libs.cli.view.watch import line, step_table, summary
 from leyden.libs.client import Client, Unreachable
 from leyden.libs.client.transport import Transport
 from leyden.libs.contracts.api import Evaluation, Progress, Run, Step

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from leyden.libs.cli import demo
+from leyden.libs.cli.commands import demo
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.recipes import RECIPES
 from tests.builders import run_document

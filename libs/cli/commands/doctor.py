@@ -19,11 +19,11 @@ from leyden.libs.cli.cluster.doctor import examine_cluster
 from leyden.libs.cli.cluster.release_doctor import examine_release
 from leyden.libs.cli.context import Context, Home, context_of
 from leyden.libs.cli.errors import Exit
-from leyden.libs.cli.findings import Finding
-from leyden.libs.cli.output import AsJson, as_text, print_result, table
-from leyden.libs.cli.platform import readiness
-from leyden.libs.cli.record import PlatformRecord
-from leyden.libs.cli.services import INTERNAL_PORTS, KEYS, PORTS, listens, port_is_free
+from leyden.libs.cli.local.platform import readiness
+from leyden.libs.cli.local.record import PlatformRecord
+from leyden.libs.cli.local.services import INTERNAL_PORTS, KEYS, PORTS, listens, port_is_free
+from leyden.libs.cli.view.findings import Finding
+from leyden.libs.cli.view.output import AsJson, as_text, print_result, table
 
 WHEELS = {
     "fastapi": "service",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from leyden.libs.cli.report import Trajectory, render_report
+from leyden.libs.cli.view.report import Trajectory, render_report
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import Evaluation, Rollout, Run, Step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from leyden.libs.cli.context import context_of
-from leyden.libs.cli.output import AsJson, print_result, table
+from leyden.libs.cli.view.output import AsJson, print_result, table
 from leyden.libs.contracts.api import Engine
 
 

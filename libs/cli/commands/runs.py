@@ -14,9 +14,9 @@ from leyden.libs.cli.cluster.release import copy_from_storage
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.document import read_document, set_values
 from leyden.libs.cli.errors import CommandError, Exit
-from leyden.libs.cli.output import AsJson, Count, Part, console, error_console, facts, print_result, table
-from leyden.libs.cli.run_report import write_report
-from leyden.libs.cli.watch import ENDED, call_lines, evaluation_table, step_table, warning_lines, watch_run
+from leyden.libs.cli.view.output import AsJson, Count, Part, console, error_console, facts, print_result, table
+from leyden.libs.cli.view.run_report import write_report
+from leyden.libs.cli.view.watch import ENDED, call_lines, evaluation_table, step_table, warning_lines, watch_run
 from leyden.libs.contracts.api import EvaluationRequest, ResumeRequest, Run, RunParent
 
 app = typer.Typer(no_args_is_help=True, help="Runs: training jobs.")

@@ -25,9 +25,16 @@ from typing import IO, Literal
 
 import httpx
 
-from leyden.libs.cli.managed_service import ManagedService, ServiceProcess, Termination
-from leyden.libs.cli.record import PlatformRecord, ServiceRecord, process, read_record, write_private, write_record
-from leyden.libs.cli.services import (
+from leyden.libs.cli.local.managed_service import ManagedService, ServiceProcess, Termination
+from leyden.libs.cli.local.record import (
+    PlatformRecord,
+    ServiceRecord,
+    process,
+    read_record,
+    write_private,
+    write_record,
+)
+from leyden.libs.cli.local.services import (
     ADMIN_TOKEN,
     ENGINE_ADMIN_KEY,
     ENGINE_KEY,

@@ -21,12 +21,12 @@ import typer
 
 from leyden.libs.cli.context import Context, Home, context_of
 from leyden.libs.cli.errors import CommandError, Exit
-from leyden.libs.cli.output import console, report_event
-from leyden.libs.cli.phases import in_words, phases_of
-from leyden.libs.cli.platform import Platform, platform_options
-from leyden.libs.cli.run_report import measured, write_report
+from leyden.libs.cli.local.platform import Platform, platform_options
 from leyden.libs.cli.settings import EXAMPLES
-from leyden.libs.cli.watch import ENDED, evaluation_table, watch_run
+from leyden.libs.cli.view.output import console, report_event
+from leyden.libs.cli.view.phases import in_words, phases_of
+from leyden.libs.cli.view.run_report import measured, write_report
+from leyden.libs.cli.view.watch import ENDED, evaluation_table, watch_run
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import Evaluation, Run, Step
 from leyden.libs.contracts.config import RunConfig

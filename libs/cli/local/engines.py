@@ -11,7 +11,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from leyden.libs.cli.errors import CommandError, Exit
-from leyden.libs.cli.services import Sglang
+from leyden.libs.cli.local.services import Sglang
 
 SGLANG = "sglang==0.5.23"
 """The version that the tests run; 0.5.20 is the oldest that answers as the platform expects."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import typer
 
+from leyden.libs.cli.commands.rollouts import trajectory
+from leyden.libs.cli.commands.runs import Changes, RunFile
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.document import Document, read_document
 from leyden.libs.cli.errors import CommandError, Exit
-from leyden.libs.cli.output import AsJson, as_text, error_console, format_value, print_result
-from leyden.libs.cli.rollouts import trajectory
-from leyden.libs.cli.runs import Changes, RunFile
-from leyden.libs.cli.watch import ENDED
+from leyden.libs.cli.view.output import AsJson, as_text, error_console, format_value, print_result
+from leyden.libs.cli.view.watch import ENDED
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import Call, RolloutDetail, Run
 

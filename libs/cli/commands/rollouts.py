@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from leyden.libs.cli.context import context_of
-from leyden.libs.cli.output import (
+from leyden.libs.cli.view.output import (
     AsJson,
     Count,
     Part,
@@ -23,8 +23,8 @@ from leyden.libs.cli.output import (
     print_result,
     table,
 )
-from leyden.libs.cli.report import answer_text, last_question, tool_spans, unmatched_spans
-from leyden.libs.cli.token_text import TokenText, find_tokenizer
+from leyden.libs.cli.view.report import answer_text, last_question, tool_spans, unmatched_spans
+from leyden.libs.cli.view.token_text import TokenText, find_tokenizer
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import Attempt, Call, RolloutDetail, Span
 

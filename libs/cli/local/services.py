@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from leyden.libs.cli.record import PlatformRecord
+from leyden.libs.cli.local.record import PlatformRecord
 
 SERVICES = ("engine", "api", "credit", "gateway", "controller", "collector", "runner")
 """In the order of starts: the engine takes longest."""

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from leyden.libs.cli.context import context_of
-from leyden.libs.cli.output import AsJson, Count, facts, print_result, table
+from leyden.libs.cli.view.output import AsJson, Count, facts, print_result, table
 
 app = typer.Typer(no_args_is_help=True, help="Datasets: the tasks of agents.")
 

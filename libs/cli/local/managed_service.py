@@ -10,8 +10,8 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from leyden.libs.cli.record import Process, process
-from leyden.libs.cli.services import KILL_SECONDS
+from leyden.libs.cli.local.record import Process, process
+from leyden.libs.cli.local.services import KILL_SECONDS
 
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0

@@ -15,9 +15,9 @@ import typer
 from leyden.libs.cli.cluster.release import COMPONENT, RUN, Release, pod_state
 from leyden.libs.cli.context import Context, Home, context_of
 from leyden.libs.cli.errors import CommandError, Exit
-from leyden.libs.cli.output import console
-from leyden.libs.cli.safe_text import safe_line
-from leyden.libs.cli.services import LOGS
+from leyden.libs.cli.local.services import LOGS
+from leyden.libs.cli.view.output import console
+from leyden.libs.cli.view.safe_text import safe_line
 
 TAIL_BYTES = 4 * 2**20
 POLL_SECONDS = 0.2

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from html import escape as html_escape
 from pathlib import PurePath
 
-from leyden.libs.cli.output import mean_and_interval
-from leyden.libs.cli.safe_text import safe_lines
+from leyden.libs.cli.view.output import mean_and_interval
+from leyden.libs.cli.view.safe_text import safe_lines
 from leyden.libs.contracts.api import Call, Evaluation, Fact, RolloutDetail, Run, Span, Statistic, Step
 from leyden.libs.contracts.conversation import Json
 

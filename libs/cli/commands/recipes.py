@@ -9,7 +9,7 @@ import typer
 
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.errors import CommandError, Exit
-from leyden.libs.cli.output import AsJson, print_result, table
+from leyden.libs.cli.view.output import AsJson, print_result, table
 
 
 def recipes(

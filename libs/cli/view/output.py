@@ -18,7 +18,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from leyden.libs.cli.safe_text import is_unsafe, safe_line, safe_lines
+from leyden.libs.cli.view.safe_text import is_unsafe, safe_line, safe_lines
 from leyden.libs.contracts.api import Statistic
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

@@ -16,14 +16,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from leyden.libs.cli.agent_folders import agent_folders
 from leyden.libs.cli.cluster.release import lasts, pod_state
 from leyden.libs.cli.context import Context, Home, context_of
-from leyden.libs.cli.engines import EngineChoice
 from leyden.libs.cli.errors import CommandError, Exit
-from leyden.libs.cli.managed_service import ENGINE_READY_SECONDS
-from leyden.libs.cli.output import AsJson, Part, as_text, facts, print_result, report_event, table
-from leyden.libs.cli.platform import (
+from leyden.libs.cli.local.agent_folders import agent_folders
+from leyden.libs.cli.local.engines import EngineChoice
+from leyden.libs.cli.local.managed_service import ENGINE_READY_SECONDS
+from leyden.libs.cli.local.platform import (
     AlreadyRunning,
     Platform,
     PlatformError,
@@ -33,9 +32,10 @@ from leyden.libs.cli.platform import (
     readiness,
     stop_servers,
 )
-from leyden.libs.cli.record import PlatformRecord, ServiceRecord, write_record
-from leyden.libs.cli.services import ADMIN_TOKEN, LOGS
-from leyden.libs.cli.watch import ENDED
+from leyden.libs.cli.local.record import PlatformRecord, ServiceRecord, write_record
+from leyden.libs.cli.local.services import ADMIN_TOKEN, LOGS
+from leyden.libs.cli.view.output import AsJson, Part, as_text, facts, print_result, report_event, table
+from leyden.libs.cli.view.watch import ENDED
 from leyden.libs.client import LeydenError
 from leyden.libs.contracts.api import Engine, Run
 

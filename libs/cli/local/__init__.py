@@ -1,0 +1,1 @@
+"""The platform of this machine: its supervisor, services and files."""

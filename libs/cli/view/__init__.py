@@ -1,0 +1,1 @@
+"""The output of commands: tables, reports, phases and tokens in words."""
