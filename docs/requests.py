@@ -83,7 +83,7 @@ class Part(NamedTuple):
 REFUSED = "Every other field is refused with status 400, which names the field."
 PARTS = (
     Part("`POST /v1/chat/completions`", "chat_completions", "_Body", CHAT, REFUSED),
-    Part("`POST /v1/responses`", "responses", "_Body", RESPONSES, REFUSED),
+    Part("`POST /v1/responses`", "responses.dialect", "_Body", RESPONSES, REFUSED),
     Part("`POST /v1/messages`", "messages", "_Body", MESSAGES, "Every other field is recorded without an effect."),
     Part(
         "`POST /v1/completions`",

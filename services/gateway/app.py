@@ -24,9 +24,10 @@ from leyden.libs.service.secrets import read_secret
 from leyden.libs.store.database import Database
 from leyden.libs.store.schema import check_schema
 from leyden.services.gateway.auth import Authenticator
-from leyden.services.gateway.calls import CallService
-from leyden.services.gateway.dialects import WireFormat
-from leyden.services.gateway.dialects.responses import Responses
+from leyden.services.gateway.calls.service import CallService
+from leyden.services.gateway.dialects.base import WireFormat
+from leyden.services.gateway.dialects.responses.dialect import Responses
+from leyden.services.gateway.dialects.responses.routes import RESPONSE_ROUTES
 from leyden.services.gateway.embeddings import Embeddings
 from leyden.services.gateway.engine.client import EngineClient
 from leyden.services.gateway.engine.pool import EnginePool
@@ -39,17 +40,16 @@ from leyden.services.gateway.errors import (
     Unavailable,
     error_response,
 )
-from leyden.services.gateway.models import PoolModels
+from leyden.services.gateway.prompt.models import PoolModels
 from leyden.services.gateway.prompt.rendering import Renderer
 from leyden.services.gateway.prompt.template import ChatModel
-from leyden.services.gateway.providers import Providers
 from leyden.services.gateway.records.agent_objects import AgentObjects
 from leyden.services.gateway.records.deliveries import Deliveries
 from leyden.services.gateway.records.quotas import calls_quota, objects_quota
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import Recorder
-from leyden.services.gateway.response_routes import RESPONSE_ROUTES
 from leyden.services.gateway.routes import ROUTES
+from leyden.services.gateway.samplers.provider import Providers
 from leyden.services.gateway.settings import Settings
 
 CLIENT = "leyden-gateway"

@@ -16,16 +16,16 @@ from starlette.routing import Route
 from leyden.libs.contracts.conversation import Json
 from leyden.libs.service import JsonResponse, Share
 from leyden.libs.service.body import read_body
-from leyden.services.gateway import streaming
 from leyden.services.gateway.auth import Attempt
-from leyden.services.gateway.calls import CallService
-from leyden.services.gateway.conversation import Completion, ModelRequest
-from leyden.services.gateway.dialects import WireFormat
+from leyden.services.gateway.calls import streaming
+from leyden.services.gateway.calls.context import Completion, ModelRequest
+from leyden.services.gateway.calls.retries import InFlightCall
+from leyden.services.gateway.calls.service import CallService
+from leyden.services.gateway.dialects.base import WireFormat
 from leyden.services.gateway.dialects.chat_completions import ChatCompletions
 from leyden.services.gateway.dialects.completions import Completions
 from leyden.services.gateway.dialects.messages import Messages
 from leyden.services.gateway.embeddings import Embeddings
-from leyden.services.gateway.in_flight import InFlightCall
 
 T = TypeVar("T")
 CLIENT_CLOSED_REQUEST = 499

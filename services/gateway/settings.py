@@ -10,8 +10,8 @@ from pydantic_settings import SettingsConfigDict
 from leyden.libs.contracts.config import PoolName
 from leyden.libs.service import HttpAddress, HttpSettings
 from leyden.services.gateway.prompt.reasoning import ReasoningParserName
-from leyden.services.gateway.prompt.tool_parsers import ToolParserName
-from leyden.services.gateway.providers import Provider
+from leyden.services.gateway.prompt.tools.parsers import ToolParserName
+from leyden.services.gateway.samplers.provider import Provider
 
 
 class Settings(HttpSettings):

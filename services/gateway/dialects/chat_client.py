@@ -8,7 +8,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
-from leyden.services.gateway.conversation import Answer, ModelRequest
+from leyden.services.gateway.calls.context import Answer, ModelRequest
 from leyden.services.gateway.dialects.chat_completions import tool_call
 
 NOT_SENT = frozenset({"model", "stream", "stream_options", "logprobs", "top_logprobs", "chat_template_kwargs"})

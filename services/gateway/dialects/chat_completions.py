@@ -14,8 +14,8 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
-from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, Sampling, TokenLogprob
-from leyden.services.gateway.dialects import COMMENT, WireFormat
+from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, Sampling, TokenLogprob
+from leyden.services.gateway.dialects.base import COMMENT, WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, read_object, required_tools, validated
 from leyden.services.gateway.errors import BadRequest, GatewayError
 

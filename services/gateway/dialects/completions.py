@@ -11,8 +11,8 @@ import orjson
 from pydantic import Field
 
 from leyden.libs.contracts.conversation import Dialect, Json, Turn
-from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, TokenLogprob
-from leyden.services.gateway.dialects import COMMENT, WireFormat
+from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, TokenLogprob
+from leyden.services.gateway.dialects.base import COMMENT, WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, read_object, validated
 from leyden.services.gateway.dialects.chat_completions import parse_document, usage
 from leyden.services.gateway.errors import BadRequest, GatewayError

@@ -16,11 +16,11 @@ import orjson
 from pydantic import Field
 
 from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
-from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, Sampling, TokenLogprob
-from leyden.services.gateway.dialects import WireFormat
+from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, Sampling, TokenLogprob
+from leyden.services.gateway.dialects.base import WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, read_object, required_tools, validated
 from leyden.services.gateway.errors import BadRequest, GatewayError
-from leyden.services.gateway.prompt.tool_calls import parsed_arguments
+from leyden.services.gateway.prompt.tools.hermes import parsed_arguments
 
 ERROR_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",

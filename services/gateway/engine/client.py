@@ -18,7 +18,7 @@ import aiohttp
 import orjson
 
 from leyden.libs.telemetry import inject, logger
-from leyden.services.gateway.conversation import SampledTokens
+from leyden.services.gateway.calls.context import SampledTokens
 from leyden.services.gateway.engine.pool import Endpoint, EnginePool, HoldTimeout
 from leyden.services.gateway.engine.sglang import (
     CONTEXT_EXCEEDED,

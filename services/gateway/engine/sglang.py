@@ -18,7 +18,7 @@ import orjson
 
 from leyden.libs.contracts.conversation import Json
 from leyden.libs.contracts.ids import parse_weight_version
-from leyden.services.gateway.conversation import SampledTokens, Sampling
+from leyden.services.gateway.calls.context import SampledTokens, Sampling
 from leyden.services.gateway.errors import BadRequest, Unavailable
 from leyden.services.gateway.metrics import OTHER_PROMPTS
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leyden.libs.contracts.conversation import ToolCall, Turn
-from leyden.services.gateway.conversation import Answer, ModelRequest, Prompt, SampledTokens, TokenLogprob
+from leyden.services.gateway.calls.context import Answer, ModelRequest, Prompt, SampledTokens, TokenLogprob
 from leyden.services.gateway.prompt.reasoning import REASONING_PARSERS, THINK, Piece, Splitter, mark_position
 from leyden.services.gateway.prompt.template import ChatModel
-from leyden.services.gateway.prompt.tool_parsers import TOOL_PARSERS, ToolParser
+from leyden.services.gateway.prompt.tools.parsers import TOOL_PARSERS, ToolParser
 
 PROMPT_END_TOKENS = 16
 """Tokens at a prompt's end that tell whether the answer begins inside the reasoning."""

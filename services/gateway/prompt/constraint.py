@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import orjson
 
 from leyden.libs.contracts.conversation import Json
-from leyden.services.gateway.conversation import ModelRequest
+from leyden.services.gateway.calls.context import ModelRequest
 from leyden.services.gateway.errors import BadRequest
 from leyden.services.gateway.prompt.template import ChatModel
 

@@ -24,14 +24,14 @@ from cachetools import TTLCache
 
 from leyden.libs.contracts.conversation import Json, Turn
 from leyden.libs.contracts.states import Continuation
-from leyden.services.gateway.conversation import ModelRequest, Prompt
+from leyden.services.gateway.calls.context import ModelRequest, Prompt
 from leyden.services.gateway.errors import ContextOverflow
 from leyden.services.gateway.metrics import CONTEXT_OVERFLOWS
 from leyden.services.gateway.prompt.rendering import Renderer, Rendering
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tokenizer import TokenIds
-from leyden.services.gateway.prompt.tool_calls import parsed_arguments
-from leyden.services.gateway.prompt.tool_parsers import TOOL_PARSERS
+from leyden.services.gateway.prompt.tools.hermes import parsed_arguments
+from leyden.services.gateway.prompt.tools.parsers import TOOL_PARSERS
 
 RECENT_CALLS = 16
 """A new branch looks for its parent call among this many latest calls."""

@@ -15,7 +15,7 @@ import jinja2
 import jinja2.meta
 
 from leyden.libs.contracts.conversation import Json, ToolCall, Turn
-from leyden.services.gateway.conversation import ModelRequest
+from leyden.services.gateway.calls.context import ModelRequest
 from leyden.services.gateway.errors import BadRequest
 from leyden.services.gateway.prompt.reasoning import (
     REASONING_PARSERS,
@@ -26,8 +26,8 @@ from leyden.services.gateway.prompt.reasoning import (
 )
 from leyden.services.gateway.prompt.sandbox import RenderingSlow, TemplateSandbox, cpu_limit, to_json
 from leyden.services.gateway.prompt.tokenizer import ModelTokenizer, ModelUnreadable, read_model_json, token_text
-from leyden.services.gateway.prompt.tool_calls import generic_turns, parsed_arguments
-from leyden.services.gateway.prompt.tool_parsers import TOOL_PARSERS, ToolParserName, tool_parser_of
+from leyden.services.gateway.prompt.tools.hermes import generic_turns, parsed_arguments
+from leyden.services.gateway.prompt.tools.parsers import TOOL_PARSERS, ToolParserName, tool_parser_of
 
 _UNRENDERABLE = (
     jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError

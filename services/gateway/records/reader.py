@@ -18,7 +18,7 @@ from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.store.engines import RunModel, newest_policy_version, read_run_model, serving_engines
 from leyden.libs.store.tables import ModelCall
 from leyden.services.gateway.auth import Attempt
-from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, SampledTokens
+from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, SampledTokens
 from leyden.services.gateway.engine.pool import Endpoint
 from leyden.services.gateway.errors import Unavailable
 from leyden.services.gateway.prompt.answer import text_and_stop, token_logprobs

@@ -15,9 +15,9 @@ from leyden.libs.store.calls import CallDefaults, NewCall, write_calls
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.group_commit import GroupCommit
 from leyden.libs.telemetry import logger
-from leyden.services.gateway.agents import Agent
 from leyden.services.gateway.auth import Attempt
-from leyden.services.gateway.conversation import Answer, ModelRequest, Prompt, SampledTokens
+from leyden.services.gateway.calls.context import Answer, ModelRequest, Prompt, SampledTokens
+from leyden.services.gateway.calls.prepare import Agent
 from leyden.services.gateway.errors import GatewayError, Unavailable
 from leyden.services.gateway.metrics import RECORD_ROWS, RECORD_SECONDS
 from leyden.services.gateway.records.quotas import CALL_BYTES, AttemptQuota, call_bytes

@@ -11,7 +11,7 @@ import pytest
 
 from leyden.libs.contracts.conversation import Dialect, ToolCall, Turn
 from leyden.libs.store.attempts import AttemptKey
-from leyden.services.gateway.conversation import ModelRequest, SampledTokens, Sampling
+from leyden.services.gateway.calls.context import ModelRequest, SampledTokens, Sampling
 from leyden.services.gateway.prompt.answer import finish_answer
 from leyden.services.gateway.prompt.prefix import PrefixCache, PrefixIndex, StoredCall
 from leyden.services.gateway.prompt.template import ChatModel

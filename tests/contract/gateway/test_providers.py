@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from leyden.libs.store.database import Database
-from leyden.services.gateway.providers import MAX_ANSWER_BYTES
+from leyden.services.gateway.samplers.provider import MAX_ANSWER_BYTES
 from tests import builders
 from tests.fakes.gateway import Scene, scene
 

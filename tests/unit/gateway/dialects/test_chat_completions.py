@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from leyden.libs.contracts.conversation import ToolCall, Turn
-from leyden.services.gateway.conversation import Answer, TokenLogprob
+from leyden.services.gateway.calls.context import Answer, TokenLogprob
 from leyden.services.gateway.dialects.body import MAX_VALUES
 from leyden.services.gateway.dialects.chat_completions import ChatCompletions
 from leyden.services.gateway.errors import BadRequest

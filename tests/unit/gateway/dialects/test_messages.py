@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyden.libs.contracts.conversation import ToolCall, Turn
-from leyden.services.gateway.conversation import Answer, Completion, ModelRequest
+from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest
 from leyden.services.gateway.dialects.messages import Messages
-from leyden.services.gateway.prompt.tool_calls import parsed_arguments
+from leyden.services.gateway.prompt.tools.hermes import parsed_arguments
 
 PIECES = ["<think>", "</think>", "<", "</th", "ink>", " ", "\n", "Hm", "é", "."]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)

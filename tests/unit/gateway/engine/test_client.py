@@ -13,7 +13,7 @@ import orjson
 import pytest
 from prometheus_client import REGISTRY
 
-from leyden.services.gateway.conversation import SampledTokens, Sampling
+from leyden.services.gateway.calls.context import SampledTokens, Sampling
 from leyden.services.gateway.engine import client
 from leyden.services.gateway.engine.client import EngineClient
 from leyden.services.gateway.engine.pool import Endpoint, EnginePool

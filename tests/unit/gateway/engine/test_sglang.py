@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.services.gateway.conversation import SampledTokens, Sampling
+from leyden.services.gateway.calls.context import SampledTokens, Sampling
 from leyden.services.gateway.engine.sglang import EngineLost, EngineRequest, SampleBuilder, refusal, request_body
 from leyden.services.gateway.errors import BadRequest, Unavailable
 

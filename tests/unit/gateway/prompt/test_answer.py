@@ -9,7 +9,7 @@ import pytest
 from leyden.services.gateway.dialects.chat_completions import ChatCompletions
 from leyden.services.gateway.prompt.answer import cut_at_stop, tool_parser, visible_length
 from leyden.services.gateway.prompt.template import ChatModel
-from leyden.services.gateway.prompt.tool_parsers import TOOL_PARSERS
+from leyden.services.gateway.prompt.tools.parsers import TOOL_PARSERS
 from tests.fakes.model_families import FAMILIES
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, TypeVar
 from pydantic import Field
 
 from leyden.libs.contracts.conversation import Json, Role, ToolCall, Turn
-from leyden.services.gateway.conversation import TokenLogprob
+from leyden.services.gateway.calls.context import TokenLogprob
 from leyden.services.gateway.dialects.body import Wire
 from leyden.services.gateway.dialects.chat_completions import logprobs_of
 from leyden.services.gateway.errors import BadRequest

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from leyden.libs.store.attempts import AttemptKey
-from leyden.services.gateway.in_flight import Retry, RetryIndex
+from leyden.services.gateway.calls.retries import Retry, RetryIndex
 
 KEY = (AttemptKey("run-a.0.0", 1), b"body")
 

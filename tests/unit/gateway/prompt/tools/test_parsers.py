@@ -9,7 +9,7 @@ import pytest
 
 from leyden.libs.contracts.conversation import ToolCall, Turn
 from leyden.services.gateway.prompt.template import ChatModel
-from leyden.services.gateway.prompt.tool_parsers import TOOL_PARSERS, tool_parser_of
+from leyden.services.gateway.prompt.tools.parsers import TOOL_PARSERS, tool_parser_of
 from tests.fakes.model_families import FAMILIES
 
 ARGUMENTS: dict[str, Any] = {

@@ -16,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from leyden.libs.contracts.conversation import Dialect, Json, Turn
 from leyden.services.gateway.auth import Attempt
-from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, Sampling, TokenLogprob
-from leyden.services.gateway.dialects import COMMENT, WireFormat
+from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, Sampling, TokenLogprob
+from leyden.services.gateway.dialects.base import COMMENT, WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, read_object, required_tools, validated
 from leyden.services.gateway.dialects.chat_completions import logprobs_of
-from leyden.services.gateway.dialects.response_items import (
+from leyden.services.gateway.dialects.responses.items import (
     Item,
     ObjectId,
     call_of,

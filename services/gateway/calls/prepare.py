@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from itertools import takewhile
 
 from leyden.libs.contracts.config import Role
-from leyden.services.gateway.conversation import ModelRequest
+from leyden.services.gateway.calls.context import ModelRequest
 
 NAME_HEADER = "x-agent-name"
 MAX_NAME_LENGTH = 200

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from leyden.services.gateway.conversation import Completion, Prompt, SampledTokens
+from leyden.services.gateway.calls.context import Completion, Prompt, SampledTokens
+from leyden.services.gateway.calls.retries import InFlightCall
+from leyden.services.gateway.calls.streaming import follow
 from leyden.services.gateway.dialects.chat_completions import ChatCompletionChunks, ChatCompletions
 from leyden.services.gateway.errors import GatewayError, Unavailable
-from leyden.services.gateway.in_flight import InFlightCall
 from leyden.services.gateway.prompt.answer import finish_answer
 from leyden.services.gateway.prompt.template import ChatModel
-from leyden.services.gateway.streaming import follow
 from tests.fakes.chat_model import EOS, make_chat_model
 
 LONG = 60.0

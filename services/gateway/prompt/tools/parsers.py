@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from leyden.libs.contracts.conversation import Json
-from leyden.services.gateway.prompt.tool_calls import SampledCall, hermes_call, parsed_arguments
+from leyden.services.gateway.prompt.tools.hermes import SampledCall, hermes_call, parsed_arguments
 
 ToolParserName = Literal[
     "hermes", "qwen3_coder", "glm", "llama3", "mistral", "deepseek", "gpt_oss", "gemma4", "phi4"

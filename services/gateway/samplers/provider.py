@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from leyden.libs.service import HttpAddress
 from leyden.libs.service.secrets import read_secret
-from leyden.services.gateway.conversation import ModelRequest
+from leyden.services.gateway.calls.context import ModelRequest
 from leyden.services.gateway.dialects.chat_client import ProvidedAnswer, read_answer, request_document
 from leyden.services.gateway.errors import BadRequest, Unavailable
 

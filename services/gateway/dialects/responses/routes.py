@@ -13,11 +13,11 @@ from starlette.routing import Route
 from leyden.libs.contracts.conversation import Json
 from leyden.libs.service import JsonResponse
 from leyden.services.gateway.auth import Attempt
+from leyden.services.gateway.calls.retries import Retry
 from leyden.services.gateway.dialects.body import read_object, validated
-from leyden.services.gateway.dialects.response_items import Item, stored_items
-from leyden.services.gateway.dialects.responses import Responses, found, input_items, response_of
+from leyden.services.gateway.dialects.responses.dialect import Responses, found, input_items, response_of
+from leyden.services.gateway.dialects.responses.items import Item, stored_items
 from leyden.services.gateway.errors import BadRequest
-from leyden.services.gateway.in_flight import Retry
 from leyden.services.gateway.records.agent_objects import AgentObjects
 from leyden.services.gateway.records.reader import StoredAnswer
 from leyden.services.gateway.routes import BASE, authenticate, body_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from leyden.libs.contracts.conversation import Turn
 from leyden.libs.store.engines import Pool, RunModel
-from leyden.services.gateway.models import PoolModels, ServedModel
+from leyden.services.gateway.prompt.models import PoolModels, ServedModel
 from leyden.services.gateway.prompt.prefix import StoredCall
 from leyden.services.gateway.prompt.rendering import Renderer
 from leyden.services.gateway.prompt.template import ChatModel

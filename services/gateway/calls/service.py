@@ -27,10 +27,11 @@ from leyden.libs.store.calls import EVER
 from leyden.libs.store.deliveries import NewDelivery
 from leyden.libs.telemetry import logger, parse_traceparent
 from leyden.services.gateway import metrics
-from leyden.services.gateway.agents import NAME_HEADER, Agent, agent_of, role_of
 from leyden.services.gateway.auth import Attempt, refusal
-from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, Prompt, SampledTokens
-from leyden.services.gateway.dialects import WireFormat
+from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, Prompt, SampledTokens
+from leyden.services.gateway.calls.prepare import NAME_HEADER, Agent, agent_of, role_of
+from leyden.services.gateway.calls.retries import REPEAT_SECONDS, UNDECLARED, InFlightCall, Retry, RetryIndex
+from leyden.services.gateway.dialects.base import WireFormat
 from leyden.services.gateway.engine.client import EngineClient
 from leyden.services.gateway.engine.sglang import EngineRequest
 from leyden.services.gateway.errors import (
@@ -41,16 +42,15 @@ from leyden.services.gateway.errors import (
     Unavailable,
     stopping,
 )
-from leyden.services.gateway.in_flight import REPEAT_SECONDS, UNDECLARED, InFlightCall, Retry, RetryIndex
-from leyden.services.gateway.models import PoolModels, ServedModel
 from leyden.services.gateway.prompt.answer import finish_answer
 from leyden.services.gateway.prompt.constraint import decoding_constraint
+from leyden.services.gateway.prompt.models import PoolModels, ServedModel
 from leyden.services.gateway.prompt.prefix import Conversation, IndexedPrompt
 from leyden.services.gateway.prompt.template import ChatModel
-from leyden.services.gateway.providers import Providers
 from leyden.services.gateway.records.deliveries import Deliveries
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import CallContext, Recorder, call_row, untrainable_reason
+from leyden.services.gateway.samplers.provider import Providers
 from leyden.services.gateway.settings import Settings
 
 log = logger()

@@ -19,10 +19,10 @@ from typing import Self
 from cachetools import LRUCache, TTLCache
 
 from leyden.libs.store.attempts import AttemptKey
-from leyden.services.gateway.conversation import Completion, SampledTokens
+from leyden.services.gateway.calls.context import Completion, SampledTokens
 from leyden.services.gateway.dialects.chat_client import ProvidedAnswer
 from leyden.services.gateway.errors import stopping
-from leyden.services.gateway.models import ServedModel
+from leyden.services.gateway.prompt.models import ServedModel
 from leyden.services.gateway.prompt.prefix import IndexedPrompt
 from leyden.services.gateway.records.deliveries import Delivery
 from leyden.services.gateway.records.writer import CallContext

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from leyden.libs.contracts.conversation import ToolCall, Turn
-from leyden.services.gateway.prompt.tool_calls import SampledCall, generic_turns
-from leyden.services.gateway.prompt.tool_parsers import TOOL_PARSERS
+from leyden.services.gateway.prompt.tools.hermes import SampledCall, generic_turns
+from leyden.services.gateway.prompt.tools.parsers import TOOL_PARSERS
 
 parse_calls = TOOL_PARSERS["hermes"].parse
 

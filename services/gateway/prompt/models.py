@@ -22,7 +22,7 @@ from leyden.services.gateway.prompt.reasoning import ReasoningParserName
 from leyden.services.gateway.prompt.rendering import Renderer
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tokenizer import ModelUnreadable
-from leyden.services.gateway.prompt.tool_parsers import ToolParserName
+from leyden.services.gateway.prompt.tools.parsers import ToolParserName
 from leyden.services.gateway.records.reader import Reader
 
 log = logger()

@@ -10,10 +10,10 @@ from starlette.responses import StreamingResponse
 from starlette.types import Send
 
 from leyden.libs.faults import fault_point
-from leyden.services.gateway.conversation import Answer, Completion
-from leyden.services.gateway.dialects import EventWriter
+from leyden.services.gateway.calls.context import Answer, Completion
+from leyden.services.gateway.calls.retries import InFlightCall
+from leyden.services.gateway.dialects.base import EventWriter
 from leyden.services.gateway.errors import GatewayError
-from leyden.services.gateway.in_flight import InFlightCall
 from leyden.services.gateway.prompt.answer import AnswerStream
 from leyden.services.gateway.prompt.template import ChatModel
 

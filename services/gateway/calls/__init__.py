@@ -1,0 +1,1 @@
+"""Calls from their request to their record: prepared, sampled, recorded, streamed; repeats join them."""
