@@ -9,7 +9,6 @@ from enum import IntEnum
 import typer
 from pydantic import ValidationError
 
-from leyden.libs.cli.local.platform import AlreadyRunning, PlatformError
 from leyden.libs.cli.view.output import as_block, error_console
 from leyden.libs.client import Conflict, Forbidden, LeydenError, NotFound, Refused, Unauthorised, Unreachable
 
@@ -35,14 +34,13 @@ class CommandError(Exception):
         self.status = status
 
 
-_STATUSES: dict[type[Exception], Exit] = {
+_STATUSES: dict[type[LeydenError], Exit] = {
     NotFound: Exit.NOT_FOUND,
     Unreachable: Exit.UNREACHABLE,
     Refused: Exit.REFUSED,
     Conflict: Exit.REFUSED,
     Unauthorised: Exit.NOT_ALLOWED,
     Forbidden: Exit.NOT_ALLOWED,
-    AlreadyRunning: Exit.REFUSED,
 }
 
 
@@ -53,7 +51,7 @@ def exit_on_error() -> Iterator[None]:
         yield
     except CommandError as error:
         _end(str(error), error.status)
-    except (LeydenError, PlatformError) as error:
+    except LeydenError as error:
         _end(_message(error), _STATUSES.get(type(error), Exit.ERROR))
     except ValidationError as error:
         _end(f"settings: {error}", Exit.USAGE)
@@ -63,8 +61,8 @@ def exit_on_error() -> Iterator[None]:
         raise typer.Exit(Exit.INTERRUPTED) from None
 
 
-def _message(error: Exception) -> str:
-    problem = error.problem if isinstance(error, LeydenError) else None
+def _message(error: LeydenError) -> str:
+    problem = error.problem
     if problem is None or not problem.errors:
         return str(error)
     return "\n".join([problem.title, *(f"  {field.path}: {field.message}" for field in problem.errors)])

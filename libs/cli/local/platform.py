@@ -25,6 +25,7 @@ from typing import IO, Literal
 
 import httpx
 
+from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.local.managed_service import ManagedService, ServiceProcess, Termination
 from leyden.libs.cli.local.record import (
     PlatformRecord,
@@ -63,12 +64,15 @@ HURRY_AFTER_SECONDS = 3.0
 """Seconds between the first and the second SIGTERM of services that `HURRY_SECONDS` does not name."""
 
 
-class PlatformError(RuntimeError):
+class PlatformError(CommandError):
     """The platform did not start; the message says why and what to do."""
 
 
 class AlreadyRunning(PlatformError):
     """Another supervisor holds this home."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, Exit.REFUSED)
 
 
 @dataclass(frozen=True)
