@@ -15,7 +15,7 @@ from leyden.libs.contracts import ids
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.libs.store.partitions import create_run_partitions
+from leyden.libs.store.runs.partitions import create_run_partitions
 
 LOGPROB = -0.5
 """Natural log of the probability that every token of a built call or sample was sampled with."""

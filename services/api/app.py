@@ -20,7 +20,7 @@ from leyden.libs.store.datasets import DatasetConflict, DatasetInUse, UnknownDat
 from leyden.libs.store.read.paging import BadCursor
 from leyden.libs.store.read.runs import ActionRefused, UnknownRun
 from leyden.libs.store.read.views import RewardConflict, UnknownCall, UnknownRollout
-from leyden.libs.store.retention import RecordsInUse
+from leyden.libs.store.runs.retention import RecordsInUse
 from leyden.libs.store.schema import check_schema
 from leyden.services.api import access, audit, datasets, docs_page, platform, rollouts, runs
 from leyden.services.api.refusals import on_refused

@@ -13,10 +13,10 @@ from leyden.libs.contracts.agent_rules import AgentRules
 from leyden.libs.contracts.config import KubernetesRunner, RunConfig
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.service import JsonResponse, Problem
-from leyden.libs.store import retention
 from leyden.libs.store.database import Session
 from leyden.libs.store.engines import read_pools
 from leyden.libs.store.read import agents, results, runs, views
+from leyden.libs.store.runs import retention
 from leyden.libs.store.training import best_version, weights_bytes
 from leyden.services.api.audit import changing
 from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer

@@ -15,11 +15,31 @@ from leyden.libs.queue.connection import QueueUnavailable
 from leyden.libs.queue.leases import expire_overdue
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.queue.stream import RolloutQueue
-from leyden.libs.store import groups as store
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database, Session
 from leyden.libs.store.engines import Assignment, Pool, write_assignments, write_pools
 from leyden.libs.store.read.call_counts import runs_that_train_nothing
+from leyden.libs.store.runs.admission import Replacements, admit_groups, find_replacements, solve_rates
+from leyden.libs.store.runs.facts import RunFacts, load_runs, run_configs
+from leyden.libs.store.runs.phases import (
+    Phase,
+    cancel_open_work,
+    cancel_training,
+    causes_of_leads,
+    evaluation_rewards,
+    runs_without_success,
+    step_rewards,
+    write_phases,
+)
+from leyden.libs.store.runs.rollouts import (
+    QueuedRollout,
+    Resolution,
+    complete_groups,
+    ended_attempts,
+    excuse_attempts,
+    queued_rollouts,
+    resolve_rollouts,
+)
 from leyden.libs.store.training import read_version
 from leyden.libs.telemetry import RateLimitedLogger, inject, logger, span
 from leyden.services.controller.engines.client import TargetVersion
@@ -68,7 +88,7 @@ class Controller:
                 fault_point("controller.groups_completed")
             expired = await self.expire_leases(session)
             runs, moved = await self.move_runs(session)
-            queued = await store.queued_rollouts(session)
+            queued = await queued_rollouts(session)
         if complete:
             fault_point("controller.committed")
         await self._report(resolutions, complete, moved)
@@ -78,7 +98,7 @@ class Controller:
         holders = {run_id for one in self._assign(runs).values() for run_id in one.run_ids}
         active = [run for run in runs if run.id in holders]
         self.reconcile_trainers(active)
-        admitted: list[store.QueuedRollout] = []
+        admitted: list[QueuedRollout] = []
         by_id = {run.id: run for run in runs}
         for run in active:
             await self.set_engine_target(run, by_id[run.lead_run_id or run.id])
@@ -104,20 +124,20 @@ class Controller:
         async with self.database.session() as session:
             await write_pools(session, pools)
 
-    async def settle(self, session: Session) -> tuple[list[store.Resolution], list[str]]:
+    async def settle(self, session: Session) -> tuple[list[Resolution], list[str]]:
         """Ends rollouts whose last attempt ended, and groups whose rollouts all have; returns both."""
-        ended = await store.ended_attempts(session)
+        ended = await ended_attempts(session)
         if not ended:
             return [], []
-        configs = await store.run_configs(session, {one.run_id for one in ended})
+        configs = await run_configs(session, {one.run_id for one in ended})
         resolved = [settling.resolve(one, configs[one.run_id]) for one in ended]
         resolutions = [one for one in resolved if one is not None]
-        await store.resolve_rollouts(session, resolutions)
+        await resolve_rollouts(session, resolutions)
         again = [one for one, resolution in zip(ended, resolved, strict=True) if resolution is None]
-        await store.excuse_attempts(session, {one.rollout_id: one.attempt for one in again})
-        complete = await store.complete_groups(session)
+        await excuse_attempts(session, {one.rollout_id: one.attempt for one in again})
+        complete = await complete_groups(session)
         if complete:
-            failing = await store.runs_without_success(session, self.settings.groups_without_success)
+            failing = await runs_without_success(session, self.settings.groups_without_success)
             await _fail(session, {run: f"no rollout succeeds: {cause}" for run, cause in failing.items()})
         return resolutions, complete
 
@@ -129,38 +149,38 @@ class Controller:
             log.warning("lease expired", rollout_id=one.rollout_id, attempt=one.attempt, owner=one.owner)
         return [AttemptKey(one.rollout_id, one.attempt) for one in expired]
 
-    async def move_runs(self, session: Session) -> tuple[list[store.RunFacts], list[store.Phase]]:
+    async def move_runs(self, session: Session) -> tuple[list[RunFacts], list[Phase]]:
         """Writes changed phases and cancels the work of runs that ended early; returns the runs as they are now."""
         await _fail(session, self.trainers.pop_failures())
         await _fail(session, await _idle_runs(session))
         runs = await self._load_runs(session)
         moved = self._changed_phases(runs)
         if moved:
-            await store.write_phases(session, moved)
+            await write_phases(session, moved)
             cancelled = [one.run_id for one in moved if one.phase is RunPhase.CANCELLED]
-            await store.cancel_open_work(session, cancelled, "the run was cancelled")
+            await cancel_open_work(session, cancelled, "the run was cancelled")
             runs = await self._load_runs(session)
         await write_assignments(session, self._assign(runs))
         self._finished_evaluations |= {one.id for run in runs for one in run.evaluations if one.finished}
         return runs, moved
 
-    def _assign(self, runs: Sequence[store.RunFacts]) -> dict[str, Assignment]:
+    def _assign(self, runs: Sequence[RunFacts]) -> dict[str, Assignment]:
         return phases.assign(runs, self._pools())
 
     def _pools(self) -> dict[str, int]:
         """How many runs each pool takes at a time."""
         return {name: fleet.adapters or 1 for name, fleet in self.fleets.items()}
 
-    async def _load_runs(self, session: Session) -> list[store.RunFacts]:
+    async def _load_runs(self, session: Session) -> list[RunFacts]:
         """Returns the facts of runs with the decision to stop early, which ends their open training groups."""
         runs = []
-        loaded = await store.load_runs(session, self._finished_evaluations)
+        loaded = await load_runs(session, self._finished_evaluations)
         for run in loaded:
             if run.lead_run_id is not None:
                 continue
             stopped = replace(run, stop_reason=await self._stop_reason(session, run))
             if stopped.stop_reason is not None and stopped.open_training_groups:
-                await store.cancel_training(session, run.id)
+                await cancel_training(session, run.id)
                 fault_point("controller.training_stopped")
                 stopped = replace(stopped, open_training_groups=0)
             others = [replace(one, stop_reason=stopped.stop_reason) for one in loaded if one.lead_run_id == run.id]
@@ -168,7 +188,7 @@ class Controller:
         leads = {run.id for run in runs}
         return runs + [one for one in loaded if one.lead_run_id is not None and one.lead_run_id not in leads]
 
-    async def _stop_reason(self, session: Session, run: store.RunFacts) -> str | None:
+    async def _stop_reason(self, session: Session, run: RunFacts) -> str | None:
         """Reads the run's rewards only after a step or an evaluation has ended; a decision is final."""
         stopping = run.config.training.early_stopping
         if stopping is None or run.steps_done >= run.config.training.steps:
@@ -178,14 +198,14 @@ class Controller:
         progress, reason = self._stops.get(run.id, (None, None))
         if reason is None and progress != (run.steps_done, len(ended)):
             if stopping.metric == "evaluation_reward":
-                values = await store.evaluation_rewards(session, run.id, ended)
+                values = await evaluation_rewards(session, run.id, ended)
             else:
-                values = await store.step_rewards(session, run.id)
+                values = await step_rewards(session, run.id)
             reason = stop_reason(stopping, values)
             self._stops[run.id] = (run.steps_done, len(ended)), reason
         return reason
 
-    def _changed_phases(self, runs: Sequence[store.RunFacts]) -> list[store.Phase]:
+    def _changed_phases(self, runs: Sequence[RunFacts]) -> list[Phase]:
         assignments = self._assign(runs)
         found: dict[str, tuple[RunPhase, str | None]] = {}
         for run in runs:
@@ -195,10 +215,10 @@ class Controller:
             if run.lead_run_id is not None:
                 lead = found.get(run.lead_run_id, (run.lead_phase or run.phase, None))
                 found[run.id] = phases.policy_phase(run, lead)
-        return [store.Phase(run.id, *found[run.id]) for run in runs if found[run.id] != (run.phase, run.reason)]
+        return [Phase(run.id, *found[run.id]) for run in runs if found[run.id] != (run.phase, run.reason)]
 
     def _phase(
-        self, run: store.RunFacts, others: Sequence[store.RunFacts], assignments: Mapping[str, Assignment]
+        self, run: RunFacts, others: Sequence[RunFacts], assignments: Mapping[str, Assignment]
     ) -> tuple[RunPhase, str | None]:
         """Args: others: the runs that carry its further policies"""
         team = (run, *others)
@@ -208,7 +228,7 @@ class Controller:
             reason = next(filter(None, map(self._waiting_reason, team)), None)
         return phase, reason
 
-    def _waiting_reason(self, run: store.RunFacts) -> str | None:
+    def _waiting_reason(self, run: RunFacts) -> str | None:
         """Says, for users, why the active run does not sample."""
         if waiting := self.trainers.waiting_reason(run.id):
             return f"the trainer waits: {waiting}"
@@ -217,9 +237,7 @@ class Controller:
         trouble = self.fleets[run.config.pool].trouble(run.id)
         return None if trouble is None else f"no engine serves: {trouble}"
 
-    async def _report(
-        self, resolutions: Sequence[store.Resolution], complete: Sequence[str], moved: Sequence[store.Phase]
-    ) -> None:
+    async def _report(self, resolutions: Sequence[Resolution], complete: Sequence[str], moved: Sequence[Phase]) -> None:
         """Counts, logs and notifies, after the commit."""
         for resolution in resolutions:
             ROLLOUTS_ENDED.labels(resolution.state, resolution.reason).inc()
@@ -229,7 +247,7 @@ class Controller:
         if topics:
             await self.notifications.notify(*topics)
 
-    async def set_engine_target(self, run: store.RunFacts, lead: store.RunFacts) -> None:
+    async def set_engine_target(self, run: RunFacts, lead: RunFacts) -> None:
         """Points the pool's engines at the version of the active run that they should serve.
 
         Args: lead: the run itself, or the one whose policy it carries
@@ -243,17 +261,17 @@ class Controller:
             assert found is not None
             fleet.set_target(TargetVersion(run.id, version, found.path, found.content_sha256))
 
-    def reconcile_trainers(self, active: Sequence[store.RunFacts]) -> None:
+    def reconcile_trainers(self, active: Sequence[RunFacts]) -> None:
         """Keeps a trainer for each active run while it has steps to do, or its last version to export again."""
         self.trainers.reconcile({run.id: run.steps_done for run in active if self._needs_trainer(run)})
 
-    def _needs_trainer(self, run: store.RunFacts) -> bool:
+    def _needs_trainer(self, run: RunFacts) -> bool:
         if run.phase not in phases.AT_WORK:
             return False
         lost = self.fleets[run.config.pool].lost_version(run.id)
         return not phases.has_made_steps(run) or (run.steps_done > 0 and lost == run.steps_done)
 
-    async def admit(self, run: store.RunFacts, others: Sequence[store.RunFacts]) -> list[store.QueuedRollout]:
+    async def admit(self, run: RunFacts, others: Sequence[RunFacts]) -> list[QueuedRollout]:
         """Writes the groups that may be sampled now; returns the ids of their rollouts.
 
         Args: others: the runs that carry its further policies
@@ -271,24 +289,22 @@ class Controller:
             return []
         rollout_ids = [rollout_id for group in groups for rollout_id in group.rollout_ids]
         async with self.database.session() as session:
-            await store.admit_groups(session, groups, {rollout_id: _trace(rollout_id) for rollout_id in rollout_ids})
+            await admit_groups(session, groups, {rollout_id: _trace(rollout_id) for rollout_id in rollout_ids})
             fault_point("controller.groups_written")
         fault_point("controller.admitted")
         GROUPS_ADMITTED.labels("training" if groups[0].evaluation_id is None else "evaluation").inc(len(groups))
         log.info("groups admitted", run_id=run.id, groups=len(groups), first=groups[0].id, version=served)
-        return [store.QueuedRollout(one, 0, None, run.config.runner.type) for one in rollout_ids]
+        return [QueuedRollout(one, 0, None, run.config.runner.type) for one in rollout_ids]
 
-    async def _past_of(self, run: store.RunFacts) -> tuple[dict[int, float], store.Replacements]:
+    async def _past_of(self, run: RunFacts) -> tuple[dict[int, float], Replacements]:
         """The facts of earlier groups that decide on the tasks of the next ones."""
         curriculum = run.config.sampling.curriculum
         async with self.database.read() as session:
             if curriculum is None:
-                return {}, await store.replacements(session, run.id)
-            return await store.solve_rates(
-                session, run.id, curriculum.solved_at, curriculum.window
-            ), store.Replacements()
+                return {}, await find_replacements(session, run.id)
+            return await solve_rates(session, run.id, curriculum.solved_at, curriculum.window), Replacements()
 
-    async def enqueue(self, queued: Sequence[store.QueuedRollout], admitted: Sequence[store.QueuedRollout]) -> None:
+    async def enqueue(self, queued: Sequence[QueuedRollout], admitted: Sequence[QueuedRollout]) -> None:
         """Enqueues waiting rollouts: new ones at once, all of them every few seconds, since Redis may be wiped."""
         due = [one for one in queued if self._is_due(one)] + list(admitted)
         ROLLOUTS_QUEUED.set(len(queued) + len(admitted))
@@ -308,7 +324,7 @@ class Controller:
         # A rollout that is retried within this time waits until all are enqueued again.
         self._enqueued.update(one.rollout_id for one in fresh)
 
-    def _is_due(self, queued: store.QueuedRollout) -> bool:
+    def _is_due(self, queued: QueuedRollout) -> bool:
         if queued.waited_seconds is None:
             return True
         return queued.waited_seconds >= settling.retry_seconds(queued.attempt, self.settings.retry_seconds)
@@ -331,8 +347,8 @@ def _trace(rollout_id: str) -> str:
 
 async def _fail(session: Session, causes: dict[str, str]) -> None:
     if causes:
-        causes = {**await store.causes_of_leads(session, causes), **causes}
-        await store.write_phases(session, [store.Phase(run, RunPhase.FAILED, cause) for run, cause in causes.items()])
-        await store.cancel_open_work(session, list(causes), "the run failed")
+        causes = {**await causes_of_leads(session, causes), **causes}
+        await write_phases(session, [Phase(run, RunPhase.FAILED, cause) for run, cause in causes.items()])
+        await cancel_open_work(session, list(causes), "the run failed")
         RUNS_FAILED.inc(len(causes))
         log.error("runs failed", causes=causes)

@@ -12,8 +12,8 @@ from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.service import Checks, pause
 from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.store.locks import AdvisoryLock, LockLost
+from leyden.libs.store.runs.trainer_ends import StoredEnds
 from leyden.libs.store.schema import check_schema
-from leyden.libs.store.trainer_ends import StoredEnds
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.controller.engines.discovery import EngineDiscovery, StaticEngines
 from leyden.services.controller.engines.fleet import Fleet

@@ -23,10 +23,14 @@ from leyden.libs.queue import leases
 from leyden.libs.queue.leases import Lease, Outcome
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.queue.stream import RolloutQueue
-from leyden.libs.store import groups, tables
+from leyden.libs.store import tables
 from leyden.libs.store.calls import NewCall, write_calls
 from leyden.libs.store.database import Database
 from leyden.libs.store.group_commit import GroupCommit
+from leyden.libs.store.runs.admission import admit_groups
+from leyden.libs.store.runs.facts import load_runs
+from leyden.libs.store.runs.phases import runs_without_success
+from leyden.libs.store.runs.rollouts import complete_groups, ended_attempts, queued_rollouts, resolve_rollouts
 from leyden.libs.store.samples import claim_groups
 from leyden.libs.telemetry import configure_logs
 from leyden.services.controller.runs import admission, settling
@@ -180,10 +184,10 @@ async def _settle(store: Stored, database: Database, redis_url: str, run: tables
 
 async def _admit(database: Database, run: tables.Run) -> list[str]:
     async with database.session() as session:
-        [facts] = [one for one in await groups.load_runs(session) if one.id == run.id]
+        [facts] = [one for one in await load_runs(session) if one.id == run.id]
         config = facts.config.model_copy(update={"sampling": Sampling(group_size=SIBLINGS)})
         admitted = admission.training_groups(replace(facts, config=config), ROLLOUTS // SIBLINGS, served_version=0)
-        await groups.admit_groups(session, admitted, {})
+        await admit_groups(session, admitted, {})
     return [rollout for group in admitted for rollout in group.rollout_ids]
 
 
@@ -217,16 +221,16 @@ async def _attempt(writer: AttemptWriter, lease: Lease) -> None:
 async def _tick(database: Database, run_id: str) -> bool:
     """A poll of the controller; returns whether the run has open groups."""
     async with database.session() as session:
-        ended = await groups.ended_attempts(session)
-        [config] = [one.config for one in await groups.load_runs(session) if one.id == run_id]
+        ended = await ended_attempts(session)
+        [config] = [one.config for one in await load_runs(session) if one.id == run_id]
         resolved = [settling.resolve(one, config) for one in ended]
-        await groups.resolve_rollouts(session, [one for one in resolved if one is not None])
+        await resolve_rollouts(session, [one for one in resolved if one is not None])
         if ended:
-            await groups.complete_groups(session)
-            await groups.runs_without_success(session, 4)
+            await complete_groups(session)
+            await runs_without_success(session, 4)
         await leases.expire_overdue(session)
-        runs = await groups.load_runs(session)
-        await groups.queued_rollouts(session)
+        runs = await load_runs(session)
+        await queued_rollouts(session)
     return any(run.open_training_groups for run in runs if run.id == run_id)
 
 
@@ -252,7 +256,7 @@ async def _poll_milliseconds(store: Stored, database: Database, run_id: str) -> 
             await claim_groups(session, 8, recent=True)
     spent = time.process_time() + store.cpu_seconds() - before
     async with database.session() as session:
-        [facts] = [one for one in await groups.load_runs(session) if one.id == run_id]
+        [facts] = [one for one in await load_runs(session) if one.id == run_id]
     with psycopg.connect(store.dsn) as connection:
         counted = _count(connection, "groups", run_id)
     if (facts.next_group, facts.counting_groups) != (counted, counted):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leyden.libs.store.trainer_ends import TrainerEnd
+from leyden.libs.store.runs.trainer_ends import TrainerEnd
 
 
 class RememberedEnds:

@@ -17,12 +17,12 @@ from leyden.libs.store import tables
 from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.datasets import find_dataset
-from leyden.libs.store.partitions import create_run_partitions
 from leyden.libs.store.read.call_counts import of_run
 from leyden.libs.store.read.paging import decode_cursor, page
 from leyden.libs.store.read.warnings import run_warnings
 from leyden.libs.store.rewards import REWARD
-from leyden.libs.store.trainer_ends import trainer_ends
+from leyden.libs.store.runs.partitions import create_run_partitions
+from leyden.libs.store.runs.trainer_ends import trainer_ends
 
 
 class UnknownRun(LookupError):

@@ -11,10 +11,11 @@ from sqlalchemy import select, text
 
 from leyden.libs.contracts.call_counts import CallCounts, why_nothing_trains
 from leyden.libs.contracts.untrainable import UNKNOWN, remedy_of
-from leyden.libs.store import failure_rewards, tables
+from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.call_counts import of_steps
-from leyden.libs.store.trainer_ends import trainer_ends
+from leyden.libs.store.runs import failure_rewards
+from leyden.libs.store.runs.trainer_ends import trainer_ends
 
 ATTEMPTS = 100
 MIN_ATTEMPTS, MIN_GROUPS = 4, 4

@@ -18,7 +18,8 @@ from types import MappingProxyType
 from leyden.libs.contracts.config import Curriculum, Sampling
 from leyden.libs.contracts.ids import group_id
 from leyden.libs.contracts.states import RunPhase
-from leyden.libs.store.groups import EvaluationFacts, NewGroup, Replacements, RunFacts
+from leyden.libs.store.runs.admission import NewGroup, Replacements
+from leyden.libs.store.runs.facts import EvaluationFacts, RunFacts
 from leyden.services.controller.runs.phases import due_evaluation, policy_target
 
 MAX_DRAWS = 100

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from leyden.libs.contracts.states import RUN_TRANSITIONS, RunIntent, RunPhase
 from leyden.libs.store.engines import Assignment
-from leyden.libs.store.groups import EvaluationFacts, RunFacts
+from leyden.libs.store.runs.facts import EvaluationFacts, RunFacts
 
 AT_WORK = frozenset({RunPhase.RUNNING, RunPhase.EVALUATING})
 

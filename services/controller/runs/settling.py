@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from leyden.libs.contracts.config import RunConfig, Sampling
 from leyden.libs.contracts.states import OutcomeKind, RolloutState
-from leyden.libs.store.groups import AttemptFacts, Resolution
+from leyden.libs.store.runs.rollouts import AttemptFacts, Resolution
 
 NO_REWARD = "no_reward"
 LEASE_LOST = "lease_lost"

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from prometheus_client import Counter
 
 from leyden.libs.store.database import StoreAway
-from leyden.libs.store.trainer_ends import TrainerEnd
+from leyden.libs.store.runs.trainer_ends import TrainerEnd
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainers.backend import (

@@ -9,7 +9,7 @@ from prometheus_client import Counter
 
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.read.runs import ActionRefused
-from leyden.libs.store.retention import RecordsInUse, prunable_runs, prune_run
+from leyden.libs.store.runs.retention import RecordsInUse, prunable_runs, prune_run
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.controller.settings import Settings
 

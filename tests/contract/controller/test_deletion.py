@@ -10,9 +10,10 @@ import pytest
 from sqlalchemy import func, select, text
 
 from leyden.libs.contracts.ids import evaluation_id
-from leyden.libs.store import retention, tables
+from leyden.libs.store import tables
 from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.locks import AdvisoryLock
+from leyden.libs.store.runs import retention
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.upkeep.deletion import delete_marked
 from tests import builders

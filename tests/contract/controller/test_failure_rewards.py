@@ -7,9 +7,9 @@ from typing import Any
 
 from leyden.libs.contracts import ids
 from leyden.libs.store import tables
-from leyden.libs.store.groups import complete_groups
 from leyden.libs.store.read.results import list_evaluations
 from leyden.libs.store.read.runs import get_run
+from leyden.libs.store.runs.rollouts import complete_groups
 from tests import builders
 from tests.contract.controller.test_store import Scene, add_run, document
 from tests.contract.controller.test_store import scene as scene

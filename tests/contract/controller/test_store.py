@@ -17,9 +17,9 @@ from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, read_pools, write_pools
-from leyden.libs.store.groups import solve_rates
 from leyden.libs.store.read.results import list_evaluations
-from leyden.libs.store.retention import prune_run
+from leyden.libs.store.runs.admission import solve_rates
+from leyden.libs.store.runs.retention import prune_run
 from leyden.services.controller.engines.client import TargetVersion
 from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.controller.settings import PoolSettings, Settings

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.read import runs
-from leyden.libs.store.trainer_ends import StoredEnds, TrainerEnd
+from leyden.libs.store.runs.trainer_ends import StoredEnds, TrainerEnd
 from tests import builders
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import delete
 from leyden.libs.store import tables
 from leyden.libs.store.calls import CallDefaults
 from leyden.libs.store.database import Database
-from leyden.libs.store.retention import prune_run
+from leyden.libs.store.runs.retention import prune_run
 from leyden.services.gateway.records.reader import Reader
 from tests import builders
 from tests.fakes.gateway import Scene, scene

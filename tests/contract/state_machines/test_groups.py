@@ -11,8 +11,9 @@ from hypothesis.stateful import initialize, invariant, rule
 from sqlalchemy import select
 
 from leyden.libs.contracts.states import GroupVerdict, RolloutState
-from leyden.libs.store import groups as store
 from leyden.libs.store import samples, tables
+from leyden.libs.store.runs.phases import cancel_open_work
+from leyden.libs.store.runs.rollouts import Resolution, complete_groups, resolve_rollouts
 from tests import builders
 from tests.state_machines import StoreMachine, serial, walk
 
@@ -65,25 +66,25 @@ class GroupMachine(StoreMachine):
     def resolve(self, which: int, end: tuple[RolloutState, float | None, str]) -> Deed:
         state, reward, reason = end
         attempt = 1 if state is RolloutState.FINISHED else None
-        resolution = store.Resolution(self.rollouts[which].id, state, attempt, reward, reason)
+        resolution = Resolution(self.rollouts[which].id, state, attempt, reward, reason)
 
         async def work() -> None:
             async with self.database.session() as session:
-                await store.resolve_rollouts(session, [resolution])
+                await resolve_rollouts(session, [resolution])
 
         return lambda model: model.resolve(which, str(state), reward, reason), work
 
     def complete(self) -> Deed:
         async def work() -> int:
             async with self.database.session() as session:
-                return len(set(await store.complete_groups(session)) & {self.group.id})
+                return len(set(await complete_groups(session)) & {self.group.id})
 
         return Model.complete, work
 
     def cancel(self) -> Deed:
         async def work() -> None:
             async with self.database.session() as session:
-                await store.cancel_open_work(session, [self.run.id], REASON)
+                await cancel_open_work(session, [self.run.id], REASON)
 
         return Model.cancel, work
 

@@ -12,9 +12,10 @@ from sqlalchemy import func, select
 
 from leyden.libs.contracts import api
 from leyden.libs.contracts.states import RUN_TRANSITIONS, RunPhase
-from leyden.libs.store import groups, tables
+from leyden.libs.store import tables
 from leyden.libs.store.database import Refused
 from leyden.libs.store.read import runs
+from leyden.libs.store.runs.phases import Phase, write_phases
 from tests import builders
 from tests.state_machines import StoreMachine, serial, walk
 
@@ -74,7 +75,7 @@ class RunMachine(StoreMachine):
         async def work() -> str:
             try:
                 async with self.database.session() as session:
-                    await groups.write_phases(session, [groups.Phase(self.run.id, RunPhase(phase), None)])
+                    await write_phases(session, [Phase(self.run.id, RunPhase(phase), None)])
             except Refused:
                 return REFUSED
             return phase

@@ -20,11 +20,12 @@ from transformers import PreTrainedModel
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.service import Checks
-from leyden.libs.store import retention, tables, training
+from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.locks import AdvisoryLock
 from leyden.libs.store.read import runs
 from leyden.libs.store.read.warnings import run_warnings
+from leyden.libs.store.runs import retention
 from leyden.services.trainer import loop as trainer_loop
 from leyden.services.trainer import worker
 from leyden.services.trainer.model.load import UnsupportedModel, load_model

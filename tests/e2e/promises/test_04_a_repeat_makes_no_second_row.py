@@ -25,8 +25,9 @@ from leyden.libs.queue import leases
 from leyden.libs.queue.leases import Outcome
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.service import serving
-from leyden.libs.store import groups, tables, training
+from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database, Refused
+from leyden.libs.store.runs.admission import NewGroup, admit_groups
 from leyden.services.api import app as api
 from leyden.services.api.settings import Settings as ApiSettings
 from leyden.services.collector.app import create_collector
@@ -163,12 +164,12 @@ async def test_a_model_call_that_an_sdk_repeats_is_sampled_once(database: Databa
 
 async def test_a_rollout_is_admitted_enqueued_leased_and_settled_once(database: Database, redis_url: str) -> None:
     run = await builders.add_run(database)
-    admitted = groups.NewGroup(f"{run.id}.7", run.id, None, 7, run.dataset_id, 0, 1, 0)
+    admitted = NewGroup(f"{run.id}.7", run.id, None, 7, run.dataset_id, 0, 1, 0)
     [rollout] = admitted.rollout_ids
 
     async def admit() -> None:
         async with database.session() as session:
-            await groups.admit_groups(session, [admitted], {})
+            await admit_groups(session, [admitted], {})
 
     async def lease() -> leases.Lease | None:
         async with database.session() as session:

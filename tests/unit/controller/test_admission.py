@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyden.libs.contracts.config import Baseline, Credit, Curriculum, Sampling
-from leyden.libs.store.groups import LostGroup, NewGroup, Replacements
+from leyden.libs.store.runs.admission import LostGroup, NewGroup, Replacements
 from leyden.libs.store.training import ReadyGroup
 from leyden.services.controller.runs.admission import (
     drawn_tasks,

@@ -9,7 +9,7 @@ import pytest
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import RUN_TRANSITIONS, RunIntent, RunPhase
 from leyden.libs.store.engines import Assignment
-from leyden.libs.store.groups import EvaluationFacts, RunFacts
+from leyden.libs.store.runs.facts import EvaluationFacts, RunFacts
 from leyden.services.controller.runs.phases import assign, due_evaluation, next_phase, target_version, waiting_reason
 
 CONFIG = RunConfig.model_validate({"name": "r", "dataset": "d", "agent": {"command": ["a"]}, "training": {"steps": 3}})

@@ -4,7 +4,7 @@ import pytest
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import OutcomeKind, RolloutState
-from leyden.libs.store.groups import AttemptFacts, Resolution
+from leyden.libs.store.runs.rollouts import AttemptFacts, Resolution
 from leyden.services.controller.runs.settling import resolve, retry_seconds
 
 FINISHED, EXCLUDED = RolloutState.FINISHED, RolloutState.EXCLUDED

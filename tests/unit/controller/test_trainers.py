@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from leyden.libs.store.database import StoreAway
-from leyden.libs.store.trainer_ends import TrainerEnd
+from leyden.libs.store.runs.trainer_ends import TrainerEnd
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainers import launch
 from leyden.services.controller.trainers import process as process_trainers

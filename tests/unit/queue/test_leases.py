@@ -12,7 +12,7 @@ from leyden.libs.queue.leases import Lease, Outcome
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database
-from leyden.libs.store.groups import excuse_attempts
+from leyden.libs.store.runs.rollouts import excuse_attempts
 from tests import builders, queues
 
 SUCCESS = Outcome(OutcomeKind.SUCCEEDED, reward=1.0, exit_code=0)

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from leyden.libs.store.database import Database, Refused, Session
-from leyden.libs.store.partitions import create_run_partitions
+from leyden.libs.store.runs.partitions import create_run_partitions
 from leyden.libs.store.tables import PARTITIONED
 from tests import builders
 

@@ -1,0 +1,194 @@
+"""Facts of runs that are not over, from which the controller decides their next phase and their admissions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select, text
+
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.states import RunIntent, RunPhase
+from leyden.libs.store import tables
+from leyden.libs.store.database import ReadSession
+
+
+@dataclass(frozen=True)
+class EvaluationFacts:
+    """The progress of an evaluation: `groups` of `expected` are admitted, `open_groups` of them have not ended.
+
+    `policy_version` is the version asked for, None for the last one; `started_version` that of its first group.
+    """
+
+    id: str
+    number: int
+    dataset_id: str
+    policy_version: int | None
+    rollouts_per_task: int
+    expected: int
+    groups: int
+    open_groups: int
+    started_version: int | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every group has ended."""
+        return self.groups >= self.expected and self.open_groups == 0
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """The facts that decide the next phase and admissions of a run.
+
+    `counting_groups`: groups that count or still may (`admission.py` of the controller); `servable_versions`: the
+    newest two versions and those of evaluations, if their files exist; `stop_reason`: why training ends early.
+
+    A run that carries a further policy of another one, `lead_run_id`, has the groups and live attempts of that one;
+    `lead_phase` is that one's phase. `has_unfinished_policies`: a run that carries one of its policies has steps to do.
+    """
+
+    id: str
+    config: RunConfig
+    intent: RunIntent
+    phase: RunPhase
+    reason: str | None
+    dataset_id: str
+    task_count: int
+    created_at: datetime
+    steps_done: int
+    latest_version: int | None
+    servable_versions: frozenset[int]
+    counting_groups: int
+    open_training_groups: int
+    next_group: int
+    live_attempts: int
+    evaluations: tuple[EvaluationFacts, ...] = ()
+    stop_reason: str | None = None
+    lead_run_id: str | None = None
+    lead_phase: RunPhase | None = None
+    policy: str | None = None
+    has_unfinished_policies: bool = False
+
+
+# Why: training groups have consecutive numbers from 0, so the largest number counts them, and partial indexes count the
+# few that are cancelled, excluded or stale: the cost does not grow with a run's past.
+_RUNS = text("""
+    SELECT r.id, r.config, r.intent, r.dataset_id, r.created_at, d.task_count, r.lead_run_id, r.policy,
+           (SELECT phase FROM run_status WHERE run_id = r.lead_run_id) AS lead_phase,
+           coalesce(s.phase, 'pending') AS phase, s.reason,
+           (SELECT max(number) FROM steps WHERE run_id = r.id) AS steps_done,
+           (SELECT max(version) FROM policy_versions WHERE run_id = r.id) AS latest_version,
+           ARRAY(SELECT version FROM policy_versions p WHERE p.run_id = r.id AND p.pruned_at IS NULL
+                 AND version IN (SELECT max(version) - older
+                                 FROM policy_versions, (VALUES (0), (1)) AS of (older)
+                                 WHERE run_id = r.id GROUP BY older
+                                 UNION SELECT policy_version FROM evaluations WHERE run_id = lead.id)) AS servable,
+           (SELECT count(*) FROM attempts a JOIN rollouts o ON o.id = a.rollout_id
+            WHERE o.run_id = lead.id AND o.state = 'queued' AND a.state IN ('leased', 'running')) AS live_attempts,
+           g.next_number - g.cancelled - g.excluded - g.stale - CASE WHEN refills.groups > 0 THEN (
+               SELECT coalesce(sum(least(found, refills.groups)), 0) FROM (
+                   SELECT count(*) AS found FROM step_groups
+                   WHERE run_id = r.id AND verdict = 'no_variance' GROUP BY step
+                   UNION ALL
+                   SELECT count(*) FROM group_credits c WHERE c.run_id = r.id AND c.verdict = 'credited'
+                   AND NOT c.has_variance AND NOT EXISTS (SELECT FROM step_groups
+                                                           WHERE group_id = c.group_id AND run_id = c.run_id)
+               ) AS without_variance
+           ) ELSE 0 END AS counting, g.open, g.next_number
+    FROM runs r
+    JOIN datasets d ON d.id = r.dataset_id
+    LEFT JOIN run_status s ON s.run_id = r.id
+    CROSS JOIN LATERAL (SELECT coalesce(r.lead_run_id, r.id) AS id) AS lead
+    CROSS JOIN LATERAL (
+        SELECT coalesce((r.config #>> '{sampling,refill_zero_variance}')::bigint, 0)
+               * (r.config #>> '{sampling,groups_per_step}')::bigint AS groups
+    ) AS refills
+    CROSS JOIN LATERAL (
+        SELECT (SELECT coalesce(max(number) + 1, 0) FROM groups
+                WHERE run_id = lead.id AND evaluation_id IS NULL) AS next_number,
+               (SELECT count(*) FROM groups
+                WHERE run_id = lead.id AND evaluation_id IS NULL AND state = 'cancelled') AS cancelled,
+               (SELECT count(*) FROM groups
+                WHERE run_id = lead.id AND evaluation_id IS NULL AND state = 'open') AS open,
+               (SELECT count(*) FROM group_credits WHERE run_id = r.id AND verdict = 'excluded') AS excluded,
+               (SELECT count(*) FROM step_groups WHERE run_id = r.id AND verdict = 'stale') AS stale
+    ) g
+    WHERE coalesce(s.phase, 'pending') NOT IN ('completed', 'failed', 'cancelled') OR lead.id = ANY(:reopened)
+    ORDER BY r.created_at, r.id
+""")
+
+_EVALUATIONS = text("""
+    SELECT e.id, e.run_id, e.number, e.dataset_id, e.policy_version, e.rollouts_per_task,
+           least(d.task_count, coalesce(e.max_tasks, d.task_count)) AS expected, g.groups, g.open, g.started_version
+    FROM evaluations e
+    JOIN datasets d ON d.id = e.dataset_id
+    LEFT JOIN run_status s ON s.run_id = e.run_id
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS groups, count(*) FILTER (WHERE state = 'open') AS open,
+               min(admitted_version) AS started_version
+        FROM groups WHERE run_id = e.run_id AND evaluation_id = e.id
+    ) g
+    WHERE coalesce(s.phase, 'pending') NOT IN ('failed', 'cancelled') AND NOT (e.id = ANY(:finished))
+    -- Training that stopped early makes no later versions.
+    AND NOT (s.phase IS NOT DISTINCT FROM 'completed' AND coalesce(e.policy_version, 0) > coalesce(
+        (SELECT max(version) FROM policy_versions WHERE run_id = e.run_id), 0))
+""")
+
+
+async def load_runs(session: ReadSession, finished_evaluations: Iterable[str] = ()) -> list[RunFacts]:
+    """Every run that is not over, and completed ones that have an unfinished evaluation, oldest first.
+
+    Args: finished_evaluations: finished for good; the query skips their counts
+    """
+    evaluations: dict[str, list[EvaluationFacts]] = {}
+    for row in await session.execute(_EVALUATIONS, {"finished": list(finished_evaluations)}):
+        evaluations.setdefault(row.run_id, []).append(_evaluation(row))
+    reopened = [run for run, found in evaluations.items() if not all(one.finished for one in found)]
+    rows = await session.execute(_RUNS, {"reopened": reopened})
+    return [_run(row, evaluations.get(row.id, [])) for row in rows]
+
+
+async def run_configs(session: ReadSession, run_ids: Iterable[str]) -> dict[str, RunConfig]:
+    """Configurations by run id."""
+    rows = await session.execute(select(tables.Run.id, tables.Run.config).where(tables.Run.id.in_(list(run_ids))))
+    return {row.id: RunConfig.stored(row.config) for row in rows}
+
+
+def _evaluation(row: Any) -> EvaluationFacts:
+    return EvaluationFacts(
+        id=row.id,
+        number=row.number,
+        dataset_id=row.dataset_id,
+        policy_version=row.policy_version,
+        rollouts_per_task=row.rollouts_per_task,
+        expected=row.expected,
+        groups=row.groups,
+        open_groups=row.open,
+        started_version=row.started_version,
+    )
+
+
+def _run(row: Any, evaluations: Sequence[EvaluationFacts]) -> RunFacts:
+    return RunFacts(
+        id=row.id,
+        config=RunConfig.stored(row.config),
+        intent=RunIntent(row.intent),
+        phase=RunPhase(row.phase),
+        reason=row.reason,
+        dataset_id=row.dataset_id,
+        task_count=row.task_count,
+        created_at=row.created_at,
+        steps_done=row.steps_done or 0,
+        latest_version=row.latest_version,
+        servable_versions=frozenset(row.servable),
+        counting_groups=int(row.counting or 0),
+        open_training_groups=row.open or 0,
+        next_group=row.next_number or 0,
+        live_attempts=row.live_attempts,
+        evaluations=tuple(evaluations),
+        lead_run_id=row.lead_run_id,
+        lead_phase=None if row.lead_phase is None else RunPhase(row.lead_phase),
+        policy=row.policy,
+    )

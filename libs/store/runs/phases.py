@@ -1,0 +1,159 @@
+"""Phases of runs: the controller writes them, ends open work, and reads the reasons to end a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import select, text
+
+from leyden.libs.contracts.states import RunPhase
+from leyden.libs.store import tables
+from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.rewards import REWARD
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The next phase of a run."""
+
+    run_id: str
+    phase: RunPhase
+    reason: str | None
+
+
+_CANCEL_ROLLOUTS = text("""
+    UPDATE rollouts SET state = 'cancelled', reason = :reason, finished_at = now()
+    WHERE state = 'queued' AND run_id = ANY(:runs)
+""")
+
+_CANCEL_GROUPS = text("""
+    UPDATE groups SET state = 'cancelled', finished_at = now() WHERE state = 'open' AND run_id = ANY(:runs)
+""")
+
+_STOP_ROLLOUTS = text("""
+    UPDATE rollouts r SET state = 'cancelled', reason = 'training stopped early', finished_at = now()
+    FROM groups g WHERE g.id = r.group_id AND g.evaluation_id IS NULL AND r.state = 'queued' AND r.run_id = :run
+""")
+
+_STOP_GROUPS = text("""
+    UPDATE groups SET state = 'cancelled', finished_at = now()
+    WHERE state = 'open' AND evaluation_id IS NULL AND run_id = :run
+""")
+
+# The plan's evaluations are the run's first; others may be on other datasets.
+_EVALUATION_REWARDS = text(f"""
+    SELECT groups.admitted_version, avg({REWARD})
+    FROM evaluations e
+    JOIN groups ON groups.evaluation_id = e.id
+    JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished'
+    WHERE e.run_id = :run AND e.id = ANY(:finished)
+    AND e.dataset_id = (SELECT dataset_id FROM evaluations WHERE run_id = :run ORDER BY number LIMIT 1)
+    GROUP BY 1 ORDER BY 1
+""")  # noqa: S608  # constants alone
+
+_STEP_REWARDS = text(f"""
+    SELECT s.step, avg({REWARD})
+    FROM step_groups s JOIN rollouts ON rollouts.group_id = s.group_id AND rollouts.state = 'finished'
+        AND NOT rollouts.greedy
+    WHERE s.run_id = :run AND s.step IS NOT NULL GROUP BY 1 ORDER BY 1
+""")  # noqa: S608  # constants alone
+
+_PHASES = text("""
+    INSERT INTO run_status AS s (run_id, phase, reason, started_at, finished_at)
+    SELECT v.id, v.phase, v.reason, CASE WHEN v.phase IN ('running', 'evaluating') THEN now() END,
+           CASE WHEN v.phase IN ('completed', 'failed', 'cancelled') THEN now() END
+    FROM unnest(CAST(:ids AS text[]), CAST(:phases AS text[]), CAST(:reasons AS text[])) AS v (id, phase, reason)
+    ON CONFLICT (run_id) DO UPDATE SET
+        phase = excluded.phase, reason = excluded.reason, finished_at = excluded.finished_at,
+        started_at = coalesce(s.started_at, excluded.started_at),
+        updated_at = CASE WHEN s.phase = excluded.phase THEN s.updated_at ELSE now() END
+""")
+
+# A run whose groups never had a success ends after all its groups, where it has fewer than the limit. Otherwise the
+# groups of the present phase count, so that a resumed run has a chance.
+_WITHOUT_SUCCESS = text("""
+    SELECT s.run_id, (array_agg(latest.detail ORDER BY r.finished_at DESC))[1] AS detail
+    FROM run_status s
+    JOIN runs u ON u.id = s.run_id
+    CROSS JOIN LATERAL (
+        SELECT least(:groups, greatest(1, (u.config #>> '{training,steps}')::bigint
+                                          * (u.config #>> '{sampling,groups_per_step}')::bigint)) AS groups
+    ) AS needed
+    CROSS JOIN LATERAL (
+        SELECT NOT EXISTS (
+            SELECT FROM groups g JOIN rollouts o ON o.group_id = g.id
+            WHERE g.run_id = s.run_id AND g.evaluation_id IS NULL AND o.reason = 'succeeded') AS always
+    ) AS failed
+    CROSS JOIN LATERAL (
+        SELECT id FROM groups g
+        WHERE g.run_id = s.run_id AND g.evaluation_id IS NULL AND g.state = 'complete'
+            AND (failed.always OR g.created_at >= s.updated_at)
+        ORDER BY number DESC LIMIT :groups
+    ) g
+    JOIN rollouts r ON r.group_id = g.id
+    LEFT JOIN LATERAL (
+        SELECT concat_ws(': ', coalesce(nullif(r.reason, 'succeeded'), o.kind), o.detail,
+                         nullif(right(o.stderr_tail, 500), '')) AS detail
+        FROM outcomes o WHERE o.rollout_id = r.id ORDER BY o.attempt DESC LIMIT 1
+    ) latest ON true
+    WHERE s.phase = 'running'
+    GROUP BY s.run_id, needed.groups
+    HAVING count(DISTINCT g.id) >= needed.groups AND NOT bool_or(r.reason = 'succeeded')
+""")
+
+
+async def causes_of_leads(session: ReadSession, causes: Mapping[str, str]) -> dict[str, str]:
+    """The failures of the runs one of whose policies failed.
+
+    Args: causes: failures by run
+    """
+    table = tables.Run
+    query = select(table.lead_run_id, table.policy, table.id).where(
+        table.id.in_(list(causes)), table.lead_run_id.is_not(None)
+    )
+    return {row.lead_run_id: f"policy {row.policy}: {causes[row.id]}" for row in await session.execute(query)}
+
+
+async def write_phases(session: Session, phases: Sequence[Phase]) -> None:
+    """Moves runs to their next phases; `started_at` is the first start of work, `finished_at` the last end."""
+    if not phases:
+        return
+    columns = {
+        "ids": [one.run_id for one in phases],
+        "phases": [str(one.phase) for one in phases],
+        "reasons": [one.reason for one in phases],
+    }
+    await session.execute(_PHASES, columns)
+
+
+async def cancel_open_work(session: Session, run_ids: Sequence[str], reason: str) -> None:
+    """Cancels queued rollouts and open groups of runs; runners notice at their next heartbeat."""
+    await session.execute(_CANCEL_ROLLOUTS, {"runs": list(run_ids), "reason": reason})
+    await session.execute(_CANCEL_GROUPS, {"runs": list(run_ids)})
+
+
+async def cancel_training(session: Session, run_id: str) -> None:
+    """Cancels queued rollouts and open groups of training; evaluations go on."""
+    await session.execute(_STOP_ROLLOUTS, {"run": run_id})
+    await session.execute(_STOP_GROUPS, {"run": run_id})
+
+
+async def evaluation_rewards(session: ReadSession, run_id: str, finished: Iterable[str]) -> list[tuple[int, float]]:
+    """Measured versions with their mean rewards, in the order of versions.
+
+    Args: finished: ids of evaluations; those on another dataset than the plan's are left out
+    """
+    rows = await session.execute(_EVALUATION_REWARDS, {"run": run_id, "finished": list(finished)})
+    return [(version, reward) for version, reward in rows]
+
+
+async def step_rewards(session: ReadSession, run_id: str) -> list[tuple[int, float]]:
+    """Steps with the mean rewards of their rollouts, in their order."""
+    return [(step, reward) for step, reward in await session.execute(_STEP_REWARDS, {"run": run_id})]
+
+
+async def runs_without_success(session: ReadSession, groups: int) -> dict[str, str]:
+    """Running runs without a success in their last `groups` training groups of this phase, with the last cause."""
+    rows = await session.execute(_WITHOUT_SUCCESS, {"groups": groups})
+    return {row.run_id: row.detail or "every lease was lost" for row in rows}

@@ -1,0 +1,191 @@
+"""Rollouts between two attempts: the controller ends them or lets them run again, in bulk statements.
+
+A repeated write is harmless: states only move along `leyden.libs.contracts.states`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import text
+
+from leyden.libs.contracts.states import OutcomeKind, RolloutState
+from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.deliveries import UNSETTLED, WAITS
+from leyden.libs.store.runs import failure_rewards
+
+# Over grouped model calls m of outcome o: true when the platform failed one. An agent that succeeded all the same needs
+# an answer to a later try of the same request.
+_CALL_FAILED = """
+    bool_or(m.status = 'failed' AND (o.kind <> 'succeeded' OR NOT EXISTS (
+        SELECT FROM model_calls n
+        WHERE n.run_id = m.run_id AND n.rollout_id = m.rollout_id AND n.attempt = m.attempt
+        AND n.request_sha256 = m.request_sha256 AND n.sequence > m.sequence AND n.status = 'completed')))
+"""
+
+
+@dataclass(frozen=True)
+class AttemptFacts:
+    """The last attempt of a queued rollout, ended. `kind` is None when its lease expired.
+
+    `failures` counts the rollout's attempts without the cancelled ones. `seconds` is the run time of the attempt.
+    `call_failed` is true when the gateway gave up on a model call and no later try of it made up for that.
+    `waited_seconds`, `lost_seconds`, `unanswered_seconds` and `answered_seconds` are those of
+    `leyden.libs.store.deliveries.WAITS`.
+    """
+
+    rollout_id: str
+    run_id: str
+    attempt: int
+    kind: OutcomeKind | None
+    reward: float | None
+    failures: int
+    has_explicit_reward: bool
+    seconds: float = 0.0
+    waited_seconds: float = 0.0
+    lost_seconds: float = 0.0
+    unanswered_seconds: float = 0.0
+    answered_seconds: float = 0.0
+    call_failed: bool = False
+    is_evaluation: bool = False
+
+
+@dataclass(frozen=True)
+class QueuedRollout:
+    """A queued rollout without a live attempt; `waited_seconds` since its last attempt ended, None before the first."""
+
+    rollout_id: str
+    attempt: int
+    waited_seconds: float | None
+    runner_type: str
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """The end of a queued rollout: finished with a reward of its `attempt`, or excluded."""
+
+    rollout_id: str
+    state: RolloutState
+    attempt: int | None
+    reward: float | None
+    reason: str
+
+
+_ENDED = text(f"""
+    SELECT r.id AS rollout_id, r.run_id, a.number AS attempt, o.kind, o.reward,
+           (SELECT count(*) FROM attempts b LEFT JOIN outcomes p ON p.rollout_id = b.rollout_id AND p.attempt = b.number
+            WHERE b.rollout_id = r.id AND p.kind IS DISTINCT FROM 'cancelled') AS failures,
+           EXISTS (SELECT FROM rewards w WHERE w.rollout_id = r.id AND w.attempt = a.number)
+           OR EXISTS (SELECT FROM external_rewards x
+                      WHERE x.rollout_id = r.id AND coalesce(x.attempt, a.number) = a.number) AS explicit,
+           coalesce(extract(epoch FROM a.finished_at - a.started_at), 0)::double precision AS seconds,
+           coalesce(w.waited, 0) AS waited, coalesce(w.lost, 0) AS lost, coalesce(w.unanswered, 0) AS unanswered,
+           coalesce(w.answered, 0) AS answered,
+           coalesce(c.failed, false) AS call_failed, g.evaluation_id IS NOT NULL AS is_evaluation
+    FROM rollouts r
+    JOIN groups g ON g.id = r.group_id
+    CROSS JOIN LATERAL (SELECT * FROM attempts WHERE rollout_id = r.id ORDER BY number DESC LIMIT 1) a
+    LEFT JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = a.number
+    LEFT JOIN LATERAL ({WAITS}) AS w ON o.kind IN ('agent_error', 'timeout', 'succeeded')
+    LEFT JOIN LATERAL (
+        SELECT {_CALL_FAILED} AS failed FROM model_calls m
+        WHERE m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = a.number AND m.choice = 0
+    ) AS c ON o.kind IN ('agent_error', 'timeout', 'succeeded')
+    WHERE r.state = 'queued' AND a.state IN ('settled', 'expired') AND a.number > r.excused_attempt
+    AND NOT (o.kind IN ('agent_error', 'timeout', 'succeeded') AND ({UNSETTLED}))
+""")  # noqa: S608  # constants alone
+
+_EXCUSE = text("""
+    UPDATE rollouts r SET excused_attempt = v.attempt
+    FROM unnest(CAST(:ids AS text[]), CAST(:attempts AS integer[])) AS v (id, attempt)
+    WHERE r.id = v.id AND r.state = 'queued'
+""")
+
+_RESOLVE = text("""
+    UPDATE rollouts r
+    SET state = v.state, attempt = v.attempt, reward = v.reward, reason = v.reason, finished_at = now()
+    FROM unnest(CAST(:ids AS text[]), CAST(:states AS text[]), CAST(:attempts AS integer[]),
+                CAST(:rewards AS double precision[]), CAST(:reasons AS text[]))
+        AS v (id, state, attempt, reward, reason)
+    WHERE r.id = v.id AND r.state = 'queued'
+""")
+
+_COMPLETE = text("""
+    UPDATE groups g SET state = 'complete', finished_at = now()
+    WHERE g.state = 'open' AND NOT EXISTS (SELECT FROM rollouts r WHERE r.group_id = g.id AND r.state = 'queued')
+    RETURNING g.id
+""")
+
+_QUEUED = text("""
+    SELECT r.id AS rollout_id, coalesce(a.number, 0) AS attempt,
+           extract(epoch FROM clock_timestamp() - a.finished_at)::double precision AS waited,
+           coalesce(u.config #>> '{runner,type}', 'process') AS runner_type
+    FROM rollouts r
+    JOIN runs u ON u.id = r.run_id
+    JOIN groups g ON g.id = r.group_id
+    LEFT JOIN LATERAL (
+        SELECT number, state, finished_at FROM attempts WHERE rollout_id = r.id ORDER BY number DESC LIMIT 1) a ON true
+    WHERE r.state = 'queued' AND u.intent = 'running'
+    AND (a.number IS NULL OR a.state IN ('settled', 'expired') AND a.number <= r.excused_attempt)
+    ORDER BY g.created_at, g.number, r.sibling
+""")
+
+
+async def ended_attempts(session: ReadSession) -> list[AttemptFacts]:
+    """Queued rollouts whose last attempt has ended, once all is known of its requests, for the controller to judge."""
+    return [
+        AttemptFacts(
+            rollout_id=row.rollout_id,
+            run_id=row.run_id,
+            attempt=row.attempt,
+            kind=None if row.kind is None else OutcomeKind(row.kind),
+            reward=row.reward,
+            failures=row.failures,
+            has_explicit_reward=row.explicit,
+            seconds=row.seconds,
+            waited_seconds=row.waited,
+            lost_seconds=row.lost,
+            unanswered_seconds=row.unanswered,
+            answered_seconds=row.answered,
+            call_failed=row.call_failed,
+            is_evaluation=row.is_evaluation,
+        )
+        for row in await session.execute(_ENDED)
+    ]
+
+
+async def resolve_rollouts(session: Session, resolutions: Sequence[Resolution]) -> None:
+    """Ends rollouts. Idempotency key: the rollout; one that has ended already stays as it is."""
+    if resolutions:
+        columns = {
+            "ids": [one.rollout_id for one in resolutions],
+            "states": [str(one.state) for one in resolutions],
+            "attempts": [one.attempt for one in resolutions],
+            "rewards": [one.reward for one in resolutions],
+            "reasons": [one.reason for one in resolutions],
+        }
+        await session.execute(_RESOLVE, columns)
+
+
+async def excuse_attempts(session: Session, attempts: Mapping[str, int]) -> None:
+    """Lets rollouts run again after attempts that the platform failed. Idempotency key: rollout and attempt.
+
+    Args: attempts: numbers by rollout
+    """
+    if attempts:
+        await session.execute(_EXCUSE, {"ids": list(attempts), "attempts": list(attempts.values())})
+
+
+async def complete_groups(session: Session) -> list[str]:
+    """Completes every open group whose rollouts have all ended, and rewards its failures; their ids."""
+    complete = list(await session.scalars(_COMPLETE))
+    if complete:
+        await failure_rewards.decide(session, complete)
+    return complete
+
+
+async def queued_rollouts(session: ReadSession) -> list[QueuedRollout]:
+    """Rollouts that wait for an attempt, in the order of admission; none of paused runs."""
+    rows = await session.execute(_QUEUED)
+    return [QueuedRollout(row.rollout_id, row.attempt, row.waited, row.runner_type) for row in rows]
