@@ -102,14 +102,14 @@ $(SGLANG_VENV)/.ready: tests/sglang/requirements.txt tests/sglang/sglang_on_cpu.
 	@touch $@
 
 # verl's files alone: the tests stand in for the packages that its arithmetic does not need.
-$(CACHE)/oracle/.ready: tests/oracle/requirements.txt $(VENV)/.ready
+$(CACHE)/oracle/.ready: tests/campaigns/oracle/requirements.txt $(VENV)/.ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(CACHE)/oracle \
-		--requirement tests/oracle/requirements.txt
+		--requirement tests/campaigns/oracle/requirements.txt
 	@touch $@
 
 # Helm and kubectl, for the tests of the chart.
-$(CACHE)/tools/.ready: tests/tools.py $(VENV)/.ready
-	$(BIN)/python -m tests.tools
+$(CACHE)/tools/.ready: tests/support/tools.py $(VENV)/.ready
+	$(BIN)/python -m tests.support.tools
 	@touch $@
 
 # The tests evaluate dashboards and alerts with it: the installed one, or Debian's package without an installation.
@@ -135,15 +135,15 @@ lint: $(VENV)/.ready ## ruff, hadolint, import contracts, types, references, con
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/python -m docs.generate --check
-	$(BIN)/python -m tests.conventions
-	$(BIN)/python -m tests.commits
-	$(BIN)/python -m tests.audit secrets
+	$(BIN)/python -m tests.checks.conventions
+	$(BIN)/python -m tests.checks.commits
+	$(BIN)/python -m tests.checks.audit secrets
 
 structure: $(VENV)/.ready ## files per folder, imports, floors and circles of each part (lint checks the limits)
 	$(BIN)/python -m tests.checks.structure
 
 audit: $(VENV)/.ready ## published vulnerabilities of the pinned packages; fails where the index has no advisories
-	$(BIN)/python -m tests.audit packages
+	$(BIN)/python -m tests.checks.audit packages
 
 types: $(VENV)/.ready ## mypy, strict
 	$(BIN)/mypy
@@ -157,7 +157,7 @@ test-sglang: setup $(SGLANG_VENV)/.ready ## the contract of engines, and a train
 		$(SGLANG_TESTS)
 
 oracle: $(CACHE)/oracle/.ready ## losses, corrections and estimators against verl and TRL on SHAPES random shapes (10,000)
-	$(BIN)/python -m tests.oracle --shapes $(or $(SHAPES),10000) --seed $(or $(SEED),0)
+	$(BIN)/python -m tests.campaigns.oracle --shapes $(or $(SHAPES),10000) --seed $(or $(SEED),0)
 
 contract: setup ## tests of the promises at each boundary
 	$(BIN)/pytest tests/contract
@@ -193,13 +193,13 @@ fuzz: setup ## send a thousand random examples of garbage to each operation and 
 	$(BIN)/pytest --hypothesis-profile=fuzz --timeout=0 -k "fuzz or parsers" tests/contract tests/unit
 
 soak: setup ## kill services at random for as many times as KILLS says
-	$(BIN)/python -m tests.soak --kills $(or $(KILLS),25) --seed $(or $(SEED),0)
+	$(BIN)/python -m tests.campaigns.soak --kills $(or $(KILLS),25) --seed $(or $(SEED),0)
 
 bandits: setup ## train a bandit with each algorithm through the platform: make bandits NAMES="gspo critic"
-	$(BIN)/python -m tests.bandits $(NAMES)
+	$(BIN)/python -m tests.campaigns.bandits $(NAMES)
 
 growth: setup ## run ROLLOUTS rollouts and check that no service grows or slows down (nightly)
-	$(BIN)/python -m tests.growth --rollouts $(or $(ROLLOUTS),20000)
+	$(BIN)/python -m tests.campaigns.growth --rollouts $(or $(ROLLOUTS),20000)
 
 images: ## build every image: make images BUILD="docker build" IMAGES=cpu
 	@# The agent's base before the example that begins with it.

@@ -185,7 +185,7 @@ def redis_url(redis_server: str) -> str:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random Llama of about 100,000 parameters, its byte-level tokenizer and its ChatML template."""
-    from tests.tiny_model import make_tiny_model
+    from tests.support.tiny_model import make_tiny_model
 
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.store import training
 from leyden.libs.store.database import Database, ReadSession
-from tests.shared import ROOT
+from tests.support.shared import ROOT
 
 if TYPE_CHECKING:
     from leyden.services.trainer.step.step import Learner

@@ -27,7 +27,7 @@ from leyden.services.collector.decode import decode_traces
 from tests.bench.rows import Row
 from tests.bench.served import Server, served
 from tests.bench.stored import Stored, stored
-from tests.builders import add_attempt, add_group, add_run
+from tests.support.builders import add_attempt, add_group, add_run
 
 SPANS = 24_576
 """In one measurement."""

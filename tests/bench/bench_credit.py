@@ -19,7 +19,7 @@ from leyden.services.credit.worker import credit_pending
 from tests.bench.rows import Row
 from tests.bench.stored import Stored, stored
 from tests.bench.trajectories import conversation
-from tests.builders import add_group, add_run, run_document
+from tests.support.builders import add_group, add_run, run_document
 
 GROUPS, SIBLINGS = 8, 8
 """In one measurement."""

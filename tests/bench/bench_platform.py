@@ -29,9 +29,9 @@ from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.services.engine.convert import convert
-from tests import builders
 from tests.bench.rows import Row
-from tests.growth import AGENT, stubbed_platform
+from tests.campaigns.growth import AGENT, stubbed_platform
+from tests.support import builders
 
 REST_SECONDS = 2.0
 WAIT_SECONDS = 300.0

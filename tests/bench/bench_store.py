@@ -39,7 +39,7 @@ from tests.bench.history import add_past
 from tests.bench.rows import Row
 from tests.bench.stored import Stored, stored
 from tests.bench.trajectories import lone_calls
-from tests.builders import add_group, add_run
+from tests.support.builders import add_group, add_run
 
 CALLS = 2048
 """In one measurement."""

@@ -29,7 +29,7 @@ from leyden.libs.embedded.servers import EmbeddedPostgres, EmbeddedRedis
 from leyden.libs.store.database import Database
 from leyden.libs.store.migrate import migrate
 from leyden.services.engine.convert import convert
-from tests import builders
+from tests.support import builders
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -29,7 +29,7 @@ from leyden.services.trainer.sender import list_tensors, send_tensors
 from tests.bench.gpu import SHAPES, make_model
 from tests.fakes import real_sglang
 from tests.fakes.engine_client import ADMIN_KEY, KEY
-from tests.shared import free_port
+from tests.support.shared import free_port
 
 ON_GPU = ("--mem-fraction-static", "0.5", "--skip-server-warmup")
 HOST = "127.0.0.1"

@@ -14,7 +14,7 @@ from leyden.libs.client import Client
 from tests.cluster import commands, faults, isolation, rights, scaling, training, upgrades
 from tests.cluster.node import Node, step
 from tests.cluster.release import SERVICES, Release
-from tests.tools import fetch
+from tests.support.tools import fetch
 
 RUN_SECONDS = 1800.0
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.cluster.release import NAMESPACE, SERVICES, Release
-from tests.tools import KUBECTL
+from tests.support.tools import KUBECTL
 
 
 def check(release: Release) -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.shared import ROOT, free_port
-from tests.tools import HELM, KUBECTL
+from tests.support.shared import ROOT, free_port
+from tests.support.tools import HELM, KUBECTL
 
 PREFIX = "docker.io/leyden"
 PYTHON = "docker.io/library/python:3.11-slim-bookworm"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from leyden.libs.client import Client
 from tests.cluster.node import Node, step
-from tests.shared import ROOT
+from tests.support.shared import ROOT
 
 Found = TypeVar("Found")
 

@@ -6,7 +6,7 @@ import subprocess
 
 from tests.cluster.node import Node
 from tests.cluster.release import NAME, NAMESPACE, ROLLOUTS
-from tests.tools import KUBECTL
+from tests.support.tools import KUBECTL
 
 Right = tuple[str, str, str]
 """Verb, resource, subresource."""

@@ -15,7 +15,7 @@ from leyden.libs.contracts.api import Run
 from tests.cluster.node import PREFIX
 from tests.cluster.release import NAMESPACE, ROLLOUTS, Release
 from tests.invariants import violations
-from tests.shared import ROOT
+from tests.support.shared import ROOT
 
 AGENT = ROOT / "examples" / "flight_agent"
 AGENT_IMAGE = f"{PREFIX}/flight-agent:0.1.0"

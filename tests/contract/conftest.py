@@ -12,8 +12,8 @@ import pytest
 from tests.fakes import real_sglang
 from tests.fakes.engine_client import ADMIN_KEY, KEY, EngineClient
 from tests.fakes.tiny_engine import served_engine
-from tests.shared import free_port
-from tests.tiny_model import make_tiny_model
+from tests.support.shared import free_port
+from tests.support.tiny_model import make_tiny_model
 
 RUNNING_REQUESTS = 4
 """Requests that the engine of these tests runs at once; more wait in its queue."""

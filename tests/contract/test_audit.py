@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests import audit
+from tests.checks import audit
 
 
 def ran(stdout: str, stderr: str = "") -> Any:

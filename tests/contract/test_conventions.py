@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import commits, conventions
+from tests.checks import commits, conventions
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from sqlalchemy import update
 
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database
-from tests import builders
 from tests.invariants import STATEMENTS, content_sha256, lost_calls, questions, violations
+from tests.support import builders
 
 OF_EVALUATIONS = "evaluations measured on another version than theirs"
 OF_SHARED = "calls that share more of their parent than it has"

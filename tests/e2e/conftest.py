@@ -11,8 +11,8 @@ import pytest
 
 from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
-from tests.shared import open_to_agents
-from tests.soak import small_platform
+from tests.campaigns.soak import small_platform
+from tests.support.shared import open_to_agents
 
 _shared: list[Platform] = []
 _stop = ExitStack()

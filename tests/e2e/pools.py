@@ -14,8 +14,8 @@ from typing import Any
 
 from leyden.libs.cli.local.platform import Options, Platform
 from leyden.libs.cli.local.services import SERVICES
-from tests.shared import free_port
-from tests.soak import VICTIMS, running_platform
+from tests.campaigns.soak import VICTIMS, running_platform
+from tests.support.shared import free_port
 
 THREADS = {"OMP_NUM_THREADS": "1"}
 

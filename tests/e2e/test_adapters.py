@@ -11,10 +11,10 @@ import psycopg
 import pytest
 
 from leyden.libs.client import Client
+from tests.campaigns.soak import QUICK, bandit_run
 from tests.e2e.pools import platform_with_pools
 from tests.invariants import lost_calls, violations
-from tests.soak import QUICK, bandit_run
-from tests.tiny_model import make_tiny_model
+from tests.support.tiny_model import make_tiny_model
 
 STEPS = 4
 SHARED = {"adapters": 2, "max_adapter_rank": 16}

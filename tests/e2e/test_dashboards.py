@@ -17,8 +17,8 @@ import yaml
 
 from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
-from tests.shared import PROMETHEUS, ROOT, free_port
-from tests.soak import QUICK, bandit_run
+from tests.campaigns.soak import QUICK, bandit_run
+from tests.support.shared import PROMETHEUS, ROOT, free_port
 
 DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in (ROOT / "helm/leyden/dashboards").glob("*.json")}
 ABSENT = {"Attempts without success, by cause"}

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import pytest
 import redis
 
-from tests.chaos import kill
 from tests.faults.proxy import Trouble
 from tests.faults.stage import Stage, stage, until
+from tests.support.chaos import kill
 
 NO_JSON = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nnot json!"
 REDIS = {

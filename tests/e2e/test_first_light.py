@@ -10,8 +10,8 @@ from rich.console import Console
 from leyden.libs.cli.local.platform import Platform
 from leyden.libs.cli.view.watch import watch_run
 from leyden.libs.client import Client
+from tests.campaigns.soak import QUICK, bandit_run
 from tests.invariants import lost_calls, violations
-from tests.soak import QUICK, bandit_run
 
 
 @pytest.mark.timeout(900)

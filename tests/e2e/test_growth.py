@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.growth import grow
+from tests.campaigns.growth import grow
 
 ROLLOUTS = 400
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.shared import ROOT
-from tests.soak import bandit_run
-from tests.tiny_model import make_tiny_model
+from tests.campaigns.soak import bandit_run
+from tests.support.shared import ROOT
+from tests.support.tiny_model import make_tiny_model
 
 PARTS = ("leyden", "libs", "services", "examples", "pyproject.toml", "README.md", "LICENSE")
 

@@ -24,7 +24,6 @@ from leyden.libs.embedded.servers import EmbeddedPostgres
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.migrate import migrate
-from tests import builders
 from tests.fakes.chat_model import EOS, make_chat_model
 from tests.fakes.gateway import GatewayUnderTest, all_calls
 from tests.fakes.scripted_engine import EngineProcess, engine_process
@@ -36,7 +35,8 @@ from tests.fakes.sdk_agents import (
     SdkAgent,
     may_be_repeated,
 )
-from tests.shared import ROOT, free_port
+from tests.support import builders
+from tests.support.shared import ROOT, free_port
 
 AGENTS, TURNS = 200, 3
 DIALECTS = ("chat_completions", "responses", "messages")

@@ -20,7 +20,7 @@ from rich.console import Console
 from leyden.libs.cli.local.platform import Platform
 from leyden.libs.cli.view.watch import watch_run
 from leyden.libs.client import Client
-from tests.shared import open_to_agents
+from tests.support.shared import open_to_agents
 
 AGENT = Path(__file__).parents[1] / "agents" / "witness.py"
 

@@ -20,9 +20,9 @@ from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
 from leyden.libs.contracts import api
 from leyden.libs.faults import FaultInjector
+from tests.campaigns.soak import small_platform
 from tests.invariants import violations
-from tests.shared import open_to_agents
-from tests.soak import small_platform
+from tests.support.shared import open_to_agents
 
 AGENT = Path(__file__).parents[1] / "agents" / "witness.py"
 POINTS = {

@@ -17,10 +17,10 @@ from leyden.libs.client import Client
 from leyden.libs.contracts.api import ResumeRequest, RunParent
 from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.faults import FaultInjector
+from tests.campaigns.soak import kill
 from tests.e2e.pools import platform_with_pools
 from tests.invariants import violations
-from tests.soak import kill
-from tests.tiny_model import make_tiny_model
+from tests.support.tiny_model import make_tiny_model
 
 PAIR = Path(__file__).parents[1] / "agents" / "pair.py"
 

@@ -19,7 +19,7 @@ from leyden.libs.cli.local.platform import Platform
 from leyden.libs.cli.local.services import ENGINE_ADMIN_KEY, ENGINE_KEY, KEYS, LOGS
 from leyden.libs.client import Client
 from leyden.libs.contracts.capability import Capability, Scope
-from tests.soak import bandit_run, small_platform
+from tests.campaigns.soak import bandit_run, small_platform
 
 RUN_SECONDS = 240.0
 

@@ -23,10 +23,10 @@ from leyden.libs.store.database import Database
 from leyden.services.gateway.app import create_app
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.settings import Settings
-from tests import builders
 from tests.fakes.chat_model import CHATML, EOS, make_chat_model
 from tests.fakes.model_families import ModelFamily
 from tests.fakes.scripted_engine import ScriptedEngine, running
+from tests.support import builders
 
 
 @dataclass

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 
 from leyden.libs.cli.cluster.doctor import KINDS
-from tests.tools import KUBECTL
+from tests.support.tools import KUBECTL
 
 Object = dict[str, Any]
 V1 = {"kind": "APIResourceList", "groupVersion": "v1", "resources": []}

@@ -21,11 +21,11 @@ from leyden.libs.cli.local.services import LOGS
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import Run
 from leyden.libs.embedded.servers import EmbeddedPostgres, EmbeddedRedis
+from tests.campaigns.soak import bandit_run
 from tests.faults.proxy import FaultProxy
 from tests.invariants import lost_calls, violations
-from tests.shared import open_to_agents
-from tests.soak import bandit_run
-from tests.tiny_model import make_tiny_model
+from tests.support.shared import open_to_agents
+from tests.support.tiny_model import make_tiny_model
 
 ROLE = "services"
 ENDED = {"completed", "failed", "cancelled"}

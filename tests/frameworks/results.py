@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.frameworks.catalog import ALL_FAULTS, FRAMEWORKS, Framework
 from tests.frameworks.environments import CACHE
-from tests.shared import ROOT
+from tests.support.shared import ROOT
 
 PAGE = ROOT / "docs" / "frameworks.md"
 STORE = CACHE / "results"

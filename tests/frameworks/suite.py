@@ -36,7 +36,7 @@ from tests.fakes.gateway import Scene, scene
 from tests.frameworks import environments, results, script
 from tests.frameworks.catalog import ALL_FAULTS, FRAMEWORKS, Framework
 from tests.frameworks.proxy import COLLECTOR, Fault, Proxy
-from tests.shared import ROOT
+from tests.support.shared import ROOT
 
 AGENTS = ROOT / "tests" / "agents" / "frameworks"
 GRAMMARS = {"json_schema", "structural_tag", "ebnf", "regex"}

@@ -34,12 +34,12 @@ from leyden.services.trainer.model.load import load_model
 from leyden.services.trainer.state.checkpoints import export_weights, version_folder
 from leyden.services.trainer.state.learner import make_accelerator, model_of, start_learner
 from leyden.services.trainer.step.step import optimizer_step
+from tests.campaigns.soak import QUICK, bandit_run, running_platform
 from tests.fakes import real_sglang
 from tests.fakes.engine_client import ADMIN_KEY, KEY
 from tests.invariants import lost_calls, violations
-from tests.shared import free_port
-from tests.soak import QUICK, bandit_run, running_platform
-from tests.tiny_model import make_tiny_model
+from tests.support.shared import free_port
+from tests.support.tiny_model import make_tiny_model
 from tests.unit.trainer.cases import agent_samples
 
 RUNS = 2

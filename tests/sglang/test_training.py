@@ -22,7 +22,7 @@ from leyden.libs.client import Client
 from leyden.libs.faults import FaultInjector
 from tests.fakes import real_sglang
 from tests.invariants import violations
-from tests.shared import ROOT
+from tests.support.shared import ROOT
 
 STEPS = 3
 KILLED_AT = "trainer.tensor_sent"

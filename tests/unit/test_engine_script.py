@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shared import ROOT
+from tests.support.shared import ROOT
 
 LAUNCH_SERVER = """
 import os, pathlib, signal, sys, time

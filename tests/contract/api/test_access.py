@@ -10,7 +10,7 @@ from openapi_spec_validator import validate
 
 from leyden.services.api.app import create_app, openapi_document
 from leyden.services.api.settings import Settings
-from tests import builders
+from tests.support import builders
 
 
 async def token(http: httpx.AsyncClient, *scopes: str) -> dict[str, str]:

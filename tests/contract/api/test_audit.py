@@ -16,7 +16,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.services import api
 from leyden.services.api import access, datasets, rollouts, runs
-from tests import builders
+from tests.support import builders
 
 MODULES = (access, datasets, rollouts, runs)
 

@@ -12,8 +12,8 @@ import pytest
 from leyden.libs.contracts.api import Run
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, write_pools
-from tests import builders
 from tests.contract.api.test_runs import create, row_of, set_phase
+from tests.support import builders
 
 NOW = datetime.now(tz=UTC)
 ROLES = [

@@ -13,9 +13,9 @@ from schemathesis import GenerationMode
 
 from leyden.libs.store.database import Database
 from leyden.services.api.app import openapi_document
-from tests import builders
 from tests.fakes.fuzzing import bounded, check, kept, operations, schema_of
 from tests.fakes.served_api import TOKEN
+from tests.support import builders
 
 SCHEMA = schema_of(openapi_document())
 HEADERS = {"authorization": f"Bearer {TOKEN}"}

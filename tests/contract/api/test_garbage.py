@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from tests import builders
+from tests.support import builders
 
 JSON = {"content-type": "application/json"}
 PLAIN = json.dumps(builders.run_document())

@@ -15,7 +15,7 @@ from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.conversation import Turn, parse_turn, turn_json
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from tests import builders
+from tests.support import builders
 
 
 async def finish(database: Database, rollout: tables.Rollout, reward: float, facts: dict[str, Any]) -> None:

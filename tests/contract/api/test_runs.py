@@ -17,8 +17,8 @@ from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Assignment, EngineStatus, Pool, write_assignments, write_engines, write_pools
 from leyden.services.api.app import create_app
 from leyden.services.api.settings import Settings
-from tests import builders
 from tests.fakes.chat_model import CHATML_WITH_TOOLS, make_chat_model
+from tests.support import builders
 
 NOW = datetime.now(tz=UTC)
 

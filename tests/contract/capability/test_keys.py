@@ -31,9 +31,9 @@ from leyden.services.controller.settings import Settings as ControllerSettings
 from leyden.services.engine.app import create_engine_app
 from leyden.services.engine.auth import CONTROL
 from leyden.services.engine.settings import Settings as EngineSettings
-from tests import builders
 from tests.contract.gateway.test_process import client_of, free_port, gateway_process
 from tests.fakes.gateway import all_calls, running_gateway, scene
+from tests.support import builders
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 API_KEY, ADMIN_KEY = "k" * 32, "a" * 32

@@ -31,9 +31,9 @@ from leyden.services.engine.app import create_engine_app
 from leyden.services.engine.settings import Settings as EngineSettings
 from leyden.services.gateway.app import create_app as create_gateway
 from leyden.services.gateway.settings import Settings as GatewaySettings
-from tests import builders
 from tests.fakes.chat_model import EOS
 from tests.fakes.scripted_engine import ScriptedEngine, running
+from tests.support import builders
 
 AGENTS = ("nobody", "garbage", "expired", "other attempt", "other run", "own")
 PEOPLE = ("read", "write", "admin")

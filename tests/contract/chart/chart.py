@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tests.tools import HELM, HELM_3
+from tests.support.tools import HELM, HELM_3
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "helm" / "leyden"

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.contract.chart.chart import CHART, ROOT
-from tests.tools import HELM, HELM_3
+from tests.support.tools import HELM, HELM_3
 
 PAGE = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
 OPERATE = (ROOT / "docs" / "how-to" / "operate-kubernetes.md").read_text()

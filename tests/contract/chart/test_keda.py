@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy import text
 
 from leyden.libs.store.database import Database
-from tests import builders
 from tests.contract.chart.chart import FULLNAME, NAMESPACE, Object, of_kind
+from tests.support import builders
 
 
 def scaler(name: str) -> Object:

@@ -26,7 +26,7 @@ from tests.contract.chart.chart import (
     template,
     text_of,
 )
-from tests.tools import HELM
+from tests.support.tools import HELM
 
 # Of custom resources; kubernetes-validate has no schemas for them.
 CUSTOM = {"Cluster", "HTTPRoute", "LeaderWorkerSet", "PodMonitor", "PrometheusRule", "ScaledObject"}

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.contract.chart.chart import CHART, NAMESPACE, RELEASE
-from tests.tools import HELM
+from tests.support.tools import HELM
 
 Schema = dict[str, Any]
 Values = dict[str, Any]

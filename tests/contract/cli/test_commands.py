@@ -21,8 +21,8 @@ from leyden.libs.cli.errors import Exit
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, write_pools
-from tests import builders
 from tests.fakes.served_api import TOKEN
+from tests.support import builders
 
 Leyden = Any
 ODD = "list[int] is [bold] and [/INST] ends it"

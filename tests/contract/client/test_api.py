@@ -15,9 +15,9 @@ from leyden.libs.client.errors import error_of
 from leyden.libs.contracts.api import ApiScope, EvaluationRequest
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.recipes import RECIPES
-from tests.builders import run_document
 from tests.fakes.served_api import TOKEN
-from tests.shared import refusing_port
+from tests.support.builders import run_document
+from tests.support.shared import refusing_port
 
 
 @pytest.fixture

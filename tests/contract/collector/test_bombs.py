@@ -16,9 +16,9 @@ import httpx
 from leyden.libs.capability import KeyRing, sign, write_keys
 from leyden.libs.contracts.capability import Capability, Scope
 from leyden.libs.store.database import Database
-from tests import builders
 from tests.contract.collector.test_otlp import body as spans_of
 from tests.contract.gateway.test_process import free_port
+from tests.support import builders
 from tests.unit.collector.test_parsers import _field as field
 
 ROOT = Path(__file__).parents[3]

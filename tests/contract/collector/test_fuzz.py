@@ -25,10 +25,10 @@ from leyden.libs.store.database import Database
 from leyden.services.collector.app import create_collector
 from leyden.services.collector.routes import INVALID_ARGUMENT, PROTOBUF
 from leyden.services.collector.settings import Settings
-from tests.builders import add_attempt, add_group, add_run
 from tests.fakes.collector_document import openapi_document
 from tests.fakes.fuzzing import bounded, check, operations, schema_of
 from tests.fakes.served import served
+from tests.support.builders import add_attempt, add_group, add_run
 from tests.unit.collector.test_parsers import REQUESTS, protobuf
 
 SCHEMA = schema_of(openapi_document())

@@ -18,8 +18,8 @@ from leyden.libs.service import serving
 from leyden.libs.store.database import Database
 from leyden.services.collector.app import create_collector
 from leyden.services.collector.settings import Settings
-from tests.builders import add_attempt, add_group, add_run
 from tests.contract.collector.test_otlp import Collector
+from tests.support.builders import add_attempt, add_group, add_run
 
 
 @pytest.fixture

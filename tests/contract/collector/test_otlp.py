@@ -36,7 +36,7 @@ from leyden.libs.store.spans import AttemptEnded, NewReward, write_telemetry
 from leyden.services.collector import batch as batch_module
 from leyden.services.collector.app import create_collector
 from leyden.services.collector.settings import Settings
-from tests.builders import add_attempt, add_call, add_group, add_run, end_attempt, end_run
+from tests.support.builders import add_attempt, add_call, add_group, add_run, end_attempt, end_run
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 EVERYTHING = frozenset(Scope)

@@ -16,7 +16,7 @@ from leyden.libs.store.locks import AdvisoryLock
 from leyden.libs.store.runs import retention
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.upkeep.deletion import delete_marked
-from tests import builders
+from tests.support import builders
 
 WITH_RUN_ID = [table for table in tables.Base.__subclasses__() if "run_id" in table.__table__.columns]
 

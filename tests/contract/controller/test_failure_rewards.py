@@ -10,10 +10,10 @@ from leyden.libs.store import tables
 from leyden.libs.store.read.results import list_evaluations
 from leyden.libs.store.read.runs import get_run
 from leyden.libs.store.runs.rollouts import complete_groups
-from tests import builders
 from tests.contract.controller.test_store import Scene, add_run, document
 from tests.contract.controller.test_store import scene as scene
 from tests.invariants import violations
+from tests.support import builders
 
 
 async def _rewards(scene: Scene, run: tables.Run) -> list[tuple[str | None, float | None]]:

@@ -17,9 +17,9 @@ from leyden.libs.faults import FaultInjector
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import serving_engines
-from tests import builders
 from tests.contract.controller.test_leader import start, until
 from tests.fakes.scripted_engine import ScriptedEngine, running
+from tests.support import builders
 
 POINTS = ("controller.training_stopped", "controller.adapter_loaded", "controller.groups_completed")
 

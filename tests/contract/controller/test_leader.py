@@ -17,8 +17,8 @@ import pytest
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.locks import AdvisoryLock, LockLost
-from tests import builders
 from tests.fakes.scripted_engine import ScriptedEngine, running
+from tests.support import builders
 
 
 async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 120.0) -> None:

@@ -11,8 +11,8 @@ from leyden.libs.contracts.config import RunConfig
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.read import runs
-from tests import builders
 from tests.contract.controller.test_store import LONG_AGO, ObedientFleet, Scene, document
+from tests.support import builders
 
 PAIR = {
     "roles": [{"name": "writer", "agent_name": "writer"}, {"name": "checker", "policy": "checker"}],

@@ -25,7 +25,7 @@ from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.controller.settings import PoolSettings, Settings
 from leyden.services.controller.tick import Controller
 from leyden.services.controller.trainers.supervisor import TrainerSupervisor
-from tests import builders
+from tests.support import builders
 
 LONG_AGO = datetime.now(tz=UTC) - timedelta(hours=1)
 

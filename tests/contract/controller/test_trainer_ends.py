@@ -8,7 +8,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.read import runs
 from leyden.libs.store.runs.trainer_ends import StoredEnds, TrainerEnd
-from tests import builders
+from tests.support import builders
 
 
 async def test_ends_are_counted_since_the_last_step_and_shown_on_the_run(database: Database) -> None:

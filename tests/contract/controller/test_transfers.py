@@ -42,13 +42,13 @@ from leyden.services.controller.engines.client import TargetVersion
 from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.trainer import sender
 from leyden.services.trainer.settings import Settings as TrainerSettings
-from tests import builders
 from tests.contract.controller.test_engines import fleet_of, until
 from tests.contract.controller.test_leader import start
 from tests.fakes.engine_client import ADMIN_KEY, KEY, EngineClient
 from tests.fakes.receiver import Receiver
 from tests.fakes.scripted_engine import TRANSFER_ROUTES, ScriptedEngine, running
 from tests.fakes.weight_sender import send_for_ever
+from tests.support import builders
 
 POINTS = ("trainer.transfer_accepted", "trainer.tensor_sent", "controller.bucket_received")
 FAILURES = "controller_weight_transfer_failures_total"

@@ -25,7 +25,7 @@ from leyden.services.credit import worker
 from leyden.services.credit.settings import Settings
 from leyden.services.credit.worker import credit_pending, work
 from leyden.services.trainer.state.resume import decode_sample
-from tests.builders import (
+from tests.support.builders import (
     add_attempt,
     add_call,
     add_credited_group,

@@ -27,7 +27,7 @@ from tests.contract.conftest import KINDS
 from tests.fakes import real_sglang
 from tests.fakes.engine_client import ADMIN_KEY, KEY, EngineClient
 from tests.fakes.tiny_engine import served_engine
-from tests.shared import free_port
+from tests.support.shared import free_port
 from tests.unit.trainer.cases import agent_samples
 
 ADAPTERS = (

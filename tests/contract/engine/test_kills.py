@@ -23,11 +23,11 @@ from leyden.libs.faults import FaultInjector
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.services.controller.engines.client import TargetVersion
-from tests import builders
 from tests.contract.controller.test_engines import fleet_of
 from tests.contract.gateway.test_process import free_port
 from tests.fakes.gateway import GatewayUnderTest, all_calls, running_gateway
-from tests.tiny_model import make_tiny_model
+from tests.support import builders
+from tests.support.tiny_model import make_tiny_model
 
 POINTS = ("engine.weights_read", "engine.weights_swapped")
 STREAMS, TOKENS, TOKENS_BEFORE = 3, 1500, 500

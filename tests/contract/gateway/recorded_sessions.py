@@ -47,9 +47,9 @@ from leyden.libs.store.database import Database
 from leyden.libs.store.migrate import migrate
 from leyden.services.gateway.app import create_app
 from leyden.services.gateway.settings import Settings
-from tests import builders
 from tests.contract.gateway.recorded_models import FAMILIES, Family
 from tests.fakes.scripted_engine import ScriptedEngine, running
+from tests.support import builders
 
 Json = dict[str, Any]
 Calls = list[tuple[list[int], list[int]]]

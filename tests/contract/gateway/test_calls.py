@@ -15,10 +15,10 @@ from openai.types.chat import ChatCompletionChunk
 from leyden.libs.contracts.capability import Scope
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store.attempts import AttemptKey
-from tests import builders
 from tests.fakes.chat_model import EOS
 from tests.fakes.gateway import scene
 from tests.fakes.scripted_engine import logprob_of
+from tests.support import builders
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 

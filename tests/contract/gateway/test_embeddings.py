@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tests.fakes.gateway import scene
-from tests.shared import refusing_port
+from tests.support.shared import refusing_port
 
 
 async def test_a_request_and_its_answer_pass_unchanged_with_another_key(tmp_path, database):

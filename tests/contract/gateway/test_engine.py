@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM
 
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from tests import builders
 from tests.fakes.engine_client import KEY, EngineClient
 from tests.fakes.gateway import GatewayUnderTest, all_calls, running_gateway
+from tests.support import builders
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 END_OF_TURN = 258

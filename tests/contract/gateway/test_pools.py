@@ -16,10 +16,10 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, write_pools
 from leyden.services.gateway.prompt.template import ChatModel
-from tests import builders
 from tests.fakes.chat_model import EOS, make_chat_model
 from tests.fakes.gateway import Scene, scene
 from tests.fakes.scripted_engine import ScriptedEngine, running
+from tests.support import builders
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 BARE = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}[assistant]"

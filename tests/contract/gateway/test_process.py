@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 from sqlalchemy import text
 
 from tests.fakes.gateway import Scene, scene
-from tests.shared import ROOT, free_port
+from tests.support.shared import ROOT, free_port
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 

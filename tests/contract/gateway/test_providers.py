@@ -16,8 +16,8 @@ from aiohttp.typedefs import Handler
 
 from leyden.libs.store.database import Database
 from leyden.services.gateway.samplers.provider import MAX_ANSWER_BYTES
-from tests import builders
 from tests.fakes.gateway import Scene, scene
+from tests.support import builders
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 CALL = {"id": "call_9", "type": "function", "function": {"name": "search", "arguments": '{"q":1}'}}

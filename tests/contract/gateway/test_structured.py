@@ -17,11 +17,11 @@ from pydantic import BaseModel, ConfigDict
 
 from leyden.libs.store.database import Database
 from leyden.services.gateway.dialects.body import answer_schema
-from tests import builders
 from tests.fakes.chat_model import CHATML_WITH_TOOLS
 from tests.fakes.gateway import all_calls, running_gateway, scene
 from tests.fakes.tiny_engine import served_engine
-from tests.tiny_model import make_tiny_model
+from tests.support import builders
+from tests.support.tiny_model import make_tiny_model
 
 ASK: list[Any] = [{"role": "user", "content": "Book a trip."}]
 

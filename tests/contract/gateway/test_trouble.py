@@ -20,9 +20,9 @@ from leyden.libs.store.calls import CallDefaults
 from leyden.libs.store.database import Database
 from leyden.libs.store.runs.retention import prune_run
 from leyden.services.gateway.records.reader import Reader
-from tests import builders
 from tests.fakes.gateway import Scene, scene
 from tests.fakes.scripted_engine import ScriptedEngine, logprob_of, running
+from tests.support import builders
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 

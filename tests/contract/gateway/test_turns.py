@@ -14,9 +14,9 @@ from sqlalchemy import select
 
 from leyden.libs.contracts.conversation import Turn
 from leyden.libs.store import tables
-from tests import builders
 from tests.fakes.chat_model import CHATML_FORGETTING, CHATML_WITH_TOOLS, EOS
 from tests.fakes.gateway import Scene, scene
+from tests.support import builders
 
 TOOLS: Any = [
     {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.shared import PROMETHEUS, ROOT
+from tests.support.shared import PROMETHEUS, ROOT
 
 RULES = ROOT / "helm" / "leyden" / "alerts.yaml"
 

@@ -22,7 +22,7 @@ from leyden.libs.queue.leases import Lease, Outcome
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from tests import builders, queues
+from tests.support import builders, queues
 
 ROOT = Path(__file__).parents[3]
 SUCCESS = Outcome(OutcomeKind.SUCCEEDED, reward=1.0)
@@ -30,7 +30,7 @@ SUCCESS = Outcome(OutcomeKind.SUCCEEDED, reward=1.0)
 LEASE_AND_WAIT = """
 import asyncio, sys
 from leyden.libs.store.database import Database
-from tests.queues import lease_rollout
+from tests.support.queues import lease_rollout
 
 async def main(dsn, rollout_id):
     async with Database(dsn).session() as session:

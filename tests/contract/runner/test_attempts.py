@@ -25,7 +25,7 @@ from leyden.libs.contracts.capability import Scope
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from tests import builders
+from tests.support import builders
 from tests.unit.runner.test_supervisor import FORKS, alive, read_pids
 
 SECRET = "a secret of the platform"

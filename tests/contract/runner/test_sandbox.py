@@ -20,9 +20,9 @@ from leyden.libs.capability import write_keys
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.services.runner.backends.process import sandbox
-from tests import builders
 from tests.contract.runner.test_attempts import Bench, stopped
 from tests.fakes.ordinary import as_ordinary_user, as_root_whose_interpreter_is_open
+from tests.support import builders
 
 AGENTS = Path(__file__).parents[2] / "agents"
 BOUND = 48

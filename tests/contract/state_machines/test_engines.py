@@ -20,7 +20,7 @@ from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.controller.settings import Settings
 from tests.contract.gateway.test_process import free_port
 from tests.fakes.scripted_engine import ScriptedEngine, running
-from tests.state_machines import StoreMachine, walk
+from tests.support.state_machines import StoreMachine, walk
 
 NO_REDIS = "redis://127.0.0.1:1/0"
 RUN = "run-a"

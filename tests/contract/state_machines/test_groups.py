@@ -14,8 +14,8 @@ from leyden.libs.contracts.states import GroupVerdict, RolloutState
 from leyden.libs.store import samples, tables
 from leyden.libs.store.runs.phases import cancel_open_work
 from leyden.libs.store.runs.rollouts import Resolution, complete_groups, resolve_rollouts
-from tests import builders
-from tests.state_machines import StoreMachine, serial, walk
+from tests.support import builders
+from tests.support.state_machines import StoreMachine, serial, walk
 
 REASON = "the run was cancelled"
 

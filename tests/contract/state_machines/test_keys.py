@@ -21,8 +21,8 @@ from leyden.libs.store import access, spans, tables
 from leyden.libs.store.database import Session
 from leyden.libs.store.read import views
 from leyden.services.api.creation import Create, create_once
-from tests import builders, queues
-from tests.state_machines import StoreMachine, serial, walk
+from tests.support import builders, queues
+from tests.support.state_machines import StoreMachine, serial, walk
 
 RECORDED, CONFLICT, ENDED = "recorded", "conflict", "ended"
 Values = Mapping[str, float]

@@ -16,8 +16,8 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import Refused
 from leyden.libs.store.read import runs
 from leyden.libs.store.runs.phases import Phase, write_phases
-from tests import builders
-from tests.state_machines import StoreMachine, serial, walk
+from tests.support import builders
+from tests.support.state_machines import StoreMachine, serial, walk
 
 REFUSED = "refused"
 WANTED = {"pause": "paused", "resume": "running", "cancel": "cancelled"}

@@ -13,8 +13,8 @@ from sqlalchemy import select
 
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Refused
-from tests import builders
-from tests.state_machines import StoreMachine, serial, walk
+from tests.support import builders
+from tests.support.state_machines import StoreMachine, serial, walk
 
 REFUSED, DONE = "refused", "done"
 GROUPS = 6

@@ -22,8 +22,8 @@ from psycopg import sql
 from leyden.libs.contracts import states
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from tests import builders
-from tests.state_machines import walk
+from tests.support import builders
+from tests.support.state_machines import walk
 
 
 @dataclass(frozen=True)

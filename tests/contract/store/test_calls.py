@@ -15,8 +15,8 @@ from leyden.libs.store import tables
 from leyden.libs.store.calls import NewCall, completed_calls, write_calls
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.engines import serving_engines
-from tests import builders
 from tests.faults.proxy import FaultProxy, Trouble
+from tests.support import builders
 
 
 def call(run_id: str, number: int) -> NewCall:

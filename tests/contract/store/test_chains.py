@@ -13,7 +13,7 @@ from leyden.libs.contracts.conversation import Turn, turn_json
 from leyden.libs.store import tables
 from leyden.libs.store.chains import FullCall, MissingParent, full_calls
 from leyden.libs.store.database import Database
-from tests import builders
+from tests.support import builders
 
 
 async def add_forest(database: Database, random: Random, calls: int) -> list[FullCall]:

@@ -7,7 +7,7 @@ from sqlalchemy import text
 
 from leyden.libs.store.database import Database
 from leyden.libs.store.read import results
-from tests import builders
+from tests.support import builders
 
 GROUPS, SIBLINGS, GROUPS_PER_STEP = 4000, 4, 8
 STEPS = GROUPS // GROUPS_PER_STEP

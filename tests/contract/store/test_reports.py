@@ -10,7 +10,7 @@ from psycopg.errors import InsufficientPrivilege
 
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from tests.builders import add_group, add_run, finish_rollout
+from tests.support.builders import add_group, add_run, finish_rollout
 
 VIEWS = {"runs", "rollouts", "steps", "rewards", "credits", "attempts", "policy_versions", "engines", "storage"}
 

@@ -22,7 +22,7 @@ from leyden.libs.store.read.runs import ActionRefused, UnknownRun
 from leyden.libs.store.runs.retention import RecordsInUse, prune_run
 from leyden.libs.store.spans import write_telemetry
 from leyden.services.controller.upkeep.retention import prune_old
-from tests import builders
+from tests.support import builders
 
 BIG = (tables.ModelCall, tables.Span, tables.CallCredit, tables.Sample)
 

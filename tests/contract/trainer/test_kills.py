@@ -15,9 +15,9 @@ from leyden.libs.faults import FaultInjector
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.services.trainer.state.checkpoints import STATE_NAME, describe
-from tests import builders
 from tests.contract.trainer.test_steps import Case
 from tests.fakes.forked_trainer import forked_trainer
+from tests.support import builders
 
 POINTS = (
     "trainer.updated",

@@ -43,9 +43,9 @@ from leyden.services.trainer.state.checkpoints import (
 )
 from leyden.services.trainer.state.learner import make_accelerator
 from leyden.services.trainer.state.resume import LearnerLoader
-from tests import builders
 from tests.faults.proxy import FaultProxy, Trouble
 from tests.replay import differing_versions
+from tests.support import builders
 
 
 class Case:

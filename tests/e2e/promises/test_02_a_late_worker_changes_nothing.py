@@ -18,7 +18,7 @@ from leyden.libs.queue import leases
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from tests.contract.runner.test_attempts import Bench, stopped
-from tests.shared import open_to_agents
+from tests.support.shared import open_to_agents
 
 # The first attempt says that it is there, waits for a word and calls itself worthless; any later one succeeds at once.
 LATE_AGENT = """

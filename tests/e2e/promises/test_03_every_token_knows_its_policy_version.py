@@ -21,9 +21,9 @@ from leyden.libs.store import tables
 from leyden.libs.store.chains import FullCall, full_calls
 from leyden.libs.store.database import Database
 from leyden.services.trainer.model.load import load_model
-from tests.chaos import RunWatch, kill
+from tests.campaigns.soak import bandit_run
 from tests.invariants import lost_calls, violations
-from tests.soak import bandit_run
+from tests.support.chaos import RunWatch, kill
 
 STEPS = 8
 LAG = 2

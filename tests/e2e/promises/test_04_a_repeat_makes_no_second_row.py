@@ -33,10 +33,10 @@ from leyden.services.api.settings import Settings as ApiSettings
 from leyden.services.collector.app import create_collector
 from leyden.services.collector.settings import Settings as CollectorSettings
 from leyden.services.credit.worker import credit_pending
-from tests import builders, queues
 from tests.contract.collector.test_otlp import body as spans_of
 from tests.contract.credit.test_worker import add_complete_group
 from tests.fakes.gateway import scene
+from tests.support import builders, queues
 
 T = TypeVar("T")
 AT_ONCE = 8

@@ -24,10 +24,10 @@ from leyden.services.credit.worker import credit_pending
 from leyden.services.trainer.rows.batch import Sample, trained_tokens
 from leyden.services.trainer.rows.tree import plan_forest
 from leyden.services.trainer.state.resume import decode_sample
-from tests import builders
 from tests.fakes.chat_model import CHATML, CHATML_WITH_TOOLS, EOS, HE
 from tests.fakes.gateway import Scene, scene
 from tests.fakes.scripted_engine import logprob_of
+from tests.support import builders
 
 SPECIALS = (257, 258)
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

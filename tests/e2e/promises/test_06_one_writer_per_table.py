@@ -12,9 +12,9 @@ from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import ApiScope, RewardRequest
 from leyden.libs.store.tables import Base
-from tests.chaos import kill
+from tests.campaigns.soak import QUICK, bandit_run
 from tests.faults.stage import until
-from tests.soak import QUICK, bandit_run
+from tests.support.chaos import kill
 
 # Who writes what, seen by Postgres: every connection says which service it is.
 AUDIT = [

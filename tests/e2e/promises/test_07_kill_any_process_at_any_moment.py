@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from leyden.libs.client import Client
-from tests.chaos import VICTIMS, Chaos, RunWatch
+from tests.campaigns.soak import QUICK, bandit_run, small_platform
 from tests.invariants import lost_calls, violations
 from tests.replay import differing_versions
-from tests.soak import QUICK, bandit_run, small_platform
+from tests.support.chaos import VICTIMS, Chaos, RunWatch
 
 KILLS = 14
 SEED = 7

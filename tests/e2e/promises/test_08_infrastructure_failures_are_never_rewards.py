@@ -11,10 +11,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.chaos import kill
+from tests.campaigns.soak import bandit_run
 from tests.faults.proxy import Trouble
 from tests.faults.stage import Stage, stage, until
-from tests.soak import bandit_run
+from tests.support.chaos import kill
 
 AGENT = Path(__file__).parents[2] / "agents" / "impatient.py"
 FAILURE_REWARD = -7.0

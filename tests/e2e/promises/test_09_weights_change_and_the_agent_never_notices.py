@@ -11,9 +11,9 @@ import pytest
 
 from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
-from tests.chaos import RunWatch
+from tests.campaigns.soak import bandit_run
 from tests.invariants import lost_calls, violations
-from tests.soak import bandit_run
+from tests.support.chaos import RunWatch
 
 PATIENT = Path(__file__).parents[2] / "agents" / "patient.py"
 WAIT_SECONDS = 240.0

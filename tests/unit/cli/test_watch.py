@@ -23,7 +23,7 @@ from leyden.libs.client.transport import Transport
 from leyden.libs.contracts.api import Evaluation, Progress, Run, Step
 from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import RunConfig
-from tests.builders import run_document
+from tests.support.builders import run_document
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 

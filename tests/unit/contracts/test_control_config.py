@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from leyden.libs.contracts.config import EvaluationPlan, RunConfig
-from tests.builders import run_document
+from tests.support.builders import run_document
 
 
 @pytest.mark.parametrize(

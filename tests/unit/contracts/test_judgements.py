@@ -10,7 +10,7 @@ from leyden.libs.contracts.config import DiscountedCredit, RunConfig, TemporalCr
 from leyden.libs.contracts.judgements import judge, warnings_of
 from leyden.libs.contracts.overlay import overlay
 from leyden.libs.contracts.recipes import RECIPES
-from tests.builders import run_document
+from tests.support.builders import run_document
 
 GSPO = {"type": "gspo"}
 CRITIC = {"credit": {"baseline": {"type": "value"}}, "algorithm": {"type": "ppo_clip", "critic": {"warmup_steps": 9}}}

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from leyden.libs.cli.commands import demo
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.recipes import RECIPES
-from tests.builders import run_document
+from tests.support.builders import run_document
 
 
 def run(**changes: Any) -> RunConfig:

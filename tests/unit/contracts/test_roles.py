@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from leyden.libs.contracts.config import RunConfig
-from tests import builders
+from tests.support import builders
 
 WRITER = {"name": "writer", "agent_name": "writer*"}
 

@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from leyden.libs.contracts.config import ProcessRunner, RunConfig, RunnerConfig
-from tests import builders
+from tests.support import builders
 
 RUNNER: TypeAdapter[Any] = TypeAdapter(RunnerConfig)
 

@@ -17,7 +17,7 @@ from leyden.libs.contracts.config import Baseline, Credit, RunConfig
 from leyden.services.credit.group import Credited, credit_group
 from leyden.services.credit.records import Rollout
 from leyden.services.trainer.rows.batch import whitened
-from tests.builders import run_document
+from tests.support.builders import run_document
 from tests.unit.credit.cases import call, chain
 
 ORACLE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "trainer/oracles/rl-oracle-vectors.json").read_text())

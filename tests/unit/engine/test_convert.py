@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from leyden.services.engine import convert
-from tests.tiny_model import make_tiny_model
+from tests.support.tiny_model import make_tiny_model
 
 
 def test_an_existing_conversion_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

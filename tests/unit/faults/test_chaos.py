@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import re
 
-from tests.chaos import SERVICES, fault_points
-from tests.shared import ROOT
+from tests.support.chaos import SERVICES, fault_points
+from tests.support.shared import ROOT
 
 
 def test_a_soak_finds_every_point_at_which_a_service_may_be_killed() -> None:

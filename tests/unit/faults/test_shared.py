@@ -4,12 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.shared import ROOT
+from tests.support.shared import ROOT
 
 WRITER = """
 import sys
 from pathlib import Path
-from tests.shared import open_to_agents
+from tests.support.shared import open_to_agents
 open_to_agents(Path(sys.argv[1])).write_text("received")
 """
 

@@ -17,7 +17,7 @@ from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey, running_attempts
 from leyden.libs.store.database import Database, ReadSession, StoreAway
-from tests import builders
+from tests.support import builders
 
 PATIENCE_SECONDS = 60.0
 

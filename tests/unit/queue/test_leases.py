@@ -13,7 +13,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database
 from leyden.libs.store.runs.rollouts import excuse_attempts
-from tests import builders, queues
+from tests.support import builders, queues
 
 SUCCESS = Outcome(OutcomeKind.SUCCEEDED, reward=1.0, exit_code=0)
 INFRA = Outcome(OutcomeKind.INFRA_ERROR)

@@ -17,7 +17,7 @@ from leyden.libs.queue import leases
 from leyden.libs.queue.leases import Lease, Outcome
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from tests import builders, queues
+from tests.support import builders, queues
 
 MAX_ATTEMPTS = 3
 RETRIED = {OutcomeKind.INFRA_ERROR, OutcomeKind.CANCELLED}

@@ -16,7 +16,7 @@ from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database, Refused
 from leyden.services.runner.attempt_writer import AttemptWriter
-from tests import builders
+from tests.support import builders
 
 SUCCESS = Outcome(OutcomeKind.SUCCEEDED, reward=1.0, exit_code=0)
 # Larger than the column, so that Postgres refuses the row.

@@ -21,7 +21,7 @@ from leyden.services.runner.attempt import RunnerContext
 from leyden.services.runner.backends.base import AttemptSpec, Exit
 from leyden.services.runner.settings import Settings
 from leyden.services.runner.worker import Runner
-from tests import builders, queues
+from tests.support import builders, queues
 
 
 async def key_is_good(_url: str, _key: str) -> bool:

@@ -3,7 +3,7 @@ from sqlalchemy import func, select
 
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from tests import builders
+from tests.support import builders
 
 
 async def test_every_builder_writes_its_row(database: Database) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy.exc import StatementError
 from leyden.libs.contracts import states
 from leyden.libs.store import tables
 from leyden.libs.store.database import BadValue, Database, Refused
-from tests import builders
+from tests.support import builders
 
 LIVES: list[tuple[Any, str, str, type[StrEnum], Any]] = [
     (tables.RunStatus, "run", "phase", states.RunPhase, states.RUN_TRANSITIONS),

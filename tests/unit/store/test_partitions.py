@@ -8,7 +8,7 @@ from sqlalchemy import text
 from leyden.libs.store.database import Database, Refused, Session
 from leyden.libs.store.runs.partitions import create_run_partitions
 from leyden.libs.store.tables import PARTITIONED
-from tests import builders
+from tests.support import builders
 
 
 async def partitions(session: Session) -> int | None:

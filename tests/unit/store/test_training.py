@@ -9,7 +9,7 @@ from leyden.libs.contracts.api import EvaluationRequest
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database
 from leyden.libs.store.read import runs
-from tests import builders
+from tests.support import builders
 
 
 async def prune(database: Database, run_id: str, before: int) -> set[int]:

@@ -12,7 +12,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.read import results, runs
 from leyden.libs.store.read.warnings import warnings_of
-from tests import builders
+from tests.support import builders
 
 
 def attempt(**changes: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from leyden.libs.contracts.config import Algorithm, RunConfig
 from leyden.services.trainer.loss.objective import Terms, objective
-from tests.builders import run_document
+from tests.support.builders import run_document
 
 PENALTY = {"kl_coefficient": 0.1}
 ALGORITHMS: dict[str, dict[str, Any]] = {

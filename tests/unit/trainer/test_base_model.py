@@ -8,8 +8,8 @@ from leyden.libs.contracts.config import RunConfig
 from leyden.libs.store.engines import Pool
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.worker import _base_model, require_served
-from tests.builders import run_document
 from tests.fakes.chat_model import CHATML_WITH_TOOLS, make_chat_model
+from tests.support.builders import run_document
 
 
 def test_the_model_is_that_of_the_run_else_of_its_pool_else_of_the_settings() -> None:

@@ -18,7 +18,7 @@ from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_o
 from leyden.services.trainer.state import learner
 from leyden.services.trainer.state.learner import make_accelerator
 from leyden.services.trainer.step.gradients import accumulate_gradients
-from tests.builders import run_document
+from tests.support.builders import run_document
 from tests.unit.trainer.cases import agent_samples, tiny_qwen
 
 CPU = make_accelerator("cpu", "float32")

@@ -14,7 +14,7 @@ from leyden.services.trainer.rows.batch import trained_tokens
 from leyden.services.trainer.state.learner import export_learner, make_accelerator, start_learner
 from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
 from leyden.services.trainer.step.step import optimizer_step
-from tests.builders import run_document
+from tests.support.builders import run_document
 from tests.unit.trainer.cases import VOCABULARY, agent_samples, in_full_precision
 from tests.unit.trainer.test_compute import assert_same, plain_gradients, plain_logprobs, shared_gradients
 

@@ -17,7 +17,7 @@ from leyden.services.trainer.state.learner import (
 )
 from leyden.services.trainer.step.optimizers import LEAST_VALUES, CompactAdamW, uses_codes
 from leyden.services.trainer.step.step import Learner, optimizer_step
-from tests.builders import run_document
+from tests.support.builders import run_document
 from tests.unit.trainer.cases import agent_samples
 
 COMPACT = {"offload": True, "moments": "bfloat16"}

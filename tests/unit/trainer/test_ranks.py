@@ -20,7 +20,7 @@ from leyden.services.trainer.rows.tree import share_rows
 from leyden.services.trainer.state.checkpoints import CheckpointDamaged
 from leyden.services.trainer.step.step import optimizer_step
 from tests.fakes.forked_trainer import run_forked
-from tests.shared import free_port
+from tests.support.shared import free_port
 from tests.unit.trainer import ranked
 from tests.unit.trainer.cases import agent_samples
 from tests.unit.trainer.ranked import MODELS, RESUMED, Found, resume, save, start, train

@@ -14,7 +14,7 @@ from leyden.services.trainer.state import checkpoints, learner
 from leyden.services.trainer.state.checkpoints import Progress, describe, optimizer_state, save_checkpoint
 from leyden.services.trainer.state.learner import compare_at, load_learner, make_accelerator, start_learner
 from leyden.services.trainer.step.step import optimizer_step
-from tests.builders import run_document
+from tests.support.builders import run_document
 from tests.unit.trainer.cases import agent_samples
 
 CPU = make_accelerator("cpu", "float32")

@@ -18,7 +18,7 @@ from leyden.services.trainer.state.checkpoints import CheckpointDamaged, load_ch
 from leyden.services.trainer.state.shards import _ShardWriter, read_shards
 from leyden.services.trainer.step.step import optimizer_step
 from tests.fakes.forked_trainer import run_forked
-from tests.shared import free_port
+from tests.support.shared import free_port
 from tests.unit.trainer import ranked
 from tests.unit.trainer.cases import agent_samples
 from tests.unit.trainer.ranked import PROGRESS, RESUMED, made, start, train, write

@@ -19,7 +19,7 @@ from leyden.services.trainer.state.learner import make_accelerator, resume_learn
 from leyden.services.trainer.step.gradients import Anchors, accumulate_gradients
 from leyden.services.trainer.step.optimizers import make_optimizer
 from leyden.services.trainer.step.step import Learner, TrainingDiverged, optimizer_step
-from tests.tiny_model import make_tiny_model
+from tests.support.tiny_model import make_tiny_model
 from tests.unit.trainer.cases import tiny_llama, tiny_qwen
 from tests.unit.trainer.test_critic import CPU, agent_forest, agent_rows, config, gradients, plain_values
 

@@ -1,4 +1,4 @@
-"""Subjects of commits: `python -m tests.commits`, part of `make lint`.
+"""Subjects of commits: `python -m tests.checks.commits`, part of `make lint`.
 
 A subject is an imperative of at most 65 characters, after an optional part: `gateway: record partial calls`. The check
 reads commits that origin/main does not have yet, since those can still be amended, and none before this file was added.
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LENGTH = 65
 # Words that end like a past tense, a participle or a plural, and are imperatives all the same.
 IMPERATIVES = {
@@ -71,7 +71,7 @@ def _subjects() -> list[tuple[str, str]]:
     """Commits after the one that added this file and not on origin/main, without merges."""
     if _git("rev-parse", "--is-shallow-repository") != "false":
         return []
-    added = _git("log", "--diff-filter=A", "--format=%H", "--", "tests/commits.py").splitlines()
+    added = _git("log", "--diff-filter=A", "--format=%H", "--", "tests/checks/commits.py").splitlines()
     if not added:
         return []
     pushed = ["^origin/main"] if _git("rev-parse", "--verify", "--quiet", "origin/main") else []

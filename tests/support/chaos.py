@@ -17,7 +17,7 @@ import redis
 
 from leyden.libs.cli.local.platform import Platform
 from leyden.libs.faults import FaultInjector
-from tests.shared import ROOT
+from tests.support.shared import ROOT
 
 SERVICES = ("gateway", "runner", "collector", "credit", "controller", "api", "engine", "trainer")
 SERVERS = {"postgres": "postgres/data/postmaster.pid", "redis": "redis/redis.pid"}

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS = ROOT / ".cache" / "prometheus" / "usr" / "bin"
 """The folder of `prometheus` and `promtool`; `make setup` fills it."""
 

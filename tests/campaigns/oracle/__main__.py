@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-sys.path.append(str(Path(__file__).parents[2] / ".cache" / "oracle"))
+sys.path.append(str(Path(__file__).parents[3] / ".cache" / "oracle"))
 
 from leyden.libs.contracts.config import Critic, DecoupledCorrection, Overlong, Weighting
 from leyden.libs.contracts.samples import RowCall
@@ -30,7 +30,7 @@ from leyden.services.trainer.loss.critic import estimate, value_loss
 from leyden.services.trainer.model.head import sampled_outputs
 from leyden.services.trainer.rows.batch import to_go, trained_tokens, whitened
 from leyden.services.trainer.rows.token_weights import token_weights
-from tests.oracle import references
+from tests.campaigns.oracle import references
 from tests.unit.trainer.cases import sample
 
 TOLERANCE = 1e-9
@@ -521,7 +521,7 @@ COMPARISONS = (
 
 def main() -> int:
     """Compares on `--shapes` random shapes."""
-    parser = argparse.ArgumentParser(prog="python -m tests.oracle")
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.oracle")
     parser.add_argument("--shapes", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Conventions of names and prose that no other linter knows: `python -m tests.conventions`, part of `make lint`.
+"""Conventions of names and prose that no other linter knows: `python -m tests.checks.conventions`, part of `make lint`.
 
 A name may not contain a retired word, and no sentence of a docstring may begin with a relative pronoun. Migrations
 are a line in the order of their files, which are named after them. Exit status 1 when something is found.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.checks import structure
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("services", "libs", "leyden")
 REVISIONS = ("revision", "down_revision")
 

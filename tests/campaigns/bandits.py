@@ -18,8 +18,8 @@ from rich.console import Console
 
 from leyden.libs.cli.view.watch import watch_run
 from leyden.libs.client import Client
+from tests.campaigns.soak import bandit_run, small_platform
 from tests.invariants import violations
-from tests.soak import bandit_run, small_platform
 
 STEPS, TARGET = 60, 0.95
 LORA_TARGET = 0.65

@@ -30,12 +30,12 @@ from rich.table import Table
 from leyden.libs.cli.local.platform import Options, Platform
 from leyden.libs.cli.local.services import INTERNAL_PORTS
 from leyden.libs.client import Client
+from tests.campaigns.soak import trainer_pid
 from tests.fakes.scripted_engine import engine_process
 from tests.invariants import violations
-from tests.soak import trainer_pid
-from tests.tiny_model import make_tiny_model
+from tests.support.tiny_model import make_tiny_model
 
-AGENT = Path(__file__).parent / "agents" / "scripted.sh"
+AGENT = Path(__file__).parents[1] / "agents" / "scripted.sh"
 GROUP_SIZE = 8
 GROUPS_PER_STEP = 25
 ENDED = {"completed", "failed", "cancelled"}

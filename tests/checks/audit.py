@@ -1,9 +1,9 @@
 """Two audits before a release: pinned packages with published vulnerabilities, and secrets in tracked files.
 
-`python -m tests.audit packages` asks PyPI's advisories for every version in constraints.txt. A vulnerability fails with
-exit status 1, and an audit of nothing (no network, a mirror without advisories) with 2; a single package without
-advisories is named.
-`python -m tests.audit secrets` fails on anything that looks like a secret and is not in `.secrets.baseline`;
+`python -m tests.checks.audit packages` asks PyPI's advisories for every version in constraints.txt. A vulnerability
+fails with exit status 1, and an audit of nothing (no network, a mirror without advisories) with 2; a single package
+without advisories is named.
+`python -m tests.checks.audit secrets` fails on anything that looks like a secret and is not in `.secrets.baseline`;
 `--accept` writes into the baseline what is there now, after somebody has looked at each.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NOT_AUDITED = 2
 BASELINE = ROOT / ".secrets.baseline"
 NO_SECRETS_IN = r"(^|/)(constraints\.txt|package-lock\.json)$|^\.secrets\.baseline$"
@@ -80,7 +80,9 @@ def secrets(*, accept: bool) -> int:
     for finding in new:
         print(f"secrets: {finding[0]}:{found[finding]} looks like a secret ({finding[1]})")
     if new:
-        print("secrets: take them out, and revoke them; or, if harmless, `python -m tests.audit secrets --accept`")
+        print(
+            "secrets: take them out, and revoke them; or, if harmless, `python -m tests.checks.audit secrets --accept`"
+        )
     return 1 if new else 0
 
 

@@ -25,15 +25,15 @@ from typing import Any
 from leyden.libs.cli.local.platform import Options, Platform
 from leyden.libs.client import Client
 from leyden.libs.faults import FaultInjector
-from tests.chaos import VICTIMS, Chaos, RunWatch, kill, trainer_pid
 from tests.invariants import lost_calls, violations
 from tests.replay import differing_versions
-from tests.shared import open_to_agents
-from tests.tiny_model import make_tiny_model
+from tests.support.chaos import VICTIMS, Chaos, RunWatch, kill, trainer_pid
+from tests.support.shared import open_to_agents
+from tests.support.tiny_model import make_tiny_model
 
 __all__ = ["VICTIMS", "bandit_run", "kill", "running_platform", "small_platform", "trainer_pid"]
 
-BANDIT = Path(__file__).parent / "agents" / "bandit.py"
+BANDIT = Path(__file__).parents[1] / "agents" / "bandit.py"
 QUICK: dict[str, dict[str, Any]] = {"optimizer": {"learning_rate": 0.02}, "sampling": {"groups_per_step": 2}}
 """Sections with which the bandit has learned after eight steps of 16 rollouts."""
 RUN_SECONDS = 900.0

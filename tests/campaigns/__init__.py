@@ -1,0 +1,1 @@
+"""Long measurements, each a command of the Makefile."""
