@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
@@ -32,6 +32,7 @@ from leyden.services.engine.convert import convert
 from tests.bench.rows import Row
 from tests.campaigns.growth import AGENT, stubbed_platform
 from tests.support import builders
+from tests.support.waiting import until
 
 REST_SECONDS = 2.0
 WAIT_SECONDS = 300.0
@@ -133,7 +134,7 @@ def _trained_run(client: Client) -> str:
         "training": {"steps": 1, "max_logprob_gap": 100.0, "min_effective_share": 0.0},
     }
     run_id = client.create_run(document).id
-    _until(lambda: client.run(run_id).phase == "completed")
+    until(lambda: client.run(run_id).phase == "completed")
     return run_id
 
 
@@ -146,7 +147,7 @@ def _evaluate(platform: Platform, client: Client, run_id: str, dataset: str) -> 
     evaluation = client.evaluate_run(run_id, request).id
     with psycopg.connect(platform.facts.database_url, autocommit=True) as connection:
         complete = "SELECT count(*) FROM groups WHERE evaluation_id = %s AND state = 'complete'"
-        _until(lambda: connection.execute(complete, (evaluation,)).fetchone() == (TASKS,))
+        until(lambda: connection.execute(complete, (evaluation,)).fetchone() == (TASKS,))
         row = connection.execute(
             "SELECT count(*) FILTER (WHERE r.state = 'finished' AND r.reward = r.sibling %% 2"
             " AND (SELECT count(*) FROM model_calls c WHERE c.run_id = r.run_id AND c.rollout_id = r.id"
@@ -157,13 +158,6 @@ def _evaluate(platform: Platform, client: Client, run_id: str, dataset: str) -> 
         ).fetchone()
     assert row is not None and row[0] == TASKS * SIBLINGS, row
     return TASKS * SIBLINGS / float(row[1])
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {WAIT_SECONDS:g} s"
-        time.sleep(0.1)
 
 
 def _steps(repeats: int) -> list[tuple[float, float, float]]:

@@ -15,8 +15,9 @@ from typing import Any
 
 from leyden.libs.client import Client
 from tests.cluster.node import step
-from tests.cluster.release import NAME, ROLLOUTS, Release, until
+from tests.cluster.release import NAME, ROLLOUTS, Release
 from tests.cluster.training import ENDED, document
+from tests.support.waiting import until
 
 QUOTA = f"{NAME}-rollouts"
 TRAINER_PODS = 2

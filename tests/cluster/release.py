@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,18 +83,3 @@ class Release:
         with self.node.forward(NAMESPACE, f"pod/{NAME}-postgres-0", 5432) as port:
             time.sleep(2)
             yield f"postgresql://leyden:{self.secret('postgres-password')}@127.0.0.1:{port}/leyden"
-
-
-def until(ask: Callable[[], Found | None], what: str, seconds: float = 300) -> Found:
-    """The first answer that is something.
-
-    Raises: TimeoutError: none came
-    """
-    deadline = time.monotonic() + seconds
-    while True:
-        found = ask()
-        if found:
-            return found
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {seconds:.0f} s")
-        time.sleep(1)

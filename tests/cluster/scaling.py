@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tests.cluster.isolation import agent_pod
 from tests.cluster.node import step
-from tests.cluster.release import NAME, NAMESPACE, ROLLOUTS, Release, until
+from tests.cluster.release import NAME, NAMESPACE, ROLLOUTS, Release
+from tests.support.waiting import until
 
 FAST_SECONDS, ALL_SECONDS = 75, 200
 SCALED = "gateway.autoscaling.enabled=true,gateway.autoscaling.minReplicas=1,gateway.autoscaling.maxReplicas=3"

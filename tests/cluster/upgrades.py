@@ -11,7 +11,8 @@ import yaml
 
 from tests.cluster.faults import evict
 from tests.cluster.node import step
-from tests.cluster.release import CHART, NAME, NAMESPACE, ROLLOUTS, Release, until
+from tests.cluster.release import CHART, NAME, NAMESPACE, ROLLOUTS, Release
+from tests.support.waiting import until
 
 KEPT = {
     f"secret/{NAME}-secrets",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from tests.campaigns.soak import QUICK, bandit_run
 from tests.e2e.pools import platform_with_pools
 from tests.invariants import lost_calls, violations
 from tests.support.tiny_model import make_tiny_model
+from tests.support.waiting import until
 
 STEPS = 4
 SHARED = {"adapters": 2, "max_adapter_rank": 16}
@@ -22,13 +21,6 @@ VERSIONS = """
     SELECT run_id, array_agg(DISTINCT max_policy_version ORDER BY max_policy_version) FROM model_calls
     WHERE run_id = ANY(%s) GROUP BY run_id
 """
-
-
-def until(condition: Callable[[], object], words: str, seconds: float = 240) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, words
-        time.sleep(0.2)
 
 
 @pytest.mark.timeout(900)

@@ -9,8 +9,8 @@ import pytest
 from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
 from tests.campaigns.soak import bandit_run
-from tests.faults.stage import until
 from tests.invariants import violations
+from tests.support.waiting import until
 
 CARELESS = Path(__file__).parents[1] / "agents" / "careless.py"
 

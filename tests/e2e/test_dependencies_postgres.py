@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from tests.faults.proxy import Trouble
-from tests.faults.stage import SERVICES, Stage, stage, until
+from tests.faults.stage import SERVICES, Stage, stage
+from tests.support.waiting import until
 
 # As Postgres says it: the statement fails, and everything else goes on. A table is locked alone, as one that
 # holds another's lock meanwhile could wait for a service that waits for it.

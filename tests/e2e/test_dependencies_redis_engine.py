@@ -10,8 +10,9 @@ import pytest
 import redis
 
 from tests.faults.proxy import Trouble
-from tests.faults.stage import Stage, stage, until
+from tests.faults.stage import Stage, stage
 from tests.support.chaos import kill
+from tests.support.waiting import until
 
 NO_JSON = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nnot json!"
 REDIS = {

@@ -37,6 +37,7 @@ from tests.fakes.sdk_agents import (
 )
 from tests.support import builders
 from tests.support.shared import ROOT, free_port
+from tests.support.waiting import eventually
 
 AGENTS, TURNS = 200, 3
 DIALECTS = ("chat_completions", "responses", "messages")
@@ -215,9 +216,7 @@ async def disturb(on: Stage, agents: list[Agent]) -> None:
             on.moment = "the end of Postgres"
             on.postgres.stop()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(HELD_SECONDS):
-                    while not on.has_held_a_record():
-                        await asyncio.sleep(0.05)
+                await eventually(lambda: on.has_held_a_record())
             assert on.postgres.start() == on.dsn
             await answers(received() + 10)
         on.moment = "the return of Postgres"

@@ -15,10 +15,10 @@ import pytest
 from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
 from tests.campaigns.soak import bandit_run
-from tests.faults.stage import until
 from tests.invariants import violations
 from tests.support.chaos import pid_of
 from tests.support.shared import open_to_agents
+from tests.support.waiting import until
 
 HASTY = Path(__file__).parents[1] / "agents" / "hasty.py"
 SMALL = {"group_size": 4, "groups_per_step": 1, "max_attempts": 20}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.faults.proxy import FaultProxy
 from tests.invariants import lost_calls, violations
 from tests.support.shared import open_to_agents
 from tests.support.tiny_model import make_tiny_model
+from tests.support.waiting import until
 
 ROLE = "services"
 ENDED = {"completed", "failed", "cancelled"}
@@ -101,17 +101,6 @@ class Stage:
             loud = [line["event"] for line in lines if line["level"] in {"warning", "error"}]
             said.update(f"{file.stem}: {event}" for event in loud if event not in EACH_ITS_OWN)
         return {event: count for event, count in said.items() if count > times}
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
-    """Waits for a condition.
-
-    Raises: AssertionError: it did not come true in time
-    """
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.25)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from aiohttp import web
 from sqlalchemy import text
 
 from tests.fakes.gateway import Scene
+from tests.support.waiting import eventually
 
 Fault = Literal["500", "429", "dropped"]
 HOP_BY_HOP = {"host", "connection", "content-length", "transfer-encoding", "content-encoding", "keep-alive"}
@@ -82,9 +83,7 @@ class Proxy:
                 # A stream: its headers came before its record.
                 asking.result().close()
             await asyncio.sleep(0.2)
-        async with asyncio.timeout(60):
-            while not await self._stage.calls():
-                await asyncio.sleep(0.05)
+        await eventually(lambda: self._stage.calls())
         if fault == "dropped":
             assert request.transport is not None
             request.transport.abort()

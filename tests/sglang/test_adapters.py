@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,7 @@ from tests.fakes.engine_client import ADMIN_KEY, KEY
 from tests.invariants import lost_calls, violations
 from tests.support.shared import free_port
 from tests.support.tiny_model import make_tiny_model
+from tests.support.waiting import eventually, until
 from tests.unit.trainer.cases import agent_samples
 
 RUNS = 2
@@ -99,13 +99,6 @@ def bandit(log: Path) -> dict[str, Any]:
     document = bandit_run(log, log.stem, STEPS, training=training, **QUICK)
     document["agent"]["environment"]["BANDIT_TOKENS"] = str(TOKENS)
     return document
-
-
-def until(condition: Callable[[], object], words: str, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, words
-        time.sleep(0.1)
 
 
 def loaded_adapters(engine_url: str) -> set[str]:
@@ -257,10 +250,3 @@ async def generate(engine_url: str, adapter: str, tokens: int) -> list[int]:
         answer = await http.post(f"{engine_url}/generate", json=body)
     ids: list[int] = answer.raise_for_status().json()["output_ids"]
     return ids
-
-
-async def eventually(condition: Callable[[], object], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not come true in time"
-        await asyncio.sleep(0.05)

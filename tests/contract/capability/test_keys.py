@@ -8,7 +8,7 @@ import ipaddress
 import json
 import pkgutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from leyden.services.engine.settings import Settings as EngineSettings
 from tests.contract.gateway.test_process import client_of, free_port, gateway_process
 from tests.fakes.gateway import all_calls, running_gateway, scene
 from tests.support import builders
+from tests.support.waiting import eventually
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 API_KEY, ADMIN_KEY = "k" * 32, "a" * 32
@@ -63,12 +64,6 @@ async def locked_engine(folder: Path, model: Path, version: str) -> AsyncIterato
         yield f"http://127.0.0.1:{port}"
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await condition():
-            await asyncio.sleep(0.02)
-
-
 async def test_the_engine_accepts_the_keys_of_gateway_and_controller(tmp_path, database, redis_url, tiny_model):
     run = await builders.add_run(database)
     _, (rollout, _) = await builders.add_group(database, run)
@@ -88,7 +83,7 @@ async def test_the_engine_accepts_the_keys_of_gateway_and_controller(tmp_path, d
         async def serves() -> bool:
             return fleet.served_version(run.id) == 1
 
-        await until(serves)
+        await eventually(serves)
         async with running_gateway(
             tmp_path, model_path=tiny_model, database_url=database.dsn, run_id=run.id, engine_api_key_file=keys["api"]
         ) as gateway:
@@ -122,7 +117,7 @@ async def _hang_up(client: openai.AsyncOpenAI, database: Database) -> None:
     async def recorded() -> bool:
         return len(await all_calls(database)) == 2
 
-    await until(recorded)
+    await eventually(recorded)
     _, call = await all_calls(database)
     assert (call.status, call.trainable) in {("aborted", False), ("completed", True)}
 
@@ -159,7 +154,7 @@ async def test_a_key_ring_is_turned_without_a_restart(tmp_path, database):
             async def stopped() -> bool:
                 return not await opens(old)
 
-            await until(stopped)
+            await eventually(stopped)
             assert await opens(new)
 
 

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from leyden.libs.cli.local.platform import Options, Platform
-from tests.contract.cli.test_platform import recorded, wait_for
+from tests.contract.cli.test_platform import recorded
+from tests.support.waiting import until
 
 SERVICES = ("api", "collector", "credit")
 
@@ -38,7 +39,7 @@ def health(platform: Platform) -> int:
 def test_a_client_waits_while_a_killed_service_starts_again(platform: Platform) -> None:
     killed = platform.pids()["api"]
     os.kill(killed, signal.SIGKILL)
-    wait_for(lambda: platform.pids().get("api") != killed)
+    until(lambda: platform.pids().get("api") != killed)
     assert health(platform) == 200
 
 
@@ -54,8 +55,8 @@ def test_a_full_disk_and_the_death_of_a_service_end_nothing(
     with monkeypatch.context() as patched:
         patched.setattr("leyden.libs.cli.local.platform.write_record", full)
         os.kill(before["credit"], signal.SIGKILL)
-        wait_for(lambda: len(refused) > 1 and platform.pids().get("credit", before["credit"]) != before["credit"])
-    wait_for(lambda: recorded(platform.home).services["credit"].process.pid == platform.pids()["credit"])
+        until(lambda: len(refused) > 1 and platform.pids().get("credit", before["credit"]) != before["credit"])
+    until(lambda: recorded(platform.home).services["credit"].process.pid == platform.pids()["credit"])
     assert platform.failure is None
     assert platform.ready(60).state == "ready"
     assert list(platform.home.glob(".platform*")) == []

@@ -8,8 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from leyden.libs.cli.local.platform import AlreadyRunning, Options, Platform, Pl
 from leyden.libs.cli.local.record import PlatformRecord, read_record, started_ticks
 from leyden.libs.client import Client
 from leyden.libs.embedded.servers import EmbeddedPostgres, EmbeddedRedis
+from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 # A supervisor to be killed, as a program of its own.
@@ -48,13 +48,6 @@ def small(home: Path, **changes: object) -> Platform:
     return Platform(home, Options(**options))  # type: ignore[arg-type]  # a test's shorthand
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.05)
-
-
 def recorded(home: Path) -> PlatformRecord:
     record = read_record(home)
     assert record is not None
@@ -73,7 +66,7 @@ def test_a_platform_restarts_dead_services_refuses_a_second_platform_and_stops_c
             with pytest.raises(AlreadyRunning, match="leyden status"):
                 small(home).start()
             os.kill(pids["api"], signal.SIGKILL)
-            wait_for(lambda: platform.pids().get("api", pids["api"]) != pids["api"])
+            until(lambda: platform.pids().get("api", pids["api"]) != pids["api"])
             # The same address: the client only waits.
             assert client.health().database == "ok"
         assert recorded(home).services["api"].restarts == 1
@@ -106,7 +99,7 @@ def test_services_die_with_a_killed_supervisor_and_the_next_start_recovers(home:
     before = start_and_kill(home)
     service = before.services["api"].process
     assert service is not None
-    wait_for(lambda: not service.is_alive())
+    until(lambda: not service.is_alive())
     platform = small(home, services=("api",))
     platform.start()
     try:

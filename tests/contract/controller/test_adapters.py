@@ -7,9 +7,10 @@ from aiohttp import web
 
 from leyden.libs.store.database import Database
 from leyden.services.controller.engines.client import TargetVersion
-from tests.contract.controller.test_engines import fleet_of, served_adapters, until
+from tests.contract.controller.test_engines import fleet_of, served_adapters
 from tests.fakes.scripted_engine import ScriptedEngine, running
 from tests.faults.proxy import FaultProxy, Trouble
+from tests.support.waiting import eventually
 
 
 async def test_the_base_model_serves_on_when_version_1_fails_after_a_restart(
@@ -19,15 +20,15 @@ async def test_the_base_model_serves_on_when_version_1_fails_after_a_restart(
     async with running(engine):
         async with fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
             fleet.set_target(TargetVersion("run-a", 0, "/models/base", "hash"))
-            await until(lambda: fleet.served_version("run-a") == 0)
+            await eventually(lambda: fleet.served_version("run-a") == 0)
         engine.bad_paths = {"/w/a/1/adapter"}
         async with fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
             fleet.set_target(TargetVersion("run-a", 1, "/w/a/1", "hash"))
-            await until(lambda: engine.journal.count("load run-a:1 /w/a/1/adapter") >= 3)
+            await eventually(lambda: engine.journal.count("load run-a:1 /w/a/1/adapter") >= 3)
             assert fleet.served_version("run-a") == 0
             assert await served_adapters(database) == {(engine.url, "run-a", None)}
             engine.bad_paths.clear()
-            await until(lambda: fleet.served_version("run-a") == 1)
+            await eventually(lambda: fleet.served_version("run-a") == 1)
 
 
 @pytest.mark.parametrize("before", ["nothing", "its own version 0"])
@@ -39,12 +40,12 @@ async def test_the_base_model_is_no_version_of_a_run_that_it_did_not_serve(
         if before != "nothing":
             async with fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
                 fleet.set_target(TargetVersion("run-a", 0, "/w/run-a/versions/0", "hash"))
-                await until(lambda: fleet.served_version("run-a") == 0)
+                await eventually(lambda: fleet.served_version("run-a") == 0)
             # A restarted engine has no adapters.
             engine.adapters.clear()
         async with fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
             fleet.set_target(TargetVersion("run-a", 1, "/w/a/1", "hash"))
-            await until(lambda: engine.journal.count("load run-a:1 /w/a/1/adapter") >= 3)
+            await eventually(lambda: engine.journal.count("load run-a:1 /w/a/1/adapter") >= 3)
             assert fleet.served_version("run-a") is None
             assert await served_adapters(database) == set()
 
@@ -57,11 +58,11 @@ async def test_the_trouble_of_a_run_names_its_own_adapter_alone(database: Databa
             async with fleet_of(database, redis_url, url, adapters=2, answer_seconds=1) as fleet:
                 for run in "ab":
                     fleet.set_target(TargetVersion(f"run-{run}", 1, f"/w/{run}/1", "hash"))
-                await until(lambda: fleet.trouble("run-b") is not None)
+                await eventually(lambda: fleet.trouble("run-b") is not None)
                 cause = "run-a:1: /load_lora_adapter answered 400: no such file"
                 assert (fleet.trouble("run-a") or "").startswith(f"{url}: {cause} (")
                 proxy.trouble = Trouble(hang=True)
-                await until(lambda: "run-a:1" not in (fleet.trouble("run-a") or ""))
+                await eventually(lambda: "run-a:1" not in (fleet.trouble("run-a") or ""))
                 assert url in (fleet.trouble("run-a") or "")
 
 
@@ -90,5 +91,5 @@ async def test_an_adapter_that_an_engine_has_in_part_is_unloaded_and_loaded_agai
     engine = PartlyLoading()
     async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
         fleet.set_target(TargetVersion("run-a", 1, "/w/a/1", "hash"))
-        await until(lambda: fleet.served_version("run-a") == 1)
+        await eventually(lambda: fleet.served_version("run-a") == 1)
         assert engine.tries == 3

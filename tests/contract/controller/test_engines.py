@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from leyden.services.controller.engines.fleet import Fleet, FleetMember
 from leyden.services.controller.settings import Settings
 from tests.fakes.scripted_engine import ScriptedEngine, running
 from tests.faults.proxy import FaultProxy, Trouble
+from tests.support.waiting import eventually
 
 
 @asynccontextmanager
@@ -65,13 +66,6 @@ async def fleet_of(
         await notifications.close()
 
 
-async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not come true in time"
-        await asyncio.sleep(0.01)
-
-
 def metric(name: str, pool: str = "default") -> float | None:
     return REGISTRY.get_sample_value(name, {"pool": pool})
 
@@ -88,10 +82,10 @@ async def test_engines_are_paused_loaded_and_continued_in_this_order(database: D
         one, two = [await stack.enter_async_context(running(ScriptedEngine())) for _ in range(2)]
         async with fleet_of(database, redis_url, one.url, two.url) as fleet:
             fleet.set_target(TargetVersion("run-a", 0, "/w/0", "hash"))
-            await until(lambda: fleet.served_version("run-a") == 0 and two.weight_version == "run-a:0")
+            await eventually(lambda: fleet.served_version("run-a") == 0 and two.weight_version == "run-a:0")
             fleet.set_target(TargetVersion("run-a", 1, "/w/1", "hash"))
-            await until(lambda: "run-a:1" == one.weight_version == two.weight_version)
-            await until(lambda: not one.paused and not two.paused and fleet.served_version("run-a") == 1)
+            await eventually(lambda: "run-a:1" == one.weight_version == two.weight_version)
+            await eventually(lambda: not one.paused and not two.paused and fleet.served_version("run-a") == 1)
             assert one.journal == [
                 "continue",
                 *("pause retract", "update /w/0 run-a:0 flush=True", "continue"),
@@ -110,20 +104,20 @@ async def test_runs_share_an_engine_with_an_adapter_each(database: Database, red
     async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
         fleet.set_target(TargetVersion("run-a", 0, "/w/a/0", "hash"))
         fleet.set_target(TargetVersion("run-b", 3, "/w/b/3", "hash"))
-        await until(lambda: (fleet.served_version("run-a"), fleet.served_version("run-b")) == (0, 3))
+        await eventually(lambda: (fleet.served_version("run-a"), fleet.served_version("run-b")) == (0, 3))
         assert await served() == [("run-a", 0, None), ("run-b", 3, "run-b:3")]
         for version in (4, 5):
             fleet.set_target(TargetVersion("run-b", version, f"/w/b/{version}", "hash"))
-            await until(lambda wanted=version: fleet.served_version("run-b") == wanted)
+            await eventually(lambda wanted=version: fleet.served_version("run-b") == wanted)
         # The version before stays for calls that a gateway sends before it reads of the new one.
-        await until(lambda: set(engine.adapters) == {"run-b:4", "run-b:5"})
+        await eventually(lambda: set(engine.adapters) == {"run-b:4", "run-b:5"})
         fleet.set_target(TargetVersion("run-a", 1, "/w/a/1", "hash"))
         fleet.retain_targets({"run-a"})
-        await until(lambda: set(engine.adapters) == {"run-a:1"} and fleet.served_version("run-b") is None)
+        await eventually(lambda: set(engine.adapters) == {"run-a:1"} and fleet.served_version("run-b") is None)
         assert await served() == [("run-a", 1, "run-a:1")]
         # A restarted engine has no adapters.
         engine.adapters.clear()
-        await until(lambda: engine.adapters == {"run-a:1": "/w/a/1/adapter"})
+        await eventually(lambda: engine.adapters == {"run-a:1": "/w/a/1/adapter"})
         assert not any("pause" in line or "update" in line for line in engine.journal)
 
 
@@ -132,12 +126,12 @@ async def test_an_adapter_that_cannot_be_loaded_delays_its_run_alone(database: D
     async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
         fleet.set_target(TargetVersion("run-a", 1, "/w/a/1", "hash"))
         fleet.set_target(TargetVersion("run-b", 1, "/w/b/1", "hash"))
-        await until(lambda: fleet.served_version("run-b") == 1)
+        await eventually(lambda: fleet.served_version("run-b") == 1)
         assert fleet.served_version("run-a") is None
         assert "run-a:1" in (fleet.trouble("run-a") or "") and fleet.trouble("run-b") is None
         assert (metric("controller_engines_serving"), metric("controller_runs_unserved")) == (0, 1)
         engine.bad_paths.clear()
-        await until(lambda: fleet.served_version("run-a") == 1)
+        await eventually(lambda: fleet.served_version("run-a") == 1)
 
 
 async def served_adapters(database: Database) -> set[tuple[str, str, str | None]]:
@@ -153,18 +147,18 @@ async def test_a_version_that_cannot_be_loaded_leaves_the_one_before(
     async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
         fleet.set_target(TargetVersion("run-a", first, f"/w/a/{first}", "hash"))
         fleet.set_target(TargetVersion("run-b", 1, "/w/b/1", "hash"))
-        await until(lambda: (fleet.served_version("run-a"), fleet.served_version("run-b")) == (first, 1))
+        await eventually(lambda: (fleet.served_version("run-a"), fleet.served_version("run-b")) == (first, 1))
         loaded, before = set(engine.adapters), await served_adapters(database)
         assert metric("controller_engines_serving") == 1
         engine.bad_paths = {"/w/a/2/adapter"}
         fleet.set_target(TargetVersion("run-a", 2, "/w/a/2", "hash"))
-        await until(lambda: engine.journal.count("load run-a:2 /w/a/2/adapter") >= 3)
+        await eventually(lambda: engine.journal.count("load run-a:2 /w/a/2/adapter") >= 3)
         assert fleet.served_version("run-a") == first and set(engine.adapters) == loaded
         assert await served_adapters(database) == before
         assert "run-a:2" in (fleet.trouble("run-a") or "") and fleet.trouble("run-b") is None
         assert (metric("controller_engines_serving"), metric("controller_runs_unserved")) == (0, 0)
         engine.bad_paths.clear()
-        await until(lambda: fleet.served_version("run-a") == 2)
+        await eventually(lambda: fleet.served_version("run-a") == 2)
         assert metric("controller_engines_serving") == 1 and fleet.trouble("run-a") is None
 
 
@@ -176,10 +170,10 @@ async def test_the_version_before_outlives_the_controller_that_failed_to_load_th
     )
     async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
         fleet.set_target(TargetVersion("run-a", 11, "/w/a/11", "hash"))
-        await until(lambda: fleet.served_version("run-a") == 10)
+        await eventually(lambda: fleet.served_version("run-a") == 10)
         engine.bad_paths.clear()
-        await until(lambda: fleet.served_version("run-a") == 11)
-        await until(lambda: set(engine.adapters) == {"run-a:10", "run-a:11"})
+        await eventually(lambda: fleet.served_version("run-a") == 11)
+        await eventually(lambda: set(engine.adapters) == {"run-a:10", "run-a:11"})
 
 
 async def test_an_engine_that_fails_to_load_a_version_holds_back_no_run_that_another_one_serves(
@@ -188,12 +182,12 @@ async def test_an_engine_that_fails_to_load_a_version_holds_back_no_run_that_ano
     one, two = ScriptedEngine(), ScriptedEngine()
     async with running(one), running(two), fleet_of(database, redis_url, one.url, two.url, adapters=2) as fleet:
         fleet.set_target(TargetVersion("run-a", 1, "/w/a/1", "hash"))
-        await until(lambda: "run-a:1" in one.adapters and "run-a:1" in two.adapters)
+        await eventually(lambda: "run-a:1" in one.adapters and "run-a:1" in two.adapters)
         # Both are stored: an engine whose first poll still runs may be stored with version 1 later.
-        await until(lambda: metric("controller_engines_serving") == 2)
+        await eventually(lambda: metric("controller_engines_serving") == 2)
         two.bad_paths = {"/w/a/2/adapter"}
         fleet.set_target(TargetVersion("run-a", 2, "/w/a/2", "hash"))
-        await until(lambda: fleet.served_version("run-a") == 2)
+        await eventually(lambda: fleet.served_version("run-a") == 2)
         assert await served_adapters(database) == {(one.url, "run-a", "run-a:2")}
         # Calls that it answers with the version before may end.
         assert set(two.adapters) == {"run-a:1"}
@@ -208,14 +202,14 @@ async def test_an_older_version_counts_once_every_engine_has_left_the_newer_one(
             urls = one.url, proxy.url(two.url)
             async with fleet_of(database, redis_url, *urls, adapters=2) as fleet:
                 fleet.set_target(TargetVersion("run-a", 5, "/w/a/5", "hash"))
-                await until(lambda: "run-a:5" in one.adapters and "run-a:5" in two.adapters)
-                await until(lambda: metric("controller_engines_serving") == 2)
+                await eventually(lambda: "run-a:5" in one.adapters and "run-a:5" in two.adapters)
+                await eventually(lambda: metric("controller_engines_serving") == 2)
                 proxy.trouble = Trouble(hang=True)
                 fleet.set_target(TargetVersion("run-a", 3, "/w/a/3", "hash"))
-                await until(lambda: metric("controller_engines_serving") == 1)
+                await eventually(lambda: metric("controller_engines_serving") == 1)
                 assert fleet.served_version("run-a") is None
                 proxy.heal()
-                await until(lambda: fleet.served_version("run-a") == 3)
+                await eventually(lambda: fleet.served_version("run-a") == 3)
                 assert "run-a:3" in two.adapters
 
 
@@ -227,16 +221,16 @@ async def test_an_engine_that_frees_an_adapter_slowly_serves_its_runs_meanwhile(
     async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2, **slowly) as fleet:
         engine.adapters["run-a:1"] = "/w/a/1/adapter"
         fleet.set_target(TargetVersion("run-a", 1, "/w/a/1", "hash"))
-        await until(lambda: "unload run-y:9" in engine.journal and fleet.served_version("run-a") == 1)
+        await eventually(lambda: "unload run-y:9" in engine.journal and fleet.served_version("run-a") == 1)
         fleet.set_target(TargetVersion("run-a", 2, "/w/a/2", "hash"))
-        await until(lambda: engine.journal.count("load run-a:2 /w/a/2/adapter") >= 3)
+        await eventually(lambda: engine.journal.count("load run-a:2 /w/a/2/adapter") >= 3)
         assert fleet.served_version("run-a") == 1
         assert await rows(database) == {engine.url: ("serving", None, None)}
         asked = ["unload run-y:9", "unload run-z:9"]
         assert [line for line in engine.journal if line.startswith("unload")] == asked
         engine.frees.set()
-        await until(lambda: fleet.served_version("run-a") == 2)
-        await until(lambda: set(engine.adapters) == {"run-a:1", "run-a:2"})
+        await eventually(lambda: fleet.served_version("run-a") == 2)
+        await eventually(lambda: set(engine.adapters) == {"run-a:1", "run-a:2"})
         assert [line for line in engine.journal if line.startswith("unload")] == asked
 
 
@@ -244,10 +238,10 @@ async def test_shared_engines_are_left_alone_until_the_targets_are_complete(data
     engine = ScriptedEngine(adapters={"run-a:1": "/w/a/1/adapter", "run-b:1": "/w/b/1/adapter"})
     async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2, assigned=False) as fleet:
         fleet.set_target(TargetVersion("run-a", 1, "/w/a/1", "hash"))
-        await until(lambda: "continue" in engine.journal)
+        await eventually(lambda: "continue" in engine.journal)
         fleet.set_target(TargetVersion("run-b", 1, "/w/b/1", "hash"))
         fleet.retain_targets({"run-a", "run-b"})
-        await until(lambda: (fleet.served_version("run-a"), fleet.served_version("run-b")) == (1, 1))
+        await eventually(lambda: (fleet.served_version("run-a"), fleet.served_version("run-b")) == (1, 1))
         assert not any("load" in line for line in engine.journal)
 
 
@@ -255,7 +249,7 @@ async def test_version_0_of_a_continued_run_is_an_adapter(database: Database, re
     engine = ScriptedEngine()
     async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
         fleet.set_target(TargetVersion("run-a", 0, "/w/run-a/versions/0", "hash"))
-        await until(lambda: fleet.served_version("run-a") == 0)
+        await eventually(lambda: fleet.served_version("run-a") == 0)
         assert engine.adapters == {"run-a:0": "/w/run-a/versions/0/adapter"}
 
 
@@ -270,7 +264,7 @@ async def test_lost_adapters_of_several_runs_are_known_until_they_are_restored(
         for folder in folders:
             fleet.set_target(TargetVersion(folder.parent.name, 1, str(folder), "hash"))
         for _ in range(3):
-            await until(lambda: (fleet.lost_version("run-a"), fleet.lost_version("run-b")) == (1, 1))
+            await eventually(lambda: (fleet.lost_version("run-a"), fleet.lost_version("run-b")) == (1, 1))
         assert engine.adapters == {}
 
 
@@ -278,11 +272,11 @@ async def test_unloadable_weights_are_reported_and_the_engine_continues(database
     engine = ScriptedEngine(weight_version="run-a:0", bad_paths={"/w/1"})
     async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
         fleet.set_target(TargetVersion("run-a", 1, "/w/1", "hash"))
-        await until(lambda: fleet.trouble("run-a") is not None)
+        await eventually(lambda: fleet.trouble("run-a") is not None)
         assert "no such file" in (fleet.trouble("run-a") or "")
         assert not engine.paused
         engine.bad_paths.clear()
-        await until(lambda: fleet.served_version("run-a") == 1)
+        await eventually(lambda: fleet.served_version("run-a") == 1)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +292,7 @@ async def test_an_engine_that_stays_at_its_version_is_named_and_asked_at_growing
     engine = ScriptedEngine(weight_version="run-a:0", updates=updates)
     async with running(engine), fleet_of(database, redis_url, engine.url, update_seconds=0.2) as fleet:
         fleet.set_target(TargetVersion("run-a", 1, "/w/1", "hash"))
-        await until(lambda: fleet.trouble("run-a") is not None)
+        await eventually(lambda: fleet.trouble("run-a") is not None)
         seen, ends = set[str | None](), time.monotonic() + 4
         while time.monotonic() < ends:
             seen.add(fleet.trouble("run-a"))
@@ -309,7 +303,7 @@ async def test_an_engine_that_stays_at_its_version_is_named_and_asked_at_growing
         assert "tries" in str(fleet.trouble("run-a")) and not engine.paused
         assert fleet.served_version("run-a") is None
         engine.updates = "loaded"
-        await until(lambda: fleet.served_version("run-a") == 1)
+        await eventually(lambda: fleet.served_version("run-a") == 1)
         assert fleet.trouble("run-a") is None
 
 
@@ -317,9 +311,9 @@ async def test_a_first_load_that_lasts_is_named_with_its_beginning(database: Dat
     engine = ScriptedEngine(updates="never")
     async with running(engine), fleet_of(database, redis_url, engine.url, answer_seconds=1) as fleet:
         fleet.set_target(TargetVersion("run-a", 1, "/w/1", "hash"))
-        await until(lambda: engine.paused)
+        await eventually(lambda: engine.paused)
         assert fleet.trouble("run-a") is None
-        await until(lambda: "loading version 1 since" in (fleet.trouble("run-a") or ""))
+        await eventually(lambda: "loading version 1 since" in (fleet.trouble("run-a") or ""))
 
 
 async def test_an_engine_that_restarted_is_offered_its_version_at_once(database: Database, redis_url: str) -> None:
@@ -329,9 +323,9 @@ async def test_an_engine_that_restarted_is_offered_its_version_at_once(database:
         fleet_of(database, redis_url, engine.url, refusal_seconds=300) as fleet,
     ):
         fleet.set_target(TargetVersion("run-a", 1, "/w/1", "hash"))
-        await until(lambda: fleet.trouble("run-a") is not None)
+        await eventually(lambda: fleet.trouble("run-a") is not None)
         engine.updates, engine.weight_version = "loaded", "restarted"
-        await until(lambda: fleet.served_version("run-a") == 1)
+        await eventually(lambda: fleet.served_version("run-a") == 1)
 
 
 async def test_an_engine_that_has_no_adapter_after_loading_it_is_asked_at_growing_pauses(
@@ -340,11 +334,11 @@ async def test_an_engine_that_has_no_adapter_after_loading_it_is_asked_at_growin
     engine = ScriptedEngine(updates="ignored")
     async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
         fleet.set_target(TargetVersion("run-a", 1, "/w/1", "hash"))
-        await until(lambda: "does not list it (1 try since" in (fleet.trouble("run-a") or ""))
+        await eventually(lambda: "does not list it (1 try since" in (fleet.trouble("run-a") or ""))
         await asyncio.sleep(2)
         assert 2 <= engine.journal.count("load run-a:1 /w/1/adapter") <= 4
         engine.updates = "loaded"
-        await until(lambda: fleet.served_version("run-a") == 1)
+        await eventually(lambda: fleet.served_version("run-a") == 1)
 
 
 def written(folder: Path, content: bytes) -> str:
@@ -361,14 +355,14 @@ async def test_damaged_weights_are_moved_aside_and_loaded_once_they_are_whole(
     written(folder, b"the weightz")
     async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
         fleet.set_target(target)
-        await until(lambda: fleet.lost_version("run-a") == 1 and fleet.trouble("run-a") is not None)
+        await eventually(lambda: fleet.lost_version("run-a") == 1 and fleet.trouble("run-a") is not None)
         assert "damaged or lost" in (fleet.trouble("run-a") or "")
         assert engine.journal == ["continue"]
         (aside,) = folder.parent.iterdir()
         assert aside.name.startswith("1.damaged-")
         assert (aside / "model.safetensors").read_bytes() == b"the weightz"
         written(folder, b"the weights")
-        await until(lambda: fleet.served_version("run-a") == 1)
+        await eventually(lambda: fleet.served_version("run-a") == 1)
         assert fleet.lost_version("run-a") is None
 
 
@@ -380,10 +374,10 @@ async def test_a_damaged_model_folder_is_refused_and_left_in_its_place(
     written(folder, b"another")
     async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
         fleet.set_target(target)
-        await until(lambda: "restore the model folder" in (fleet.trouble("run-a") or ""))
+        await eventually(lambda: "restore the model folder" in (fleet.trouble("run-a") or ""))
         assert engine.journal == ["continue"]
         written(folder, b"the model")
-        await until(lambda: fleet.served_version("run-a") == 0)
+        await eventually(lambda: fleet.served_version("run-a") == 0)
 
 
 async def test_weights_are_hashed_once_and_again_when_a_file_changed(
@@ -411,10 +405,10 @@ async def test_weights_are_hashed_once_and_again_when_a_file_changed(
 async def test_an_engine_that_restarted_is_brought_back(database: Database, redis_url: str) -> None:
     async with running(ScriptedEngine()) as engine, fleet_of(database, redis_url, engine.url) as fleet:
         fleet.set_target(TargetVersion("run-a", 3, "/w/3", "hash"))
-        await until(lambda: fleet.served_version("run-a") == 3)
+        await eventually(lambda: fleet.served_version("run-a") == 3)
         engine.weight_version = "default"
-        await until(lambda: engine.weight_version == "run-a:3")
-        await until(lambda: fleet.served_version("run-a") == 3)
+        await eventually(lambda: engine.weight_version == "run-a:3")
+        await eventually(lambda: fleet.served_version("run-a") == 3)
 
 
 async def test_an_unreachable_engine_is_marked_and_recovers(database: Database, redis_url: str) -> None:
@@ -422,14 +416,14 @@ async def test_an_unreachable_engine_is_marked_and_recovers(database: Database, 
     async with AsyncExitStack() as stack:
         async with running(engine):
             fleet = await stack.enter_async_context(fleet_of(database, redis_url, engine.url))
-            await until(lambda: fleet.served_version("run-a") == 0)
-        await until(lambda: fleet.served_version("run-a") is None)
+            await eventually(lambda: fleet.served_version("run-a") == 0)
+        await eventually(lambda: fleet.served_version("run-a") is None)
         assert (await rows(database))[engine.url][0] == "unreachable"
         # A poll under way was cut; the next one finds nobody.
-        await until(lambda: "ConnectError" in (fleet.trouble("run-a") or ""))
+        await eventually(lambda: "ConnectError" in (fleet.trouble("run-a") or ""))
         again = ScriptedEngine(weight_version="run-a:0")
         await stack.enter_async_context(running(again, int(engine.url.rpartition(":")[2])))
-        await until(lambda: fleet.served_version("run-a") == 0)
+        await eventually(lambda: fleet.served_version("run-a") == 0)
         assert again.journal == ["continue"]
 
 
@@ -437,7 +431,7 @@ async def test_an_engine_left_paused_by_a_killed_controller_is_resumed(database:
     engine = ScriptedEngine(weight_version="run-a:2", paused=True)
     async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
         fleet.set_target(TargetVersion("run-a", 2, "/w/2", "hash"))
-        await until(lambda: fleet.served_version("run-a") == 2)
+        await eventually(lambda: fleet.served_version("run-a") == 2)
         assert not engine.paused
 
 
@@ -446,7 +440,7 @@ async def test_engines_no_longer_configured_are_forgotten(database: Database, re
         session.add(tables.Engine(url="http://old", state="serving", run_id="run-a", policy_version=1))
     engine = ScriptedEngine(weight_version="run-a:0")
     async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
-        await until(lambda: fleet.served_version("run-a") == 0)
+        await eventually(lambda: fleet.served_version("run-a") == 0)
         assert await rows(database) == {engine.url: ("serving", "run-a", 0)}
 
 
@@ -469,7 +463,7 @@ async def test_a_new_engine_serves_no_run_before_it_has_the_version_of_the_run(
         # The engine still has an old version, as after a partition.
         fleet.set_target(TargetVersion("run-a", 3, "/w/3", "hash"))
         task = asyncio.create_task(fleet.run())
-        await until(lambda: ("serving", "run-a", 3) in states)
+        await eventually(lambda: ("serving", "run-a", 3) in states)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
@@ -490,15 +484,15 @@ async def test_engines_follow_discovery(database: Database, redis_url: str) -> N
     async with AsyncExitStack() as stack:
         one, two = [await stack.enter_async_context(running(ScriptedEngine())) for _ in range(2)]
         task = asyncio.create_task(fleet.run())
-        await until(lambda: fleet.trouble("run-a") == "pool default has no engine")
+        await eventually(lambda: fleet.trouble("run-a") == "pool default has no engine")
         discovery.found = FoundEngines(frozenset({one.url}))
-        await until(lambda: fleet.served_version("run-a") == 1)
+        await eventually(lambda: fleet.served_version("run-a") == 1)
         # A pod that ends answers what it has; its successor serves nothing before it has the run's version.
         discovery.found = FoundEngines(frozenset({two.url}), draining=frozenset({one.url}))
-        await until(lambda: two.weight_version == "run-a:1" and fleet.served_version("run-a") == 1)
+        await eventually(lambda: two.weight_version == "run-a:1" and fleet.served_version("run-a") == 1)
         assert await rows(database) == {one.url: ("draining", None, None), two.url: ("serving", "run-a", 1)}
         fleet.set_target(TargetVersion("run-a", 2, "/w/2", "hash"))
-        await until(lambda: fleet.served_version("run-a") == 2)
+        await eventually(lambda: fleet.served_version("run-a") == 2)
         assert (one.weight_version, two.weight_version) == ("run-a:1", "run-a:2")
         polled = len(one.journal)
         discovery.found = FoundEngines(frozenset({two.url}))
@@ -519,13 +513,13 @@ async def test_an_engine_that_hangs_in_the_middle_of_an_update_does_not_hold_up_
         with FaultProxy.of(one.url) as proxy:
             async with fleet_of(database, redis_url, proxy.url(one.url), two.url) as fleet:
                 fleet.set_target(TargetVersion("run-a", 0, "/w/0", "hash"))
-                await until(lambda: one.weight_version == two.weight_version == "run-a:0")
+                await eventually(lambda: one.weight_version == two.weight_version == "run-a:0")
                 proxy.trouble = Trouble(hang=True)
                 for version in (1, 2):
                     fleet.set_target(TargetVersion("run-a", version, f"/w/{version}", "hash"))
-                    await until(lambda: two.weight_version == f"run-a:{version}")  # noqa: B023
+                    await eventually(lambda: two.weight_version == f"run-a:{version}")  # noqa: B023
                 proxy.heal()
-                await until(lambda: one.weight_version == "run-a:2" and not one.paused, 60)
+                await eventually(lambda: one.weight_version == "run-a:2" and not one.paused, seconds=60)
 
 
 @pytest.mark.parametrize("garbage", [b"[]", b"null", b"not json", b'"run-a:0"', b"\xff\xfe"])
@@ -536,9 +530,9 @@ async def test_an_engine_that_answers_garbage_is_unreachable_until_it_answers_co
     async with running(ScriptedEngine(weight_version="run-a:0")) as engine:
         with FaultProxy.of(engine.url) as proxy:
             async with fleet_of(database, redis_url, proxy.url(engine.url)) as fleet:
-                await until(lambda: fleet.served_version("run-a") == 0)
+                await eventually(lambda: fleet.served_version("run-a") == 0)
                 proxy.trouble = Trouble(answer=answer)
-                await until(lambda: fleet.served_version("run-a") is None)
+                await eventually(lambda: fleet.served_version("run-a") is None)
                 assert fleet.trouble("run-a") is not None
                 proxy.heal()
-                await until(lambda: fleet.served_version("run-a") == 0)
+                await eventually(lambda: fleet.served_version("run-a") == 0)

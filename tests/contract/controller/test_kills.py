@@ -17,9 +17,10 @@ from leyden.libs.faults import FaultInjector
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import serving_engines
-from tests.contract.controller.test_leader import start, until
+from tests.contract.controller.test_leader import start
 from tests.fakes.scripted_engine import ScriptedEngine, running
 from tests.support import builders
+from tests.support.waiting import eventually
 
 POINTS = ("controller.training_stopped", "controller.adapter_loaded", "controller.groups_completed")
 
@@ -122,7 +123,7 @@ async def test_a_run_whose_early_end_was_not_committed_ends_once_with_the_same_r
             ("running", None),
         )
         async with case.controller():
-            await until(lambda: _is(case, "completed"))
+            await eventually(lambda: _is(case, "completed"))
         assert await case.groups() == {0: "complete", 1: "complete", 2: "cancelled"}
         reason = "stopped early at step 1: the train reward 1 reached the target 0.9"
         assert await case.phase() == ("completed", reason)
@@ -160,7 +161,7 @@ async def test_a_failures_reward_is_decided_once_with_the_end_of_its_group(
         # A later group with a smaller reward changes no decision.
         await case.end_group(1, -3.0)
         async with case.controller():
-            await until(lambda: _all_complete(case))
+            await eventually(lambda: _all_complete(case))
         assert await case.rewards() == {0: [-2.0, -2.0], 1: [-3.0, -3.0]}
 
 
@@ -191,7 +192,7 @@ async def test_adapters_that_were_loaded_and_not_written_are_served_once_after_a
             async def is_served() -> bool:
                 return await case.served() == expected
 
-            await until(is_served)
+            await eventually(is_served)
         assert sum(line.startswith("load") for line in engine.journal) == len(engine.adapters) == 2
 
 
@@ -209,7 +210,7 @@ async def test_a_controller_killed_while_an_adapter_fails_to_load_leaves_the_ver
             return await case.served() == {(case.run.id, version, f"{case.run.id}:{version}")}
 
         async with case.controller():
-            await until(lambda: serves(1))
+            await eventually(lambda: serves(1))
             engine.bad_paths = {path.replace("/1/", "/2/") for path in engine.adapters.values()}
             await builders.add_policy_version(database, case.run, 2)
             await _loads(engine, two, 2)
@@ -220,7 +221,7 @@ async def test_a_controller_killed_while_an_adapter_fails_to_load_leaves_the_ver
             await _loads(engine, two, 2, since=before)
             assert await serves(1) and set(engine.adapters) == {one}
             engine.bad_paths = set()
-            await until(lambda: serves(2))
+            await eventually(lambda: serves(2))
             assert set(engine.adapters) == {one, two}
 
 
@@ -228,4 +229,4 @@ async def _loads(engine: ScriptedEngine, name: str, count: int, since: int = 0) 
     async def happened() -> bool:
         return sum(line.startswith(f"load {name} ") for line in engine.journal[since:]) >= count
 
-    await until(happened)
+    await eventually(happened)

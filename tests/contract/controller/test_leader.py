@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import sys
-import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import psycopg
@@ -19,13 +17,7 @@ from leyden.libs.store.database import Database
 from leyden.libs.store.locks import AdvisoryLock, LockLost
 from tests.fakes.scripted_engine import ScriptedEngine, running
 from tests.support import builders
-
-
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not await condition():
-        assert time.monotonic() < deadline, "did not come true in time"
-        await asyncio.sleep(0.02)
+from tests.support.waiting import eventually
 
 
 async def test_a_lock_has_one_holder_and_ends_with_its_connection(postgres_dsn: str) -> None:
@@ -41,7 +33,7 @@ async def test_a_lock_has_one_holder_and_ends_with_its_connection(postgres_dsn: 
         await first.check()
     await second.release()
     # A server that has ended a connection lets go of its locks a moment later.
-    await until(second.acquire)
+    await eventually(second.acquire)
     for lock in (first, second, other):
         await lock.release()
     with pytest.raises(LockLost):
@@ -72,14 +64,14 @@ async def test_a_second_controller_becomes_leader_when_the_first_is_killed(
     first_run = await _run(database, steps=1)
     async with running(ScriptedEngine()) as engine:
         leader = await start(database.dsn, redis_url, engine.url, tmp_path)
-        await until(lambda: _admitted(database, first_run))
+        await eventually(lambda: _admitted(database, first_run))
         waiting = await start(database.dsn, redis_url, engine.url, tmp_path)
         leader.kill()
         await leader.wait()
         async with database.session() as session:
             (await session.get_one(tables.Run, first_run.id)).intent = "cancelled"
         second_run = await _run(database, steps=1)
-        await until(lambda: _admitted(database, second_run))
+        await eventually(lambda: _admitted(database, second_run))
         assert engine.weight_version == f"{second_run.id}:0"
         waiting.send_signal(signal.SIGTERM)
         async with asyncio.timeout(60):

@@ -42,13 +42,14 @@ from leyden.services.controller.engines.client import TargetVersion
 from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.trainer import sender
 from leyden.services.trainer.settings import Settings as TrainerSettings
-from tests.contract.controller.test_engines import fleet_of, until
+from tests.contract.controller.test_engines import fleet_of
 from tests.contract.controller.test_leader import start
 from tests.fakes.engine_client import ADMIN_KEY, KEY, EngineClient
 from tests.fakes.receiver import Receiver
 from tests.fakes.scripted_engine import TRANSFER_ROUTES, ScriptedEngine, running
 from tests.fakes.weight_sender import send_for_ever
 from tests.support import builders
+from tests.support.waiting import eventually
 
 POINTS = ("trainer.transfer_accepted", "trainer.tensor_sent", "controller.bucket_received")
 FAILURES = "controller_weight_transfer_failures_total"
@@ -120,7 +121,7 @@ class Case:
         try:
             async with self.fleet(url) as fleet:
                 fleet.set_target(self.target)
-                await until(lambda: fleet.served_version(self.run.id) == 1)
+                await eventually(lambda: fleet.served_version(self.run.id) == 1)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -154,10 +155,10 @@ async def test_a_version_arrives_over_the_network_bit_for_bit(case: Case, monkey
     monkeypatch.setattr(engine_client, "BUCKET_BYTES", 48)
     async with case.sender(), case.fleet() as fleet:
         fleet.set_target(TargetVersion(case.run.id, 0, f"{case.folder}/base", "hash"))
-        await until(lambda: fleet.served_version(case.run.id) == 0)
+        await eventually(lambda: fleet.served_version(case.run.id) == 0)
         before = len(case.engine.journal)
         fleet.set_target(case.target)
-        await until(lambda: case.is_served(fleet))
+        await eventually(lambda: case.is_served(fleet))
         assert case.engine.weight_version == case.label
         assert case.engine.journal[before:] == [
             "init_weights_update_group",
@@ -221,7 +222,7 @@ async def test_a_version_comes_by_disk_where_no_trainer_sends(case: Case, monkey
     monkeypatch.setattr(transfers, "ACCEPT_SECONDS", 0.2)
     async with case.fleet() as fleet:
         fleet.set_target(case.target)
-        await until(lambda: case.is_served(fleet))
+        await eventually(lambda: case.is_served(fleet))
     assert case.engine.journal == [
         "continue",
         *("pause retract", f"update {case.target.path} {case.label} flush=True", "continue"),
@@ -234,7 +235,7 @@ async def test_a_version_comes_by_disk_where_the_engine_refuses_to_receive(case:
     case.engine.failing = {path}
     async with case.sender(), case.fleet() as fleet:
         fleet.set_target(case.target)
-        await until(lambda: case.is_served(fleet))
+        await eventually(lambda: case.is_served(fleet))
     assert case.engine.weight_version == case.label
     assert case.loaded_from_disk == (path != "/destroy_weights_update_group")
     assert await case.requests() == 0
@@ -246,17 +247,17 @@ async def test_an_engine_with_a_part_of_a_version_waits_for_a_complete_one(case:
     async with case.sender():
         async with case.fleet() as fleet:
             fleet.set_target(case.target)
-            await until(lambda: case.engine.journal.count("pause retract") == 2)
-            await until(lambda: "no such file" in (fleet.trouble(case.run.id) or ""))
+            await eventually(lambda: case.engine.journal.count("pause retract") == 2)
+            await eventually(lambda: "no such file" in (fleet.trouble(case.run.id) or ""))
             assert case.engine.journal.count("continue") == 1
         # The next controller finds it so.
         before = len(case.engine.journal)
         async with case.fleet() as fleet:
             fleet.set_target(case.target)
-            await until(lambda: case.engine.journal[before:].count("pause retract") == 1)
+            await eventually(lambda: case.engine.journal[before:].count("pause retract") == 1)
             assert "continue" not in case.engine.journal[before:]
             case.engine.failing = set()
-            await until(lambda: case.is_served(fleet))
+            await eventually(lambda: case.is_served(fleet))
     assert case.engine.weight_version == case.label
 
 
@@ -273,7 +274,7 @@ async def test_a_version_comes_by_disk_where_the_trainer_is_killed_while_it_send
             fleet.set_target(case.target)
             async with asyncio.timeout(60):
                 assert await process.wait() == -signal.SIGKILL
-            await until(lambda: case.is_served(fleet))
+            await eventually(lambda: case.is_served(fleet))
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -295,7 +296,7 @@ async def test_a_controller_killed_between_buckets_leaves_an_engine_that_waits(c
         before = len(case.engine.journal)
         process = await start(case.database.dsn, case.redis_url, case.engine.url, case.folder, **settings)
         try:
-            await until(lambda: case.engine.weight_version == case.label and not case.engine.paused)
+            await eventually(lambda: case.engine.weight_version == case.label and not case.engine.paused)
         finally:
             process.terminate()
             await process.wait()
@@ -327,11 +328,9 @@ async def test_a_trainer_accepts_the_last_request_for_an_engine_once(database: D
 async def test_an_engine_serves_until_it_has_joined(case: Case) -> None:
     async with case.fleet() as fleet:
         fleet.set_target(TargetVersion(case.run.id, 0, f"{case.folder}/base", "hash"))
-        await until(lambda: fleet.served_version(case.run.id) == 0)
+        await eventually(lambda: fleet.served_version(case.run.id) == 0)
         fleet.set_target(case.target)
-        async with asyncio.timeout(10):
-            while not await case.requests():
-                await asyncio.sleep(0.01)
+        await eventually(lambda: case.requests())
         async with case.database.read() as session:
             assert [row.policy_version for row in await serving_engines(session)] == [0]
 
@@ -343,7 +342,7 @@ async def test_a_version_without_files_is_not_served(case: Case) -> None:
     case.engine.bad_paths = {gone}
     async with case.sender(), case.fleet() as fleet:
         fleet.set_target(TargetVersion(case.run.id, 2, gone, "hash"))
-        await until(lambda: "no such file" in (fleet.trouble(case.run.id) or ""))
+        await eventually(lambda: "no such file" in (fleet.trouble(case.run.id) or ""))
         assert case.engine.weight_version != f"{case.run.id}:2"
 
 
@@ -377,8 +376,8 @@ async def test_the_port_closes_with_its_transfer(case: Case, monkeypatch: pytest
     monkeypatch.setattr(sender, "TCPStore", store)
     async with case.sender(), case.fleet() as fleet:
         fleet.set_target(case.target)
-        await until(lambda: case.is_served(fleet))
-        await until(lambda: not _is_open(ports[0]))
+        await eventually(lambda: case.is_served(fleet))
+        await eventually(lambda: not _is_open(ports[0]))
 
 
 def _is_open(port: int) -> bool:
@@ -409,16 +408,16 @@ async def test_an_engine_with_its_old_weights_continues(case: Case) -> None:
     async with case.sender(), case.fleet() as fleet:
         first = TargetVersion(case.run.id, 0, f"{case.folder}/base", "hash")
         fleet.set_target(first)
-        await until(lambda: fleet.served_version(case.run.id) == 0)
+        await eventually(lambda: fleet.served_version(case.run.id) == 0)
         fleet.set_target(case.target)
-        await until(lambda: "no such file" in (fleet.trouble(case.run.id) or ""))
+        await eventually(lambda: "no such file" in (fleet.trouble(case.run.id) or ""))
         fleet.set_target(first)
-        await until(lambda: fleet.served_version(case.run.id) == 0)
+        await eventually(lambda: fleet.served_version(case.run.id) == 0)
         assert not case.engine.paused
 
 
 async def test_a_version_of_a_deleted_run_is_asked_of_the_disk(case: Case) -> None:
     async with case.fleet() as fleet:
         fleet.set_target(case.target._replace(run_id="run-deleted"))
-        await until(lambda: fleet.served_version("run-deleted") == 1)
+        await eventually(lambda: fleet.served_version("run-deleted") == 1)
     assert case.engine.weight_version == "run-deleted:1"

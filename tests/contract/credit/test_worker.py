@@ -37,6 +37,7 @@ from tests.support.builders import (
     finish_rollout,
     run_document,
 )
+from tests.support.waiting import eventually
 
 CREDIT = {
     "rule": {"type": "discounted", "gamma": 0.5},
@@ -412,9 +413,7 @@ async def test_the_worker_processes_groups_as_they_complete_and_stops(database: 
     task = asyncio.create_task(work(settings, stop, checks))
     try:
         await add_complete_group(database, run)
-        async with asyncio.timeout(60):
-            while not await rows(database, tables.GroupCredit):
-                await asyncio.sleep(0.02)
+        await eventually(lambda: rows(database, tables.GroupCredit))
         assert await checks.run() == {"database": "ok", "schema": "ok"}
     finally:
         stop.set()

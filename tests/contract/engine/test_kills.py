@@ -28,6 +28,7 @@ from tests.contract.gateway.test_process import free_port
 from tests.fakes.gateway import GatewayUnderTest, all_calls, running_gateway
 from tests.support import builders
 from tests.support.tiny_model import make_tiny_model
+from tests.support.waiting import eventually
 
 POINTS = ("engine.weights_read", "engine.weights_swapped")
 STREAMS, TOKENS, TOKENS_BEFORE = 3, 1500, 500
@@ -60,9 +61,7 @@ async def engine_process(model: Path, port: int, injector: FaultInjector) -> Asy
 
 
 async def came_true(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(120):
-        while not condition():
-            await asyncio.sleep(0.01)
+    await eventually(lambda: condition())
 
 
 async def holds(url: str, tokens: int) -> None:

@@ -15,9 +15,10 @@ import pytest
 
 from leyden.libs.store.database import Database
 from tests.contract.gateway.recorded_clients import CLIENTS, Answer, Client, Json, filled
-from tests.contract.gateway.test_trouble import held_table, until
+from tests.contract.gateway.test_trouble import held_table
 from tests.fakes.chat_model import CHATML_WITH_TOOLS
 from tests.fakes.gateway import Scene, scene
+from tests.support.waiting import eventually
 
 RAIN, TIME = r"Par\u00efs <&> \/", r"Rome"
 """Arguments as the model spells them; `json.dumps` would write the first one otherwise."""
@@ -56,13 +57,13 @@ async def test_the_repeat_after_a_lost_answer_gets_the_one_that_was_sampled(tmp_
         opening = recorded["turns"][0]
         async with held_table(database.dsn):
             asking = asyncio.create_task(asyncio.to_thread(client.ask, opening, mark=first))
-            await until(lambda: bool(stage.engine.sampled))
+            await eventually(lambda: bool(stage.engine.sampled))
             await asyncio.sleep(0.2)
             hang_up(client)
             await asyncio.wait({asking})
             assert asking.exception() is not None
             await asyncio.sleep(0.2)
-        await until(lambda: has_calls(stage))
+        await eventually(lambda: has_calls(stage))
         client.close()
         answer = await asyncio.to_thread(client.ask, opening, mark=again)
         calls = await stage.calls()

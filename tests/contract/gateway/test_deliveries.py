@@ -13,8 +13,9 @@ from sqlalchemy import select
 
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from tests.contract.gateway.test_trouble import HI, held_table, raw_stream, until
+from tests.contract.gateway.test_trouble import HI, held_table, raw_stream
 from tests.fakes.gateway import Scene, scene
+from tests.support.waiting import eventually
 
 
 async def deliveries(database: Database) -> Sequence[tables.Delivery]:
@@ -55,9 +56,7 @@ async def test_a_request_that_waits_has_a_row_before_its_answer(tmp_path, databa
     go = asyncio.Event()
     async with scene(tmp_path, database, engine={"pace": lambda _: go.wait()}) as stage, stage.client() as client:
         asking = asyncio.create_task(client.chat.completions.create(model="m", messages=HI))
-        async with asyncio.timeout(60):
-            while not (rows := await deliveries(database)):
-                await asyncio.sleep(0.02)
+        rows = await eventually(lambda: deliveries(database))
         assert [(row.waited_seconds, row.seconds, row.delivered) for row in rows] == [(None, None, None)]
         go.set()
         await asking
@@ -83,7 +82,7 @@ async def test_the_wait_for_the_record_is_the_platforms(tmp_path, database):
     async with scene(tmp_path, database, record_hold_seconds=60) as stage, stage.client() as client:
         async with held_table(database.dsn):
             asking = asyncio.create_task(client.chat.completions.create(model="m", messages=HI))
-            await until(lambda: len(stage.engine.requests) == 1)
+            await eventually(lambda: len(stage.engine.requests) == 1)
             await asyncio.sleep(0.6)
         await asking
         (row,) = await ended(database, 1)
@@ -138,7 +137,7 @@ async def test_an_answer_for_a_client_that_left_at_once_is_not_delivered(tmp_pat
     async with scene(tmp_path, database, engine={"pace": pace}, abandoned_seconds=1.5) as stage:
         async with stage.client() as client:
             asking = asyncio.create_task(client.chat.completions.create(model="m", messages=HI))
-            await until(lambda: len(stage.engine.requests) == 1)
+            await eventually(lambda: len(stage.engine.requests) == 1)
             asking.cancel()
             await asyncio.wait({asking})
         (row,) = await ended(database, 1)
@@ -180,9 +179,7 @@ async def test_a_stored_answer_that_a_repeat_gets_counts_as_delivered(tmp_path, 
 
     async with scene(tmp_path, database, engine={"pace": pace}) as stage, stage.client() as client:
         await give_up(stage, 0.3)
-        async with asyncio.timeout(60):
-            while not await stage.calls():
-                await asyncio.sleep(0.02)
+        await eventually(lambda: stage.calls())
         # The controller waits: a repeat may come.
         assert [row.seconds for row in await deliveries(database)] == [None]
         answer = await client.chat.completions.create(model="m", messages=HI)
@@ -195,7 +192,7 @@ async def test_the_calls_of_an_ended_gateway_are_ended(tmp_path, database):
     async with scene(tmp_path, database, engine={"pace": lambda _: asyncio.sleep(9)}) as stage:
         async with stage.client() as client:
             asking = asyncio.create_task(client.chat.completions.create(model="m", messages=HI))
-            await until(lambda: len(stage.engine.requests) == 1)
+            await eventually(lambda: len(stage.engine.requests) == 1)
             await stage.gateway.stop()
             with pytest.raises(openai.InternalServerError):
                 await asking

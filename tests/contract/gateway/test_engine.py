@@ -21,6 +21,7 @@ from leyden.libs.store.database import Database
 from tests.fakes.engine_client import KEY, EngineClient
 from tests.fakes.gateway import GatewayUnderTest, all_calls, running_gateway
 from tests.support import builders
+from tests.support.waiting import eventually
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 END_OF_TURN = 258
@@ -177,9 +178,7 @@ async def test_a_hang_up_frees_the_engine(both):
         asking.cancel()
         await asyncio.wait({asking})
     await both.engine.reach(running=0, waiting=0)
-    async with asyncio.timeout(60):
-        while not (calls := await both.calls()):
-            await asyncio.sleep(0.05)
+    calls = await eventually(lambda: both.calls())
     assert [call.status for call in calls] == ["aborted"]
     assert calls[0].completion_tokens < 3500
 

@@ -16,6 +16,7 @@ from leyden.libs.contracts.capability import Scope
 from tests.contract.gateway.test_turns import begins_with, forks, ids
 from tests.fakes.chat_model import CHATML_WITH_TOOLS
 from tests.fakes.gateway import Scene, scene
+from tests.support.waiting import eventually
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 TOOLS: Any = [
@@ -362,10 +363,7 @@ async def test_a_disconnect_aborts_the_call(tmp_path, database):
 
 
 async def _eventually(stage: Scene) -> Any:
-    async with asyncio.timeout(10):
-        while not (calls := await stage.calls()):
-            await asyncio.sleep(0.02)
-    return calls
+    return await eventually(lambda: stage.calls())
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -18,6 +18,7 @@ from sqlalchemy import text
 
 from tests.fakes.gateway import Scene, scene
 from tests.support.shared import ROOT, free_port
+from tests.support.waiting import eventually
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 
@@ -47,9 +48,7 @@ async def gateway_process(stage: Scene, port: int, **more: str) -> AsyncIterator
 
 
 async def _ready(port: int) -> None:
-    async with asyncio.timeout(60):
-        while not await answers(port):
-            await asyncio.sleep(0.05)
+    await eventually(lambda: answers(port))
 
 
 async def answers(port: int) -> bool:
@@ -116,9 +115,7 @@ async def test_a_repeat_without_a_word_gets_the_answer_that_its_client_did_not_w
             await connection.execute(text("LOCK TABLE model_calls IN EXCLUSIVE MODE"))
             with pytest.raises(openai.APITimeoutError):
                 await create(model="m", messages=HI)
-        async with asyncio.timeout(60):
-            while not (calls := await stage.calls()):
-                await asyncio.sleep(0.05)
+        calls = await eventually(lambda: stage.calls())
         repeated, voted = await create(model="m", messages=HI), await create(model="m", messages=HI)
         assert repeated.id == f"chatcmpl-{calls[0].id}"
         assert voted.id != repeated.id

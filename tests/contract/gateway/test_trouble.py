@@ -23,21 +23,13 @@ from leyden.services.gateway.records.reader import Reader
 from tests.fakes.gateway import Scene, scene
 from tests.fakes.scripted_engine import ScriptedEngine, logprob_of, running
 from tests.support import builders
+from tests.support.waiting import eventually
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 def ids(data: bytes) -> list[int]:
     return np.frombuffer(data, "<i4").tolist()
-
-
-async def until(condition: Callable[[], Awaitable[bool]] | Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            held = condition()
-            if held if isinstance(held, bool) else await held:
-                return
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -82,7 +74,7 @@ async def test_the_last_byte_waits_for_the_record(tmp_path, database, stream):
 
         async with held_table(database.dsn):
             asking = asyncio.create_task(ask())
-            await until(lambda: len(stage.engine.requests) == 1)
+            await eventually(lambda: len(stage.engine.requests) == 1)
             await asyncio.sleep(0.3)
             assert not asking.done()
             assert not any(choice.finish_reason for chunk in seen for choice in chunk.choices)
@@ -107,7 +99,7 @@ async def test_a_disconnect_aborts_generation_and_records_the_partial_call(tmp_p
             await reached.wait()
             asking.cancel()
             await asyncio.wait({asking})
-        await until(lambda: _recorded(stage, 1))
+        await eventually(lambda: _recorded(stage, 1))
         (call,) = await stage.calls()
         text = stage.model.tokenizer.decode(ids(call.sampled_ids))
     assert stage.engine.aborted == [call.id]
@@ -188,10 +180,10 @@ async def test_a_repeat_joins_the_call_that_is_still_running_and_outlives_the_fi
     async with scene(tmp_path, database, engine={"pace": lambda _: go.wait()}) as stage, stage.client() as client:
         create: Any = client.chat.completions.create
         first = asyncio.create_task(create(model="m", messages=HI))
-        await until(lambda: len(stage.engine.requests) == 1)
+        await eventually(lambda: len(stage.engine.requests) == 1)
         before = joined()
         second = asyncio.create_task(create(model="m", messages=HI, extra_headers={"x-stainless-retry-count": "1"}))
-        await until(lambda: joined() == before + 1)
+        await eventually(lambda: joined() == before + 1)
         first.cancel()
         await asyncio.sleep(0.2)
         go.set()
@@ -277,7 +269,7 @@ async def test_a_call_waits_for_an_engine_that_serves_its_run(tmp_path, database
         create: Any = client.chat.completions.create
         before = held()
         asking = asyncio.create_task(create(model="m", messages=HI))
-        await until(lambda: held() == before + 1)
+        await eventually(lambda: held() == before + 1)
         await asyncio.sleep(0.3)
         assert not asking.done() and stage.engine.requests == []
         await set_engine(database, stage.engine.url, run_id=stage.run_id, state="updating")
@@ -330,7 +322,7 @@ async def test_a_rollout_stays_on_its_engine(tmp_path, database):
         async with running(other):
             for engine in (stage.engine, other):
                 await set_engine(database, engine.url, run_id=stage.run_id)
-            await call_twice_each(stage, until=lambda: bool(other.requests))
+            await call_twice_each(stage, condition=lambda: bool(other.requests))
             stage.engine.requests.clear()
             other.requests.clear()
             await call_twice_each(stage)
@@ -338,7 +330,7 @@ async def test_a_rollout_stays_on_its_engine(tmp_path, database):
     assert sum(counts) == 24 and all(count % 2 == 0 for count in counts) and counts[0] > 0
 
 
-async def call_twice_each(stage: Scene, until: Callable[[], bool] = lambda: True) -> None:
+async def call_twice_each(stage: Scene, condition: Callable[[], bool] = lambda: True) -> None:
     """Two calls of each of twelve rollouts, again and again until the gateway has seen what a test has set."""
     async with asyncio.timeout(60):
         while True:
@@ -346,7 +338,7 @@ async def call_twice_each(stage: Scene, until: Callable[[], bool] = lambda: True
                 async with stage.gateway.client(f"{stage.run_id}.0.{sibling}") as client:
                     for _ in range(2):
                         await client.chat.completions.create(model="m", messages=HI)
-            if until():
+            if condition():
                 return
 
 
@@ -371,7 +363,7 @@ async def test_an_answer_waits_while_postgres_is_down_and_is_recorded_once(tmp_p
     async with scene(tmp_path, database, **paced) as stage, stage.client() as client:
         create: Any = client.chat.completions.create
         asking = asyncio.create_task(create(model="m", messages=HI))
-        await until(lambda: len(stage.engine.requests) == 1)
+        await eventually(lambda: len(stage.engine.requests) == 1)
         async with database_away(database.dsn):
             go.set()
             await asyncio.sleep(0.4)
@@ -387,7 +379,7 @@ async def test_an_answer_whose_record_cannot_be_stored_is_withheld(tmp_path, dat
     async with scene(tmp_path, database, **paced) as stage, stage.client() as client:
         create: Any = client.chat.completions.create
         asking = asyncio.create_task(_consume(create(model="m", messages=HI, stream=stream)))
-        await until(lambda: len(stage.engine.requests) == 1)
+        await eventually(lambda: len(stage.engine.requests) == 1)
         async with database_away(database.dsn):
             go.set()
             with pytest.raises(openai.APIError) as refused:
@@ -446,7 +438,7 @@ async def test_a_call_beyond_the_limit_waits_and_is_recorded_as_failed_after_the
     async with scene(tmp_path, database, engine=held, **bounds) as stage, stage.client() as client:
         create: Any = client.chat.completions.create
         first = asyncio.create_task(create(model="m", messages=HI))
-        await until(lambda: len(stage.engine.requests) == 1)
+        await eventually(lambda: len(stage.engine.requests) == 1)
         with pytest.raises(openai.InternalServerError) as refused:
             await create(model="m", messages=HI)
         waiting = asyncio.create_task(create(model="m", messages=HI))
@@ -463,12 +455,12 @@ async def test_an_attempt_with_too_many_calls_at_once_is_refused_and_its_sibling
     async with scene(tmp_path, database, engine=held, max_calls_per_attempt=1) as stage, stage.client() as client:
         create: Any = client.chat.completions.create
         first = asyncio.create_task(create(model="m", messages=HI))
-        await until(lambda: len(stage.engine.requests) == 1)
+        await eventually(lambda: len(stage.engine.requests) == 1)
         with pytest.raises(openai.RateLimitError) as refused:
             await create(model="m", messages=HI)
         async with stage.gateway.client(f"{stage.run_id}.0.1") as sibling:
             other = asyncio.create_task(sibling.chat.completions.create(model="m", messages=HI))
-            await until(lambda: len(stage.engine.requests) == 2)
+            await eventually(lambda: len(stage.engine.requests) == 2)
             go.set()
             await asyncio.gather(first, other)
         again = await create(model="m", messages=HI)

@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from leyden.libs.service import JsonResponse, Limits, serving
 from leyden.libs.service.app import create_app
 from leyden.libs.telemetry import inject
+from tests.support.waiting import eventually
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 # Long enough for a loaded machine to be quick within, short enough to be waited for.
@@ -149,9 +150,7 @@ async def test_an_idle_connection_is_closed_before_and_after_a_request() -> None
 async def test_a_client_that_does_not_read_is_cut_and_its_answer_ends() -> None:
     async with served(**QUICK) as (app, port), connected(port) as (_, writer):
         writer.write(b"GET /flood HTTP/1.1\r\nhost: a\r\n\r\n")
-        async with asyncio.timeout(60):
-            while not app.state.ended:
-                await asyncio.sleep(0.05)
+        await eventually(lambda: app.state.ended)
         assert await is_served(port)
 
 
@@ -384,9 +383,7 @@ async def test_garbage_behind_a_request_sent_ahead_is_not_answered_within_the_an
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         writer.write(b"GET /trace HTTP/1.1\r\nhost: a\r\n\r\n" + b"no HTTP\r\n\r\n")
         assert b"HTTP/1.1 400" not in await read_all(reader)
-        async with asyncio.timeout(60):
-            while not app.state.ended:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: app.state.ended)
 
 
 async def test_a_connection_beyond_the_limit_gets_503_and_frees_its_slot() -> None:
@@ -402,9 +399,7 @@ async def test_a_connection_beyond_the_limit_gets_503_and_frees_its_slot() -> No
         for _, writer in idle:
             writer.close()
             await writer.wait_closed()
-        async with asyncio.timeout(60):
-            while not await is_served(port):
-                await asyncio.sleep(0.05)
+        await eventually(lambda: is_served(port))
 
 
 async def test_a_thousand_idle_connections_do_not_block_requests() -> None:

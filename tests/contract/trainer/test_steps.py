@@ -46,6 +46,7 @@ from leyden.services.trainer.state.resume import LearnerLoader
 from tests.faults.proxy import FaultProxy, Trouble
 from tests.replay import differing_versions
 from tests.support import builders
+from tests.support.waiting import eventually
 
 
 class Case:
@@ -137,12 +138,6 @@ class Case:
 
     async def versions(self) -> dict[int, tables.PolicyVersion]:
         return {row.version: row for row in await self.rows(tables.PolicyVersion)}  # type: ignore[attr-defined,misc]
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 def logprobs_of(model: PreTrainedModel, prompt: Sequence[int], sampled: Sequence[int]) -> bytes:
@@ -576,7 +571,7 @@ async def test_a_trainer_exports_its_newest_version_again_where_the_folder_is_go
     version = (await case.versions())[1]
     folder = Path(version.path)
     folder.rename(folder.with_name("1.damaged-0"))
-    await wait_until(folder.exists)
+    await eventually(folder.exists)
     stop.set()
     await trainer
     assert describe(folder).content_sha256 == version.content_sha256
@@ -620,7 +615,7 @@ async def test_a_trainer_with_failed_commits_repeats_the_same_steps(
             training_on = asyncio.create_task(subject.train(database_url=proxy.url(postgres_dsn)))
             if name == "cut" and not answer_alone:
                 # Nothing is ever committed like this: after a few tries it is.
-                await wait_until(lambda: proxy.cuts >= 3)
+                await eventually(lambda: proxy.cuts >= 3)
                 proxy.heal()
             await training_on
             results.append({version: row.content_sha256 for version, row in (await subject.versions()).items()})
@@ -666,9 +661,7 @@ async def test_a_trainer_that_lost_its_run_before_the_checkpoint_writes_nothing_
         "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted", case._dsn
     )
     lock = AdvisoryLock(case._dsn, f"trainer:{case.run.id}")
-    async with asyncio.timeout(60):
-        while not await lock.acquire():
-            await asyncio.sleep(0.02)
+    await eventually(lambda: lock.acquire())
     for number in (2, 3):
         await case.add_group(number)
     asks = "SELECT FROM pg_stat_activity WHERE application_name = 'leyden-trainer' AND query LIKE '%try_advisory%'"

@@ -18,6 +18,7 @@ from tests.contract.gateway.test_deliveries import deliveries
 from tests.contract.gateway.test_process import client_of, free_port, gateway_process
 from tests.contract.gateway.test_trouble import database_away
 from tests.fakes.gateway import Scene, scene
+from tests.support.waiting import eventually
 
 # Where the gateway dies, how the answer is asked for, and how often the engine samples it in all.
 DEATHS = [
@@ -106,9 +107,7 @@ async def test_answers_wait_while_postgres_is_down_and_are_sent_when_it_is_back(
         agents = [Agent(stage, port, f"stream {stream}", stream=stream) for stream in (False, True)]
         async with gateway_process(stage, port, GATEWAY_RECORD_HOLD_SECONDS="120"):
             asking = [asyncio.create_task(agent.ask()) for agent in agents]
-            async with asyncio.timeout(60):
-                while len(stage.engine.requests) < 2:
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: len(stage.engine.requests) >= 2)
             async with database_away(database.dsn):
                 go.set()
                 await asyncio.wait(asking, timeout=2)
@@ -130,9 +129,7 @@ async def test_an_answer_that_cannot_be_recorded_in_time_is_503_with_retry_after
         agent = Agent(stage, port, "hi", stream=False)
         async with gateway_process(stage, port, GATEWAY_RECORD_HOLD_SECONDS="3"):
             asking = asyncio.create_task(agent.ask())
-            async with asyncio.timeout(60):
-                while not stage.engine.requests:
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: stage.engine.requests)
             async with database_away(database.dsn):
                 go.set()
                 with pytest.raises(openai.InternalServerError) as refused:

@@ -13,8 +13,8 @@ from leyden.libs.client import Client
 from leyden.libs.contracts.api import ApiScope, RewardRequest
 from leyden.libs.store.tables import Base
 from tests.campaigns.soak import QUICK, bandit_run
-from tests.faults.stage import until
 from tests.support.chaos import kill
+from tests.support.waiting import until
 
 # Who writes what, seen by Postgres: every connection says which service it is.
 AUDIT = [

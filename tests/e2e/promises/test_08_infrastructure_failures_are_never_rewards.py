@@ -13,8 +13,9 @@ import pytest
 
 from tests.campaigns.soak import bandit_run
 from tests.faults.proxy import Trouble
-from tests.faults.stage import Stage, stage, until
+from tests.faults.stage import Stage, stage
 from tests.support.chaos import kill
+from tests.support.waiting import until
 
 AGENT = Path(__file__).parents[2] / "agents" / "impatient.py"
 FAILURE_REWARD = -7.0

@@ -16,7 +16,7 @@ import pytest
 from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
 from tests.campaigns.soak import bandit_run
-from tests.faults.stage import until
+from tests.support.waiting import until
 
 BURGLAR = Path(__file__).parents[2] / "agents" / "burglar.py"
 RUN_SECONDS = 240.0

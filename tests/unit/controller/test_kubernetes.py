@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from leyden.services.controller.trainers.kubernetes import PEER_LOST, RANK_LOST,
 from leyden.services.controller.trainers.supervisor import TrainerSupervisor
 from tests.fakes.kubernetes_api import FakeKubernetes
 from tests.fakes.trainer_journal import RememberedEnds
+from tests.support.waiting import eventually
 
 FIRST = TrainerAttempt("run-abc", 1)
 TEMPLATE = """
@@ -70,13 +70,6 @@ async def make(server: FakeKubernetes, tmp_path: Path) -> AsyncIterator[Callable
 
 
 Make = Callable[..., KubernetesTrainers]
-
-
-async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not come true in time"
-        await asyncio.sleep(0.01)
 
 
 async def test_a_trainer_is_an_indexed_job_and_the_next_leader_adopts_it(server: FakeKubernetes, make: Make) -> None:
@@ -234,12 +227,12 @@ async def test_a_trainer_out_of_memory_fails_its_run_the_second_time(
     supervisor.reconcile({"run-abc": 0})
     for number in (1, 2):
         name = f"trainer-run-abc-{number}"
-        await until(lambda: name in server.objects["jobs"])  # noqa: B023
+        await eventually(lambda: name in server.objects["jobs"])  # noqa: B023
         server.ended(name, 1, 0, "trainer", message=words.format(40 + number))
         server.finish_job(name, "Failed")
-        await until(lambda: len(journal.ends) == number)  # noqa: B023
+        await eventually(lambda: len(journal.ends) == number)  # noqa: B023
     failed: dict[str, str] = {}
-    await until(lambda: failed.update(supervisor.pop_failures()) or failed)
+    await eventually(lambda: failed.update(supervisor.pop_failures()) or failed)
     assert failed["run-abc"].startswith(
         "the trainer ended 2 times without a step: exit code 1, out of memory: raise trainer.resources.limits.memory"
     )
@@ -289,21 +282,21 @@ async def test_an_evicted_trainer_is_started_again_without_blame(
 ) -> None:
     supervisor = TrainerSupervisor(settings(tmp_path, trainer_restarts=0), make(), RememberedEnds())
     supervisor.reconcile({"run-abc": 0})
-    await until(lambda: FIRST.name in server.objects["jobs"])
+    await eventually(lambda: FIRST.name in server.objects["jobs"])
     server.ended(FIRST.name, 1, 0, "trainer")
     server.pod(FIRST.name, 0, conditions=[EVICTED])
-    await until(lambda: "trainer-run-abc-2" in server.objects["jobs"])
+    await eventually(lambda: "trainer-run-abc-2" in server.objects["jobs"])
     assert supervisor.pop_failures() == {}
     server.running("trainer-run-abc-2", 0, "trainer")
     supervisor.reconcile({})
-    await until(lambda: "trainer-run-abc-2" in server.deleted)
+    await eventually(lambda: "trainer-run-abc-2" in server.deleted)
     await supervisor.close()
 
 
 async def test_a_trainer_survives_its_controller(server: FakeKubernetes, make: Make, tmp_path: Path) -> None:
     former = TrainerSupervisor(settings(tmp_path), make(), RememberedEnds())
     former.reconcile({"run-abc": 0})
-    await until(lambda: FIRST.name in server.objects["jobs"])
+    await eventually(lambda: FIRST.name in server.objects["jobs"])
     server.running(FIRST.name, 0, "trainer")
     server.down = 3
     await former.close()

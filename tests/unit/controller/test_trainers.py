@@ -6,8 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from leyden.services.controller.trainers.backend import (
 from leyden.services.controller.trainers.process import ProcessTrainers
 from leyden.services.controller.trainers.supervisor import TrainerSupervisor, verdict
 from tests.fakes.trainer_journal import RememberedEnds
+from tests.support.waiting import eventually
 
 NOTE = "import os, sys, time; open('pids', 'a').write(f'{os.getpid()}\\n'); "
 
@@ -49,13 +49,6 @@ async def supervised(
 def pids(folder: Path) -> list[int]:
     path = folder / "pids"
     return [int(line) for line in path.read_text().split()] if path.exists() else []
-
-
-async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not come true in time"
-        await asyncio.sleep(0.01)
 
 
 def alive(pid: int) -> bool:
@@ -104,11 +97,11 @@ async def test_one_trainer_runs_however_often_it_is_wanted_and_stops_when_it_is_
     async with supervised(tmp_path, NOTE + "time.sleep(60)") as made:
         for _ in range(3):
             made.reconcile({"run-a": 0})
-        await until(lambda: pids(tmp_path))
+        await eventually(lambda: pids(tmp_path))
         made.reconcile({"run-a": 0})
         [pid] = pids(tmp_path)
         made.reconcile({})
-        await until(lambda: not alive(pid))
+        await eventually(lambda: not alive(pid))
         assert made.pop_failures() == {}
 
 
@@ -116,7 +109,7 @@ async def test_a_trainer_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     code = "import signal; signal.signal(15, signal.SIG_IGN); " + NOTE + "time.sleep(60)"
     async with supervised(tmp_path, code) as made:
         made.reconcile({"run-a": 0})
-        await until(lambda: pids(tmp_path))
+        await eventually(lambda: pids(tmp_path))
     assert not alive(pids(tmp_path)[0])
 
 
@@ -150,7 +143,7 @@ async def failures(made: TrainerSupervisor) -> dict[str, str]:
     """Those of a run without a step, once it has failed."""
     made.reconcile({"run-a": 0})
     failed: dict[str, str] = {}
-    await until(lambda: failed.update(made.pop_failures()) or failed)
+    await eventually(lambda: failed.update(made.pop_failures()) or failed)
     return failed
 
 
@@ -200,7 +193,7 @@ async def test_a_change_of_leaders_forgives_no_end() -> None:
     cluster = Cluster(crash)
     first = TrainerSupervisor(Settings(), cluster, journal)
     first.reconcile({"run-a": 0})
-    await until(lambda: journal.ends)
+    await eventually(lambda: journal.ends)
     await first.close()
     second = TrainerSupervisor(Settings(), cluster, journal)
     assert await failures(second) == {"run-a": "the trainer ended 2 times without a step: exit code 1: ValueError: no"}
@@ -214,9 +207,9 @@ async def test_a_planned_end_is_none(tmp_path: Path) -> None:
     async with supervised(tmp_path, NOTE + "time.sleep(60)", journal) as made:
         for starts in (1, 2):
             # Each tick asks again: the first trainer may be dead and not yet noticed.
-            await until(lambda: made.reconcile({"run-a": 0}) or len(pids(tmp_path)) == starts)  # noqa: B023
+            await eventually(lambda: made.reconcile({"run-a": 0}) or len(pids(tmp_path)) == starts)  # noqa: B023
             made.reconcile({})
-            await until(lambda: not alive(pids(tmp_path)[-1]))
+            await eventually(lambda: not alive(pids(tmp_path)[-1]))
     async with supervised(tmp_path, NOTE + "sys.exit(0)", journal, trainer_restarts=1) as made:
         assert await failures(made) == {"run-a": "the trainer left its run 2 times"}
     assert journal.ends == []
@@ -245,7 +238,7 @@ async def test_being_killed_is_no_failure_of_a_trainer_yet_not_for_ever(tmp_path
     async with supervised(tmp_path, code, trainer_restarts=0, trainer_kills=4) as made:
         made.reconcile({"run-a": 0})
         failed: dict[str, str] = {}
-        await until(lambda: failed.update(made.pop_failures()) or failed)
+        await eventually(lambda: failed.update(made.pop_failures()) or failed)
         assert failed == {
             "run-a": "the trainer ended 5 times without a step: killed by signal 9, probably out of memory: give this"
             f" machine more memory, or {LESS_MEMORY}: at work"
@@ -305,7 +298,7 @@ async def test_a_program_that_cannot_start_is_not_restarted(tmp_path: Path) -> N
     (tmp_path / "file").write_text("no folder")
     made.reconcile({"run-a": 0})
     failed: dict[str, str] = {}
-    await until(lambda: failed.update(made.pop_failures()) or failed)
+    await eventually(lambda: failed.update(made.pop_failures()) or failed)
     assert failed["run-a"].startswith("the trainer could not be started")
     await made.close()
 
@@ -314,17 +307,17 @@ async def test_a_leader_adopts_the_trainer_of_the_last_one_and_stops_it_once_no_
     cluster, attempt = Cluster(), TrainerAttempt("run-a", 1)
     first = TrainerSupervisor(Settings(), cluster, RememberedEnds())
     first.reconcile({"run-a": 0})
-    await until(lambda: cluster.statuses)
+    await eventually(lambda: cluster.statuses)
     await first.close()
     assert cluster.journal == ["start trainer-run-a-1"]
     cluster.statuses[attempt] = TrainerStatus(TrainerState.WAITING, "no node has a free GPU")
     second = TrainerSupervisor(Settings(), cluster, RememberedEnds())
     second.reconcile({"run-a": 0})
-    await until(lambda: second.waiting_reason("run-a") == "no node has a free GPU")
+    await eventually(lambda: second.waiting_reason("run-a") == "no node has a free GPU")
     cluster.statuses[attempt] = TrainerStatus(TrainerState.RUNNING, "on node a")
-    await until(lambda: second.waiting_reason("run-a") is None)
+    await eventually(lambda: second.waiting_reason("run-a") is None)
     second.reconcile({})
-    await until(lambda: len(cluster.journal) == 2)
+    await eventually(lambda: len(cluster.journal) == 2)
     assert cluster.journal == ["start trainer-run-a-1", "stop trainer-run-a-1"]
     await second.close()
 
@@ -337,10 +330,10 @@ async def test_an_attempt_that_ended_between_two_leaders_is_recorded_and_followe
     made.reconcile({"run-a": 0})
     for number in (8, 9):
         attempt = TrainerAttempt("run-a", number)
-        await until(lambda: attempt in cluster.statuses)  # noqa: B023
+        await eventually(lambda: attempt in cluster.statuses)  # noqa: B023
         cluster.statuses[attempt] = TrainerStatus(TrainerState.KILLED, "evicted from node a")
     failed: dict[str, str] = {}
-    await until(lambda: failed.update(made.pop_failures()) or failed)
+    await eventually(lambda: failed.update(made.pop_failures()) or failed)
     assert failed == {"run-a": "the trainer ended 3 times without a step: evicted from node a"}
     assert [end.attempt for end in journal.ends] == [7, 8, 9]
     assert cluster.journal == ["start trainer-run-a-8", "start trainer-run-a-9"]
@@ -353,7 +346,7 @@ async def test_starting_an_attempt_twice_starts_one_process(tmp_path: Path) -> N
     attempt = TrainerAttempt("run-a", 1)
     for _ in range(2):
         await backend.start(attempt)
-    await until(lambda: pids(tmp_path))
+    await eventually(lambda: pids(tmp_path))
     assert (await backend.status(attempt)).state is TrainerState.RUNNING
     assert await backend.last_attempt("run-a") == 1
     for _ in range(2):
@@ -372,10 +365,10 @@ async def test_a_trainer_dies_with_a_killed_controller(tmp_path: Path) -> None:
             *(str(launch.__file__), agent),
         ]
     )
-    await until(lambda: pids(tmp_path))
+    await eventually(lambda: pids(tmp_path))
     parent.kill()
     parent.wait()
-    await until(lambda: not alive(pids(tmp_path)[0]))
+    await eventually(lambda: not alive(pids(tmp_path)[0]))
 
 
 def test_launch_does_nothing_when_its_parent_is_dead() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -18,6 +18,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey, running_attempts
 from leyden.libs.store.database import Database, ReadSession, StoreAway
 from tests.support import builders
+from tests.support.waiting import eventually
 
 PATIENCE_SECONDS = 60.0
 
@@ -64,12 +65,6 @@ async def watched(
         await notifications.close()
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await condition():
-            await asyncio.sleep(0.01)
-
-
 async def heard(redis_url: str) -> bool:
     """Whether anybody subscribes to ended attempts."""
     async with Redis.from_url(redis_url) as client:
@@ -103,9 +98,9 @@ async def test_a_confirmation_is_renewed_in_the_background(database, redis_url, 
     (rollout,) = await attempts(database, 1)
     async with watched(database, redis_url, monkeypatch) as seen:
         assert await seen.runs(key_of(rollout))
-        await until(lambda: _true(len(seen.polls) > 5))
+        await eventually(lambda: _true(len(seen.polls) > 5))
         await builders.end_attempt(database, rollout.id)
-        await until(lambda: _true(seen.ended == [key_of(rollout)]))
+        await eventually(lambda: _true(seen.ended == [key_of(rollout)]))
         polls = len(seen.polls)
         assert [await seen.runs(key_of(rollout)) for _ in range(3)] == [False] * 3
         # An end is for ever: nobody asks again.
@@ -120,18 +115,18 @@ async def test_a_notified_end_counts_at_once(database, redis_url, monkeypatch):
     monkeypatch.setattr(module, "CACHE_TTL_SECONDS", 3600.0)
     first, second = await attempts(database, 2)
     async with watched(database, redis_url, monkeypatch) as seen:
-        await until(lambda: heard(redis_url))
+        await eventually(lambda: heard(redis_url))
         assert await seen.runs(key_of(first))
         assert await seen.runs(key_of(second))
         await builders.end_attempt(database, first.id, state="settled")
         assert await seen.runs(key_of(first))
         # A hint that is not true costs a poll and changes nothing.
         await seen.notifications.publish_ended([key_of(first), key_of(second), AttemptKey("run-other.0.0", 1)])
-        await until(lambda: _true(seen.ended == [key_of(first)]))
+        await eventually(lambda: _true(seen.ended == [key_of(first)]))
         assert [await seen.runs(key_of(first)), await seen.runs(key_of(second))] == [False, True]
         await builders.end_attempt(database, second.id)
         await seen.notifications.publish_ended(None)
-        await until(lambda: _true(seen.ended == [key_of(first), key_of(second)]))
+        await eventually(lambda: _true(seen.ended == [key_of(first), key_of(second)]))
 
 
 async def test_without_redis_an_end_is_seen_when_the_cache_expires(database, monkeypatch, unused_tcp_port):
@@ -140,7 +135,7 @@ async def test_without_redis_an_end_is_seen_when_the_cache_expires(database, mon
     async with watched(database, f"redis://127.0.0.1:{unused_tcp_port}/0", monkeypatch) as seen:
         assert await seen.runs(key_of(rollout))
         await builders.end_attempt(database, rollout.id)
-        await until(lambda: _true(seen.ended == [key_of(rollout)]))
+        await eventually(lambda: _true(seen.ended == [key_of(rollout)]))
 
 
 @pytest.mark.parametrize("how", ["settled", "expired", "rollout", "run", "never"])

@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ import pytest
 
 from leyden.services.runner.backends.process import backend, supervisor
 from leyden.services.runner.backends.process.backend import Supervisors
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from leyden.services.runner.backends.process.supervisor import Orders, Report
@@ -57,13 +57,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-async def until(condition: object, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "did not come true in time"
-        await asyncio.sleep(0.01)
 
 
 # Writes its own id and that of every process it leaves: a child, one in its own session, and a daemon.
@@ -180,7 +173,7 @@ async def test_a_missing_program_is_distinguished_from_a_failing_one(tmp_path: P
 
 async def test_cancelling_kills_the_tree_before_it_returns(tmp_path: Path) -> None:
     task = asyncio.create_task(run(FORKS + "\ntime.sleep(60)", tmp_path))
-    await until(lambda: len(read_pids(tmp_path)) == 3)
+    await eventually(lambda: len(read_pids(tmp_path)) == 3)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -203,7 +196,7 @@ async def main():
 asyncio.run(main())
 """
     runner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-    await until(lambda: len(read_pids(tmp_path)) == 3)
+    await eventually(lambda: len(read_pids(tmp_path)) == 3)
     [supervisor_pid] = children(runner.pid)
     os.kill(supervisor_pid, signal.SIGKILL)
     out, _ = await asyncio.to_thread(runner.communicate, timeout=60)
@@ -232,12 +225,12 @@ from tests.unit.runner.test_supervisor import FORKS, run
 asyncio.run(run(FORKS + '\\ntime.sleep(60)', Path({str(tmp_path)!r})))
 """
     runner = subprocess.Popen([sys.executable, "-c", script])
-    await until(lambda: len(read_pids(tmp_path)) == 3)
+    await eventually(lambda: len(read_pids(tmp_path)) == 3)
     family = supervisor.descendants(runner.pid)
     assert len(family) >= 3
     runner.kill()
     runner.wait()
-    await until(lambda: not any(map(alive, {*family, *read_pids(tmp_path)})))
+    await eventually(lambda: not any(map(alive, {*family, *read_pids(tmp_path)})))
 
 
 def test_a_missing_report_is_an_error_of_ours() -> None:

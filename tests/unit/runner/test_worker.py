@@ -22,6 +22,7 @@ from leyden.services.runner.backends.base import AttemptSpec, Exit
 from leyden.services.runner.settings import Settings
 from leyden.services.runner.worker import Runner
 from tests.support import builders, queues
+from tests.support.waiting import eventually
 
 
 async def key_is_good(_url: str, _key: str) -> bool:
@@ -71,9 +72,7 @@ async def test_attempts_of_a_runner_that_is_gone_are_adopted_and_unwanted_agents
     queue, notifications, stop = RolloutQueue(redis_url), Notifications(redis_url), asyncio.Event()
     working = asyncio.create_task(Runner("runner-b", database, queue, notifications, context).run(stop))
     try:
-        async with asyncio.timeout(60):
-            while not await outcomes(database, rollout.id):
-                await asyncio.sleep(0.05)
+        await eventually(lambda: outcomes(database, rollout.id))
     finally:
         stop.set()
         await working

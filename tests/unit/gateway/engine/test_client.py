@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from leyden.services.gateway.engine.pool import Endpoint, EnginePool
 from leyden.services.gateway.engine.sglang import EngineRequest
 from leyden.services.gateway.errors import BadRequest, Unavailable
 from tests.fakes.scripted_engine import ScriptedEngine, running
+from tests.support.waiting import eventually
 
 LONG = 60.0
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -183,18 +184,12 @@ def lost(cause: str) -> float:
     return REGISTRY.get_sample_value("gateway_engine_retries_total", {"cause": cause}) or 0.0
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LONG):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 async def test_events_are_added_as_they_arrive() -> None:
     server = Server([CHUNKED, chunk(event(7)), b"wait", chunk(event(7, 2, finish=STOP)), chunk(b"[DONE]"), END])
     async with server.serving(), client_of(server.url) as engines:
         tokens = new_tokens()
         sampling = asyncio.create_task(engines.sample(tokens))
-        await until(lambda: tokens.ids == [7])
+        await eventually(lambda: tokens.ids == [7])
         server.go_on.set()
         await sampling
     assert (tokens.ids, tokens.finish, engines.progress) == ([7, 2], "stop", 2)
@@ -241,7 +236,7 @@ async def test_the_first_token_says_when_the_engine_began_while_it_still_samples
     async with server.serving(), client_of(server.url) as engines:
         tokens = new_tokens()
         sampling = asyncio.create_task(engines.sample(tokens, stream=stream))
-        await until(lambda: tokens.accepted_at is not None)
+        await eventually(lambda: tokens.accepted_at is not None)
         assert not sampling.done()
         server.go_on.set()
         await sampling
@@ -453,7 +448,7 @@ async def test_a_cancelled_call_aborts_and_retains_the_received_tokens(stream: b
     async with server.serving(), client_of(server.url) as engines:
         tokens = new_tokens()
         sampling = asyncio.create_task(engines.sample(tokens, stream=stream))
-        await until(lambda: bool(tokens.ids if stream else server.requests))
+        await eventually(lambda: bool(tokens.ids if stream else server.requests))
         sampling.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sampling
@@ -470,7 +465,7 @@ async def test_a_cancelled_call_closes_the_connection_of_an_engine_that_does_not
     async with server.serving(), client_of(server.url) as engines:
         tokens = new_tokens()
         sampling = asyncio.create_task(engines.sample(tokens))
-        await until(lambda: bool(tokens.ids))
+        await eventually(lambda: bool(tokens.ids))
         sampling.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sampling
@@ -485,7 +480,7 @@ async def test_a_cancelled_call_waits_for_the_rest_only_so_long(monkeypatch: pyt
     async with server.serving(), client_of(server.url) as engines:
         tokens = new_tokens()
         sampling = asyncio.create_task(engines.sample(tokens))
-        await until(lambda: bool(tokens.ids))
+        await eventually(lambda: bool(tokens.ids))
         sampling.cancel()
         async with asyncio.timeout(LONG):
             with pytest.raises(asyncio.CancelledError):
@@ -498,7 +493,7 @@ async def test_a_call_cancelled_twice_waits_for_nothing_more() -> None:
     server = Server([CHUNKED, chunk(event(7)), b"wait"])
     async with server.serving(), client_of(server.url) as engines:
         sampling = asyncio.create_task(engines.sample())
-        await until(lambda: bool(server.requests))
+        await eventually(lambda: bool(server.requests))
         sampling.cancel()
         await server.aborted.wait()
         sampling.cancel()
