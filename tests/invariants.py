@@ -19,7 +19,7 @@ import psycopg
 _Rows = list[tuple[object, ...]]
 
 STATEMENTS = Path(__file__).with_name("invariants.sql")
-# As in leyden.libs.store.calls: Postgres stores no NUL in JSON.
+# As in leyden.libs.store.records.calls: Postgres stores no NUL in JSON.
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 

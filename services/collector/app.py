@@ -18,8 +18,8 @@ from leyden.libs.service import Budget, Overloaded, Problem
 from leyden.libs.service.app import create_app, on_validation_error
 from leyden.libs.service.errors import on_http_exception
 from leyden.libs.store.database import Database, Refused, StoreAway
+from leyden.libs.store.records.spans import AttemptEnded, RewardConflict
 from leyden.libs.store.schema import check_schema
-from leyden.libs.store.spans import AttemptEnded, RewardConflict
 from leyden.services.collector.batch import telemetry_commit
 from leyden.services.collector.quotas import Quotas
 from leyden.services.collector.routes import router, status_response

@@ -10,7 +10,7 @@ from prometheus_client import Counter, Histogram
 from leyden.libs.faults import fault_point
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.group_commit import GroupCommit
-from leyden.libs.store.spans import NewReward, NewSpan, write_telemetry
+from leyden.libs.store.records.spans import NewReward, NewSpan, write_telemetry
 from leyden.libs.telemetry import SECONDS_BUCKETS, logger
 
 log = logger()

@@ -19,7 +19,7 @@ import orjson
 
 from leyden.libs.contracts.rewards import is_reward
 from leyden.libs.contracts.states import SpanStatus
-from leyden.libs.store.spans import NewReward, NewSpan
+from leyden.libs.store.records.spans import NewReward, NewSpan
 from leyden.services.collector.otlp import STATUS_ERROR, STATUS_OK, Attributes, WireLog, WireSpan
 from leyden.services.collector.wire import MAX_RECORD_BYTES
 

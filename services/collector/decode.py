@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from leyden.libs.store.spans import NewReward, NewSpan
+from leyden.libs.store.records.spans import NewReward, NewSpan
 from leyden.services.collector.conventions import Limits, Sender, SpanRejected, log_reward, span_rewards, span_row
 from leyden.services.collector.otlp import (
     WireLog,

@@ -16,7 +16,7 @@ from leyden.libs.contracts.capability import Capability, Scope
 from leyden.libs.service import Overloaded, Problem
 from leyden.libs.service.errors import CannotListen
 from leyden.libs.store.database import Refused, StoreAway
-from leyden.libs.store.spans import AttemptEnded
+from leyden.libs.store.records.spans import AttemptEnded
 from leyden.services.collector.conventions import Limits, Sender
 from leyden.services.collector.decode import Rows, decode_logs, decode_traces
 from leyden.services.collector.routes import confirmed, decoded_and_stored

@@ -10,7 +10,7 @@ from prometheus_client import Counter
 from leyden.libs.service import Problem
 from leyden.libs.service.quota import Amount, Limit, Quota
 from leyden.libs.store.database import Database
-from leyden.libs.store.spans import NewReward, NewSpan, stored_rewards, stored_spans
+from leyden.libs.store.records.spans import NewReward, NewSpan, stored_rewards, stored_spans
 from leyden.services.collector.batch import TelemetryCommit
 from leyden.services.collector.conventions import Sender
 from leyden.services.collector.decode import Rows

@@ -25,7 +25,7 @@ from leyden.libs.service import Budget, JsonResponse, Problem, Share
 from leyden.libs.service.body import read_body
 from leyden.libs.service.json_body import JsonRoute
 from leyden.libs.store.database import Database
-from leyden.libs.store.spans import ENDPOINT, NewReward, unknown_place
+from leyden.libs.store.records.spans import ENDPOINT, NewReward, unknown_place
 from leyden.services.collector.batch import TelemetryCommit
 from leyden.services.collector.conventions import Limits, Sender
 from leyden.services.collector.decode import Rows, decode_logs, decode_traces

@@ -15,7 +15,7 @@ from leyden.libs.contracts.call_counts import CallCounts, total, why_nothing_tra
 from leyden.libs.contracts.conversation import ToolCall, parse_turn
 from leyden.libs.contracts.ids import sample_id
 from leyden.libs.contracts.states import CallStatus, GroupVerdict, OutcomeKind
-from leyden.libs.store.chains import MissingParent, full_prompt
+from leyden.libs.store.records.chains import MissingParent, full_prompt
 from leyden.libs.store.samples import NewCallCredit, NewGroupCredit, NewSample, PendingGroup, SiblingRows
 from leyden.services.credit.group import CREDIT_VERSION, CallCredit, Credited, Excluded
 from leyden.services.credit.paths import Path

@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from leyden.libs.capability import KeyRing, sign, write_keys
 from leyden.libs.contracts.capability import Capability, Scope
 from leyden.libs.store.database import Database
-from leyden.libs.store.spans import NewSpan
+from leyden.libs.store.records.spans import NewSpan
 from leyden.services.collector.conventions import Limits, Sender
 from leyden.services.collector.decode import decode_traces
 from tests.bench.rows import Row

@@ -12,8 +12,8 @@ import psycopg
 from sqlalchemy import text
 
 from leyden.libs.contracts.ids import sample_id
-from leyden.libs.store.calls import write_calls
 from leyden.libs.store.database import Database
+from leyden.libs.store.records.calls import write_calls
 from leyden.libs.telemetry import configure_logs
 from leyden.services.credit.worker import credit_pending
 from tests.bench.rows import Row

@@ -24,9 +24,9 @@ from leyden.libs.queue.leases import Lease, Outcome
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store import tables
-from leyden.libs.store.calls import NewCall, write_calls
 from leyden.libs.store.database import Database
 from leyden.libs.store.group_commit import GroupCommit
+from leyden.libs.store.records.calls import NewCall, write_calls
 from leyden.libs.store.runs.admission import admit_groups
 from leyden.libs.store.runs.facts import load_runs
 from leyden.libs.store.runs.phases import runs_without_success

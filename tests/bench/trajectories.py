@@ -12,7 +12,7 @@ import numpy as np
 from leyden.libs.contracts import ids
 from leyden.libs.contracts.conversation import Dialect, Turn
 from leyden.libs.contracts.states import CallStatus, Continuation
-from leyden.libs.store.calls import NewCall
+from leyden.libs.store.records.calls import NewCall
 
 VOCABULARY = 49_152
 CHARACTERS_A_TOKEN = 4

@@ -21,7 +21,6 @@ EXCEPTIONS = {
     ("services/gateway", "floors"): 15,
     ("services/trainer", "floors"): 15,
     ("services/trainer", "circles"): 1,
-    ("libs/store", "files"): 22,
 }
 # The CPU engine stays as it is.
 FROZEN = {"services/engine"}

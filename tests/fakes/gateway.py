@@ -18,8 +18,8 @@ from leyden.libs.contracts.capability import Capability, Scope
 from leyden.libs.contracts.conversation import turn_json
 from leyden.libs.service import serving
 from leyden.libs.store import tables
-from leyden.libs.store.chains import FullCall, full_calls
 from leyden.libs.store.database import Database
+from leyden.libs.store.records.chains import FullCall, full_calls
 from leyden.services.gateway.app import create_app
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.settings import Settings

@@ -23,8 +23,8 @@ from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.weights import ADAPTER_FOLDER, weights_sha256
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
-from leyden.libs.store.chains import FullCall, full_calls
 from leyden.libs.store.database import Database
+from leyden.libs.store.records.chains import FullCall, full_calls
 from leyden.services.controller.engines.client import TargetVersion
 from leyden.services.controller.engines.discovery import StaticEngines
 from leyden.services.controller.engines.fleet import Fleet

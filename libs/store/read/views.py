@@ -14,9 +14,9 @@ from leyden.libs.contracts.ids import run_of
 from leyden.libs.contracts.states import RunIntent, ShownRolloutState
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import ROLLOUT_STATE
-from leyden.libs.store.chains import FullCall, MissingParent, full_calls
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.read.paging import decode_cursor, page
+from leyden.libs.store.records.chains import FullCall, MissingParent, full_calls
 from leyden.libs.store.rewards import REWARD
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from leyden.libs.contracts.states import OutcomeKind, RolloutState
 from leyden.libs.store.database import ReadSession, Session
-from leyden.libs.store.deliveries import UNSETTLED, WAITS
+from leyden.libs.store.records.deliveries import UNSETTLED, WAITS
 from leyden.libs.store.runs import failure_rewards
 
 # Over grouped model calls m of outcome o: true when the platform failed one. An agent that succeeded all the same needs
@@ -32,7 +32,7 @@ class AttemptFacts:
     `failures` counts the rollout's attempts without the cancelled ones. `seconds` is the run time of the attempt.
     `call_failed` is true when the gateway gave up on a model call and no later try of it made up for that.
     `waited_seconds`, `lost_seconds`, `unanswered_seconds` and `answered_seconds` are those of
-    `leyden.libs.store.deliveries.WAITS`.
+    `leyden.libs.store.records.deliveries.WAITS`.
     """
 
     rollout_id: str

@@ -23,8 +23,8 @@ from leyden.libs.contracts.ids import new_call_id, weight_version
 from leyden.libs.contracts.states import CallStatus
 from leyden.libs.faults import fault_point
 from leyden.libs.store.attempts import AttemptKey
-from leyden.libs.store.calls import EVER
-from leyden.libs.store.deliveries import NewDelivery
+from leyden.libs.store.records.calls import EVER
+from leyden.libs.store.records.deliveries import NewDelivery
 from leyden.libs.telemetry import logger, parse_traceparent
 from leyden.services.gateway import metrics
 from leyden.services.gateway.auth import Attempt, refusal

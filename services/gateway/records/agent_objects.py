@@ -7,8 +7,14 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 import orjson
 
 from leyden.libs.contracts.conversation import Json
-from leyden.libs.store.agent_objects import AttemptOfRun, add_objects, objects_by_id, owned_objects, replace_object
 from leyden.libs.store.database import Database, ReadSession, Session
+from leyden.libs.store.records.agent_objects import (
+    AttemptOfRun,
+    add_objects,
+    objects_by_id,
+    owned_objects,
+    replace_object,
+)
 from leyden.services.gateway.auth import Attempt
 from leyden.services.gateway.records.quotas import AttemptQuota
 from leyden.services.gateway.records.reader import T, hold

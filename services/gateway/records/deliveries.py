@@ -16,13 +16,13 @@ from functools import partial
 from typing import NamedTuple
 
 from leyden.libs.store.database import Database, Refused, StoreAway
-from leyden.libs.store.deliveries import (
+from leyden.libs.store.group_commit import GroupCommit
+from leyden.libs.store.records.deliveries import (
     BEGIN_SECONDS,
     NewDelivery,
     forget_gateways,
     write_deliveries,
 )
-from leyden.libs.store.group_commit import GroupCommit
 from leyden.libs.telemetry import RateLimitedLogger, logger
 
 MAX_ROWS = 1024

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from leyden.libs.contracts.conversation import Turn
 from leyden.libs.service.quota import Amount, Limit, Quota
 from leyden.libs.store.attempts import AttemptKey
-from leyden.libs.store.calls import NewCall
+from leyden.libs.store.records.calls import NewCall
 from leyden.services.gateway.errors import BadRequest
 from leyden.services.gateway.metrics import REFUSED
 from leyden.services.gateway.settings import Settings

@@ -12,10 +12,17 @@ from cachetools import LRUCache
 
 from leyden.libs.contracts.conversation import Dialect, Json, Turn, parse_turn
 from leyden.libs.contracts.ids import weight_version
-from leyden.libs.store.calls import EVER, CallDefaults, call_defaults, calls_by_id, completed_calls, completed_requests
-from leyden.libs.store.chains import FullCall
 from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.store.engines import RunModel, newest_policy_version, read_run_model, serving_engines
+from leyden.libs.store.records.calls import (
+    EVER,
+    CallDefaults,
+    call_defaults,
+    calls_by_id,
+    completed_calls,
+    completed_requests,
+)
+from leyden.libs.store.records.chains import FullCall
 from leyden.libs.store.tables import ModelCall
 from leyden.services.gateway.auth import Attempt
 from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, SampledTokens

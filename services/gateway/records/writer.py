@@ -11,9 +11,9 @@ import numpy as np
 from leyden.libs.contracts import untrainable
 from leyden.libs.contracts.states import CallStatus, Continuation
 from leyden.libs.store.attempts import AttemptKey
-from leyden.libs.store.calls import CallDefaults, NewCall, write_calls
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.group_commit import GroupCommit
+from leyden.libs.store.records.calls import CallDefaults, NewCall, write_calls
 from leyden.libs.telemetry import logger
 from leyden.services.gateway.auth import Attempt
 from leyden.services.gateway.calls.context import Answer, ModelRequest, Prompt, SampledTokens

@@ -31,8 +31,8 @@ from leyden.libs.service import serving
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey, lock_running_attempts
 from leyden.libs.store.database import Database, StoreAway
+from leyden.libs.store.records.spans import AttemptEnded, NewReward, write_telemetry
 from leyden.libs.store.runs.retention import prune_run
-from leyden.libs.store.spans import AttemptEnded, NewReward, write_telemetry
 from leyden.services.collector import batch as batch_module
 from leyden.services.collector.app import create_collector
 from leyden.services.collector.settings import Settings

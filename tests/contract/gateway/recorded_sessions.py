@@ -41,10 +41,10 @@ from leyden.libs.capability import KeyRing, sign, write_keys
 from leyden.libs.contracts.capability import Capability, Scope
 from leyden.libs.embedded.servers import EmbeddedPostgres
 from leyden.libs.store import tables
-from leyden.libs.store.chains import FullCall
-from leyden.libs.store.chains import full_calls as read_full_calls
 from leyden.libs.store.database import Database
 from leyden.libs.store.migrate import migrate
+from leyden.libs.store.records.chains import FullCall
+from leyden.libs.store.records.chains import full_calls as read_full_calls
 from leyden.services.gateway.app import create_app
 from leyden.services.gateway.settings import Settings
 from tests.contract.gateway.recorded_models import FAMILIES, Family

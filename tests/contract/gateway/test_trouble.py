@@ -16,8 +16,8 @@ from prometheus_client import REGISTRY
 from sqlalchemy import delete
 
 from leyden.libs.store import tables
-from leyden.libs.store.calls import CallDefaults
 from leyden.libs.store.database import Database
+from leyden.libs.store.records.calls import CallDefaults
 from leyden.libs.store.runs.retention import prune_run
 from leyden.services.gateway.records.reader import Reader
 from tests.fakes.gateway import Scene, scene

@@ -17,9 +17,10 @@ from sqlalchemy import select
 from leyden.libs.contracts import api
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.queue import leases
-from leyden.libs.store import access, spans, tables
+from leyden.libs.store import access, tables
 from leyden.libs.store.database import Session
 from leyden.libs.store.read import views
+from leyden.libs.store.records import spans
 from leyden.services.api.creation import Create, create_once
 from tests.support import builders, queues
 from tests.support.state_machines import StoreMachine, serial, walk

@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from leyden.libs.contracts.conversation import Turn, turn_json
 from leyden.libs.store import tables
-from leyden.libs.store.chains import FullCall, MissingParent, full_calls
+from leyden.libs.store.records.chains import FullCall, MissingParent, full_calls
 from leyden.libs.store.database import Database
 from tests.support import builders
 

@@ -26,9 +26,9 @@ from sqlalchemy.pool import NullPool
 from leyden.libs.contracts import states
 from leyden.libs.contracts.conversation import Dialect, ToolCall, Turn, parse_turn, parse_turns, turn_json
 from leyden.libs.store import tables
-from leyden.libs.store.chains import FullCall, full_calls
 from leyden.libs.store.database import Database, sqlalchemy_url
 from leyden.libs.store.migrate import UnknownSchema, downgrade, migrate
+from leyden.libs.store.records.chains import FullCall, full_calls
 from leyden.libs.store.schema import MIGRATIONS, SchemaOutdated, check_schema, newest_revision
 from leyden.libs.store.tables import Base
 from leyden.libs.store.wait import wait_for

@@ -19,8 +19,8 @@ from leyden.libs.contracts.ids import evaluation_id
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.read.runs import ActionRefused, UnknownRun
+from leyden.libs.store.records.spans import write_telemetry
 from leyden.libs.store.runs.retention import RecordsInUse, prune_run
-from leyden.libs.store.spans import write_telemetry
 from leyden.services.controller.upkeep.retention import prune_old
 from tests.support import builders
 

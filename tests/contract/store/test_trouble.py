@@ -9,9 +9,9 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
-from leyden.libs.store.calls import write_calls
 from leyden.libs.store.database import BadValue, Database, Refused, StoreAway, connect
 from leyden.libs.store.locks import AdvisoryLock, LockLost
+from leyden.libs.store.records.calls import write_calls
 from tests.faults.proxy import FaultProxy, Trouble
 
 SILENCE_SECONDS = 1.5

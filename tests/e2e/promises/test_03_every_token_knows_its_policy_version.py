@@ -18,8 +18,8 @@ from sqlalchemy import select
 from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
 from leyden.libs.store import tables
-from leyden.libs.store.chains import FullCall, full_calls
 from leyden.libs.store.database import Database
+from leyden.libs.store.records.chains import FullCall, full_calls
 from leyden.services.trainer.model.load import load_model
 from tests.campaigns.soak import bandit_run
 from tests.invariants import lost_calls, violations

@@ -10,7 +10,7 @@ import pytest
 
 from leyden.libs.store import group_commit
 from leyden.libs.store.database import Refused, StoreAway
-from leyden.libs.store.spans import ENDPOINT, NewReward
+from leyden.libs.store.records.spans import ENDPOINT, NewReward
 from leyden.services.collector import batch
 
 TROUBLE = {"refused": Refused("no such run"), "odd": RuntimeError("nobody knows why")}

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from leyden.libs.store.spans import NewReward, NewSpan
+from leyden.libs.store.records.spans import NewReward, NewSpan
 from leyden.services.collector.conventions import Limits, Sender, SpanRejected, log_reward, span_rewards, span_row
 from leyden.services.collector.otlp import WireEvent, WireLog, WireSpan
 

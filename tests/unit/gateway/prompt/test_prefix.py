@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from leyden.libs.contracts.conversation import Dialect, ToolCall, Turn, turn_json
 from leyden.libs.store.attempts import AttemptKey
-from leyden.libs.store.chains import full_call
+from leyden.libs.store.records.chains import full_call
 from leyden.services.gateway.calls.context import ModelRequest, Sampling
 from leyden.services.gateway.errors import ContextOverflow
 from leyden.services.gateway.prompt.prefix import (

@@ -17,8 +17,8 @@ from leyden.libs.contracts.config import Policy, Role
 from leyden.libs.contracts.conversation import Dialect, Json, Turn, turn_json
 from leyden.libs.contracts.states import CallStatus, Continuation
 from leyden.libs.store import tables
-from leyden.libs.store.chains import FullCall, MissingParent, full_calls
 from leyden.libs.store.database import BadValue, Database, ReadSession, copy_rows
+from leyden.libs.store.records.chains import FullCall, MissingParent, full_calls
 
 # Postgres stores no NUL in JSON; the escape counts only after an even number of backslashes.
 _NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
