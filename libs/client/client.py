@@ -13,7 +13,22 @@ from pydantic import BaseModel
 
 from leyden.libs.client.errors import NotFound
 from leyden.libs.client.transport import Content, Parameters, Transport, file_chunks
-from leyden.libs.contracts import api
+from leyden.libs.contracts.api.body import Page
+from leyden.libs.contracts.api.datasets import Dataset, Task
+from leyden.libs.contracts.api.platform import Engine, Health, Pool, Recipe
+from leyden.libs.contracts.api.rollouts import Call, Reward, RewardRequest, Rollout, RolloutDetail, Sample, Span
+from leyden.libs.contracts.api.runs import (
+    Evaluation,
+    EvaluationRequest,
+    Metrics,
+    PolicyVersion,
+    PrunedRun,
+    ResumeRequest,
+    Run,
+    RunAgent,
+    Step,
+)
+from leyden.libs.contracts.api.tokens import ApiScope, AuditEntry, IssuedToken, RotateRequest, Token, TokenRequest
 from leyden.libs.contracts.config import RunConfig
 
 Item = TypeVar("Item", bound=BaseModel)
@@ -44,11 +59,11 @@ class Client:
     ) -> None:
         self.close()
 
-    def health(self) -> api.Health:
+    def health(self) -> Health:
         """Returns the state of database, schema, engines and queues."""
-        return api.Health.model_validate_json(self._http.get("/v1/health"))
+        return Health.model_validate_json(self._http.get("/v1/health"))
 
-    def upload_dataset(self, name: str, rows: Path | bytes | Iterable[Mapping[str, Any]]) -> api.Dataset:
+    def upload_dataset(self, name: str, rows: Path | bytes | Iterable[Mapping[str, Any]]) -> Dataset:
         """Uploads a JSONL or JSON file, its bytes, or objects; an equal dataset of this name is returned."""
         content: Content
         if isinstance(rows, Path):
@@ -58,37 +73,37 @@ class Client:
         body = self._http.create(
             "/v1/datasets", content, parameters={"name": name}, content_type="application/x-ndjson"
         )
-        return api.Dataset.model_validate_json(body)
+        return Dataset.model_validate_json(body)
 
-    def dataset(self, id_or_name: str) -> api.Dataset:
+    def dataset(self, id_or_name: str) -> Dataset:
         """Returns a dataset by its id or name."""
-        return api.Dataset.model_validate_json(self._http.get(f"/v1/datasets/{_part(id_or_name)}"))
+        return Dataset.model_validate_json(self._http.get(f"/v1/datasets/{_part(id_or_name)}"))
 
-    def datasets(self, *, name: str | None = None) -> Iterator[api.Dataset]:
+    def datasets(self, *, name: str | None = None) -> Iterator[Dataset]:
         """Lists datasets, newest first."""
-        return self._pages("/v1/datasets", api.Dataset, {"name": name})
+        return self._pages("/v1/datasets", Dataset, {"name": name})
 
-    def tasks(self, dataset: str) -> Iterator[api.Task]:
+    def tasks(self, dataset: str) -> Iterator[Task]:
         """Lists the tasks of a dataset in the order of its upload."""
-        return self._pages(f"/v1/datasets/{_part(dataset)}/tasks", api.Task)
+        return self._pages(f"/v1/datasets/{_part(dataset)}/tasks", Task)
 
     def delete_dataset(self, id_or_name: str) -> None:
         """Deletes a dataset that no run uses."""
         self._http.delete(f"/v1/datasets/{_part(id_or_name)}")
 
-    def create_run(self, config: RunConfig | Mapping[str, Any], *, key: str | None = None) -> api.Run:
+    def create_run(self, config: RunConfig | Mapping[str, Any], *, key: str | None = None) -> Run:
         """Creates a run; it starts when an engine is free.
 
         Args: key: an idempotency key: repeating it with the same configuration returns the first answer
         """
         document = config.model_dump(mode="json") if isinstance(config, RunConfig) else dict(config)
-        return api.Run.model_validate_json(self._http.create("/v1/runs", json.dumps(document).encode(), key=key))
+        return Run.model_validate_json(self._http.create("/v1/runs", json.dumps(document).encode(), key=key))
 
-    def run(self, run_id: str) -> api.Run:
+    def run(self, run_id: str) -> Run:
         """Returns a run by its id."""
-        return api.Run.model_validate_json(self._http.get(f"/v1/runs/{_part(run_id)}"))
+        return Run.model_validate_json(self._http.get(f"/v1/runs/{_part(run_id)}"))
 
-    def find_run(self, id_or_name: str) -> api.Run:
+    def find_run(self, id_or_name: str) -> Run:
         """Returns a run by its id, or the newest of this name.
 
         Raises: NotFound
@@ -101,80 +116,78 @@ class Client:
                 raise NotFound(f"no run has the id or name {id_or_name!r}: list runs to find it") from None
             return newest
 
-    def runs(self, *, name: str | None = None, phase: str | None = None) -> Iterator[api.Run]:
+    def runs(self, *, name: str | None = None, phase: str | None = None) -> Iterator[Run]:
         """Lists runs, newest first."""
-        return self._pages("/v1/runs", api.Run, {"name": name, "phase": phase})
+        return self._pages("/v1/runs", Run, {"name": name, "phase": phase})
 
-    def pause_run(self, run_id: str) -> api.Run:
+    def pause_run(self, run_id: str) -> Run:
         """Pauses a run: it starts no new rollouts, and running ones finish."""
         return self._ask(run_id, "pause")
 
-    def resume_run(self, run_id: str) -> api.Run:
+    def resume_run(self, run_id: str) -> Run:
         """Resumes a paused run."""
         return self._ask(run_id, "resume")
 
-    def continue_run(self, run_id: str, request: api.ResumeRequest, *, key: str | None = None) -> api.Run:
+    def continue_run(self, run_id: str, request: ResumeRequest, *, key: str | None = None) -> Run:
         """Continues an ended run as a new one, with an amended document; its further policies continue with it."""
         # An older platform refuses fields that it does not know.
         content = request.model_dump_json(exclude_defaults=True).encode()
         body = self._http.create(f"/v1/runs/{_part(run_id)}/resume", content, key=key)
-        return api.Run.model_validate_json(body)
+        return Run.model_validate_json(body)
 
-    def cancel_run(self, run_id: str) -> api.Run:
+    def cancel_run(self, run_id: str) -> Run:
         """Cancels a run; a cancelled run cannot be resumed."""
         return self._ask(run_id, "cancel")
 
-    def prune_run(self, run_id: str) -> api.PrunedRun:
+    def prune_run(self, run_id: str) -> PrunedRun:
         """Deletes the calls, spans, credits and samples of an ended run; this cannot be undone."""
-        return api.PrunedRun.model_validate_json(self._http.post(f"/v1/runs/{_part(run_id)}/prune"))
+        return PrunedRun.model_validate_json(self._http.post(f"/v1/runs/{_part(run_id)}/prune"))
 
     def delete_run(self, run_id: str) -> None:
         """Deletes an ended run with its records, weights and checkpoints; the controller does it within seconds."""
         self._http.delete(f"/v1/runs/{_part(run_id)}")
 
-    def _ask(self, run_id: str, action: str) -> api.Run:
-        return api.Run.model_validate_json(self._http.post(f"/v1/runs/{_part(run_id)}/{action}"))
+    def _ask(self, run_id: str, action: str) -> Run:
+        return Run.model_validate_json(self._http.post(f"/v1/runs/{_part(run_id)}/{action}"))
 
     def evaluate_run(
-        self, run_id: str, request: api.EvaluationRequest | None = None, *, key: str | None = None
-    ) -> api.Evaluation:
+        self, run_id: str, request: EvaluationRequest | None = None, *, key: str | None = None
+    ) -> Evaluation:
         """Starts an evaluation of a policy version on a dataset; omitted fields default to the run's `evaluation`."""
-        content = (request or api.EvaluationRequest()).model_dump_json().encode()
+        content = (request or EvaluationRequest()).model_dump_json().encode()
         body = self._http.create(f"/v1/runs/{_part(run_id)}/evaluations", content, key=key)
-        return api.Evaluation.model_validate_json(body)
+        return Evaluation.model_validate_json(body)
 
-    def evaluations(self, run_id: str) -> Iterator[api.Evaluation]:
+    def evaluations(self, run_id: str) -> Iterator[Evaluation]:
         """Lists the evaluations of a run with their results so far."""
-        return self._pages(f"/v1/runs/{_part(run_id)}/evaluations", api.Evaluation)
+        return self._pages(f"/v1/runs/{_part(run_id)}/evaluations", Evaluation)
 
-    def evaluation(self, run_id: str, number: int) -> api.Evaluation:
+    def evaluation(self, run_id: str, number: int) -> Evaluation:
         """Returns an evaluation with its results so far."""
-        return api.Evaluation.model_validate_json(self._http.get(f"/v1/runs/{_part(run_id)}/evaluations/{number}"))
+        return Evaluation.model_validate_json(self._http.get(f"/v1/runs/{_part(run_id)}/evaluations/{number}"))
 
-    def steps(self, run_id: str) -> Iterator[api.Step]:
+    def steps(self, run_id: str) -> Iterator[Step]:
         """Lists the optimiser steps, oldest first."""
-        return self._pages(f"/v1/runs/{_part(run_id)}/steps", api.Step)
+        return self._pages(f"/v1/runs/{_part(run_id)}/steps", Step)
 
-    def metrics(self, run_id: str, names: Sequence[str] = ()) -> api.Metrics:
+    def metrics(self, run_id: str, names: Sequence[str] = ()) -> Metrics:
         """Returns time series over the steps; all of them when `names` is empty."""
-        return api.Metrics.model_validate_json(
-            self._http.get(f"/v1/runs/{_part(run_id)}/metrics", {"names": list(names)})
-        )
+        return Metrics.model_validate_json(self._http.get(f"/v1/runs/{_part(run_id)}/metrics", {"names": list(names)}))
 
-    def agents(self, run_id: str) -> Iterator[api.RunAgent]:
+    def agents(self, run_id: str) -> Iterator[RunAgent]:
         """Lists the agents that called the model, in the order of their first call."""
-        return self._pages(f"/v1/runs/{_part(run_id)}/agents", api.RunAgent)
+        return self._pages(f"/v1/runs/{_part(run_id)}/agents", RunAgent)
 
-    def policies(self, run_id: str) -> Iterator[api.PolicyVersion]:
+    def policies(self, run_id: str) -> Iterator[PolicyVersion]:
         """Lists the policy versions, from 0."""
-        return self._pages(f"/v1/runs/{_part(run_id)}/policies", api.PolicyVersion)
+        return self._pages(f"/v1/runs/{_part(run_id)}/policies", PolicyVersion)
 
     def samples(
         self, run_id: str, *, rollout: str | None = None, step: int | None = None, tokens: bool = False
-    ) -> Iterator[api.Sample]:
+    ) -> Iterator[Sample]:
         """Lists samples: the token sequences of the loss."""
         parameters: Parameters = {"rollout": rollout, "step": step, "tokens": tokens}
-        return self._pages(f"/v1/runs/{_part(run_id)}/samples", api.Sample, parameters)
+        return self._pages(f"/v1/runs/{_part(run_id)}/samples", Sample, parameters)
 
     def rollouts(
         self,
@@ -186,7 +199,7 @@ class Client:
         step: int | None = None,
         version: int | None = None,
         task: int | None = None,
-    ) -> Iterator[api.Rollout]:
+    ) -> Iterator[Rollout]:
         """Lists rollouts, newest first; `evaluation="none"` selects training rollouts."""
         parameters: Parameters = {
             "run": run,
@@ -197,63 +210,61 @@ class Client:
             "version": version,
             "task": task,
         }
-        return self._pages("/v1/rollouts", api.Rollout, parameters)
+        return self._pages("/v1/rollouts", Rollout, parameters)
 
-    def rollout(self, rollout_id: str) -> api.RolloutDetail:
+    def rollout(self, rollout_id: str) -> RolloutDetail:
         """Returns a rollout with its task, attempts, outcomes and rewards."""
-        return api.RolloutDetail.model_validate_json(self._http.get(f"/v1/rollouts/{_part(rollout_id)}"))
+        return RolloutDetail.model_validate_json(self._http.get(f"/v1/rollouts/{_part(rollout_id)}"))
 
-    def calls(self, rollout_id: str, *, attempt: int | None = None, prompt: bool = False) -> Iterator[api.Call]:
+    def calls(self, rollout_id: str, *, attempt: int | None = None, prompt: bool = False) -> Iterator[Call]:
         """Lists the model calls of a rollout with their tokens and credit."""
         parameters: Parameters = {"attempt": attempt, "prompt": prompt}
-        return self._pages(f"/v1/rollouts/{_part(rollout_id)}/calls", api.Call, parameters)
+        return self._pages(f"/v1/rollouts/{_part(rollout_id)}/calls", Call, parameters)
 
-    def spans(self, rollout_id: str, *, attempt: int | None = None, kind: str | None = None) -> Iterator[api.Span]:
+    def spans(self, rollout_id: str, *, attempt: int | None = None, kind: str | None = None) -> Iterator[Span]:
         """Lists the spans of a rollout by start time."""
         parameters: Parameters = {"attempt": attempt, "kind": kind}
-        return self._pages(f"/v1/rollouts/{_part(rollout_id)}/spans", api.Span, parameters)
+        return self._pages(f"/v1/rollouts/{_part(rollout_id)}/spans", Span, parameters)
 
-    def give_reward(self, rollout_id: str, request: api.RewardRequest) -> api.Reward:
+    def give_reward(self, rollout_id: str, request: RewardRequest) -> Reward:
         """Adds a reward of a person or an outside system; the request's key makes it idempotent."""
         body = self._http.create(f"/v1/rollouts/{_part(rollout_id)}/rewards", request.model_dump_json().encode())
-        return api.Reward.model_validate_json(body)
+        return Reward.model_validate_json(body)
 
-    def pools(self) -> Iterator[api.Pool]:
+    def pools(self) -> Iterator[Pool]:
         """Lists the pools that runs may name, with their engines and runs."""
-        return self._all_of("/v1/pools", api.Pool)
+        return self._all_of("/v1/pools", Pool)
 
-    def recipes(self) -> Iterator[api.Recipe]:
+    def recipes(self) -> Iterator[Recipe]:
         """Lists the recipes that a run's document may begin with."""
-        return self._all_of("/v1/recipes", api.Recipe)
+        return self._all_of("/v1/recipes", Recipe)
 
-    def engines(self) -> Iterator[api.Engine]:
+    def engines(self) -> Iterator[Engine]:
         """Lists engines with the weights that they served at the last poll."""
-        return self._all_of("/v1/engines", api.Engine)
+        return self._all_of("/v1/engines", Engine)
 
-    def create_token(
-        self, name: str, scopes: Sequence[api.ApiScope], *, expires_seconds: int | None = None
-    ) -> api.IssuedToken:
+    def create_token(self, name: str, scopes: Sequence[ApiScope], *, expires_seconds: int | None = None) -> IssuedToken:
         """Creates a bearer token; only this answer contains its secret."""
-        request = api.TokenRequest(name=name, scopes=list(scopes), expires_seconds=expires_seconds)
+        request = TokenRequest(name=name, scopes=list(scopes), expires_seconds=expires_seconds)
         # An older platform refuses fields that it does not know.
         content = request.model_dump_json(exclude_none=True).encode()
-        return api.IssuedToken.model_validate_json(self._http.create("/v1/tokens", content))
+        return IssuedToken.model_validate_json(self._http.create("/v1/tokens", content))
 
-    def rotate_token(self, token_id: str, *, grace_seconds: int = 0) -> api.IssuedToken:
+    def rotate_token(self, token_id: str, *, grace_seconds: int = 0) -> IssuedToken:
         """Replaces a token by a new one with its name, scopes and life; the old one ends after the grace."""
-        content = api.RotateRequest(grace_seconds=grace_seconds).model_dump_json().encode()
-        return api.IssuedToken.model_validate_json(self._http.create(f"/v1/tokens/{_part(token_id)}/rotate", content))
+        content = RotateRequest(grace_seconds=grace_seconds).model_dump_json().encode()
+        return IssuedToken.model_validate_json(self._http.create(f"/v1/tokens/{_part(token_id)}/rotate", content))
 
     def audit(
         self, *, token: str | None = None, action: str | None = None, subject: str | None = None
-    ) -> Iterator[api.AuditEntry]:
+    ) -> Iterator[AuditEntry]:
         """Lists the changes that bearer tokens asked for, newest first."""
         parameters: Parameters = {"token": token, "action": action, "subject": subject}
-        return self._pages("/v1/audit", api.AuditEntry, parameters)
+        return self._pages("/v1/audit", AuditEntry, parameters)
 
-    def tokens(self) -> Iterator[api.Token]:
+    def tokens(self) -> Iterator[Token]:
         """Lists tokens without their secrets."""
-        return self._all_of("/v1/tokens", api.Token)
+        return self._all_of("/v1/tokens", Token)
 
     def revoke_token(self, token_id: str) -> None:
         """Revokes a token."""
@@ -261,13 +272,13 @@ class Client:
 
     def _all_of(self, path: str, model: type[Item]) -> Iterator[Item]:
         """Lists all items of an endpoint without pages."""
-        yield from api.Page[model].model_validate_json(self._http.get(path)).items  # type: ignore[valid-type]  # as below
+        yield from Page[model].model_validate_json(self._http.get(path)).items  # type: ignore[valid-type]  # as below
 
     def _pages(self, path: str, model: type[Item], parameters: Parameters | None = None) -> Iterator[Item]:
         cursor: str | None = None
         while True:
             body = self._http.get(path, {**(parameters or {}), "cursor": cursor, "limit": PAGE})
-            found = api.Page[model].model_validate_json(body)  # type: ignore[valid-type]  # a class made at run time
+            found = Page[model].model_validate_json(body)  # type: ignore[valid-type]  # a class made at run time
             yield from found.items
             cursor = found.next_cursor
             if cursor is None:

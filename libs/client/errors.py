@@ -14,7 +14,7 @@ from __future__ import annotations
 import httpx
 from pydantic import ValidationError
 
-from leyden.libs.contracts.api import Problem
+from leyden.libs.contracts.api.problems import Problem
 
 
 class LeydenError(Exception):

@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import ColumnElement, func, or_, select, text
 
-from leyden.libs.contracts.api import ApiScope, AuditEntry, Page, Token
+from leyden.libs.contracts.api.body import Page
+from leyden.libs.contracts.api.tokens import ApiScope, AuditEntry, Token
 from leyden.libs.contracts.conversation import Json
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session

@@ -12,7 +12,8 @@ from sqlalchemy import ARRAY, ColumnElement, Text, delete, or_, select, text, tu
 from sqlalchemy import cast as cast_as
 from sqlalchemy.orm import aliased
 
-from leyden.libs.contracts import api
+from leyden.libs.contracts.api.body import Page
+from leyden.libs.contracts.api.datasets import Dataset, Task
 from leyden.libs.contracts.ids import new_id
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session, raw_connection
@@ -35,7 +36,7 @@ class UnknownDataset(LookupError):
 class StoredDataset:
     """The dataset of an upload: a new one, or the equal one that it repeats."""
 
-    dataset: api.Dataset
+    dataset: Dataset
     created: bool
 
 
@@ -92,7 +93,7 @@ async def _stage(session: Session, rows: AsyncIterable[str]) -> tuple[str, int]:
     return content.hexdigest(), count
 
 
-async def find_dataset(session: ReadSession, id_or_name: str) -> api.Dataset:
+async def find_dataset(session: ReadSession, id_or_name: str) -> Dataset:
     """A dataset by its id or its name.
 
     Raises: UnknownDataset
@@ -106,9 +107,7 @@ async def find_dataset(session: ReadSession, id_or_name: str) -> api.Dataset:
     return _dataset(found)
 
 
-async def list_datasets(
-    session: ReadSession, *, name: str | None, cursor: str | None, limit: int
-) -> api.Page[api.Dataset]:
+async def list_datasets(session: ReadSession, *, name: str | None, cursor: str | None, limit: int) -> Page[Dataset]:
     """Datasets, newest first."""
     table = tables.Dataset
     conditions: list[ColumnElement[bool]] = [table.name == name] if name else []
@@ -134,7 +133,7 @@ async def delete_dataset(session: Session, id_or_name: str) -> None:
     await session.execute(delete(tables.Dataset).where(tables.Dataset.id == dataset.id))
 
 
-async def list_tasks(session: ReadSession, dataset_id: str, *, cursor: str | None, limit: int) -> api.Page[api.Task]:
+async def list_tasks(session: ReadSession, dataset_id: str, *, cursor: str | None, limit: int) -> Page[Task]:
     """Tasks of a dataset in the order of its upload."""
     table = tables.Task
     conditions, name = [table.dataset_id == dataset_id], f"tasks of {dataset_id}"
@@ -143,7 +142,7 @@ async def list_tasks(session: ReadSession, dataset_id: str, *, cursor: str | Non
     query = select(table).where(*conditions).order_by(table.number).limit(limit + 1)
     rows = (await session.scalars(query)).all()
     return page(
-        name, rows, limit, lambda row: api.Task.model_validate(row, from_attributes=True), lambda row: (row.number,)
+        name, rows, limit, lambda row: Task.model_validate(row, from_attributes=True), lambda row: (row.number,)
     )
 
 
@@ -158,5 +157,5 @@ async def task_without(session: ReadSession, dataset_id: str, field: Sequence[st
     return await session.scalar(select(table.number).where(lacks).order_by(table.number).limit(1))
 
 
-def _dataset(row: tables.Dataset) -> api.Dataset:
-    return api.Dataset.model_validate(row, from_attributes=True)
+def _dataset(row: tables.Dataset) -> Dataset:
+    return Dataset.model_validate(row, from_attributes=True)

@@ -10,7 +10,8 @@ from datetime import UTC, datetime, timedelta
 
 from fastapi import APIRouter, Request, Response
 
-from leyden.libs.contracts import api
+from leyden.libs.contracts.api.body import Page
+from leyden.libs.contracts.api.tokens import IssuedToken, RotateRequest, Token, TokenRequest
 from leyden.libs.contracts.ids import new_id
 from leyden.libs.service import JsonResponse, Problem
 from leyden.libs.store import access
@@ -23,35 +24,35 @@ from leyden.services.api.parameters import Store
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"], route_class=GuardedRoute)
 
 
-@router.post("", response_model=api.IssuedToken, status_code=201)
+@router.post("", response_model=IssuedToken, status_code=201)
 async def create_token(
-    request: Request, asked: api.TokenRequest, caller: Admin, idempotency_key: IdempotencyKey = None
+    request: Request, asked: TokenRequest, caller: Admin, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Make a bearer token. Its secret is in this answer alone; only a repeat with the same key shows it again."""
     life = asked.expires_seconds
     end = None if life is None else datetime.now(UTC) + timedelta(seconds=life)
 
-    async def issue(session: Session, secret: str) -> api.Token:
+    async def issue(session: Session, secret: str) -> Token:
         return await access.add_token(session, new_id("token"), asked.name, secret, asked.scopes, end)
 
     return await _issue_once(request, create_request(request, caller, idempotency_key, asked), issue)
 
 
-@router.post("/{token_id}/rotate", response_model=api.IssuedToken, status_code=201)
+@router.post("/{token_id}/rotate", response_model=IssuedToken, status_code=201)
 async def rotate_token(
     request: Request,
     caller: Admin,
     token_id: str,
-    asked: api.RotateRequest | None = None,
+    asked: RotateRequest | None = None,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Replace a token: the answer is a new one with its name, scopes and life; the old one ends, after the grace.
 
     409 for a token that has ended or was rotated before; only a repeat with the same key shows the secret again.
     """
-    asked = asked or api.RotateRequest()
+    asked = asked or RotateRequest()
 
-    async def issue(session: Session, secret: str) -> api.Token:
+    async def issue(session: Session, secret: str) -> Token:
         grace = timedelta(seconds=asked.grace_seconds)
         made = await access.rotate_token(session, token_id, new_id("token"), secret, grace)
         if made is None:
@@ -62,9 +63,7 @@ async def rotate_token(
     return await _issue_once(request, create_request(request, caller, idempotency_key, asked), issue)
 
 
-async def _issue_once(
-    request: Request, create: Create, issue: Callable[[Session, str], Awaitable[api.Token]]
-) -> Response:
+async def _issue_once(request: Request, create: Create, issue: Callable[[Session, str], Awaitable[Token]]) -> Response:
     """201 with a new token and its secret; a repeated key gets the first one."""
     secret = _secret(request, create)
     async with changing(request) as change:
@@ -92,10 +91,10 @@ def _secret(request: Request, create: Create) -> str:
 
 
 @router.get("")
-async def list_tokens(store: Store, caller: Admin) -> api.Page[api.Token]:
+async def list_tokens(store: Store, caller: Admin) -> Page[Token]:
     """List tokens, newest first, without their secrets."""
     async with store.read() as session:
-        return api.Page(items=await access.list_tokens(session))
+        return Page(items=await access.list_tokens(session))
 
 
 @router.delete("/{token_id}", status_code=204)

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 
-from leyden.libs.contracts import api
+from leyden.libs.contracts.api.problems import Problem
 from leyden.libs.service import problem_response
 from leyden.libs.service.app import ErrorHandler
 from leyden.libs.service.app import create_app as create_service
@@ -94,7 +94,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     "default": {
         "description": "The error and its remedy, as RFC 9457 problem details.",
         "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
-        "model": api.Problem,
+        "model": Problem,
     }
 }
 

@@ -13,7 +13,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 
-from leyden.libs.contracts import api
+from leyden.libs.contracts.api.body import Page
+from leyden.libs.contracts.api.tokens import AuditEntry
 from leyden.libs.contracts.conversation import Json
 from leyden.libs.store import access
 from leyden.libs.store.database import Database, Session
@@ -66,7 +67,7 @@ async def get_audit(
     subject: Annotated[str | None, Query(max_length=300, description="The id or name that was changed.")] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
-) -> api.Page[api.AuditEntry]:
+) -> Page[AuditEntry]:
     """List the changes that bearer tokens asked for, newest first: who did what, and when."""
     async with store.read() as session:
         return await access.list_audit(session, token=token, action=action, subject=subject, cursor=cursor, limit=limit)

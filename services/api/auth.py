@@ -11,7 +11,7 @@ from fastapi import Depends, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.security.utils import get_authorization_scheme_param
 
-from leyden.libs.contracts.api import ApiScope, Token
+from leyden.libs.contracts.api.tokens import ApiScope, Token
 from leyden.libs.service import Problem
 from leyden.libs.service.json_body import JsonRoute
 from leyden.libs.store.access import find_token

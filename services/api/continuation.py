@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from leyden.libs.contracts.api import ResumeRequest, Run
+from leyden.libs.contracts.api.runs import ResumeRequest, Run
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.overlay import overlay
 from leyden.libs.store.engines import Pool

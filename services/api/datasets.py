@@ -12,7 +12,8 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 
-from leyden.libs.contracts import api
+from leyden.libs.contracts.api.body import Page
+from leyden.libs.contracts.api.datasets import Dataset, Task
 from leyden.libs.service import JsonResponse, Problem
 from leyden.libs.store.access import StoredAnswer, recall_answer
 from leyden.libs.store.datasets import delete_dataset, find_dataset, list_datasets, list_tasks, store_dataset
@@ -54,7 +55,7 @@ _BODY = {
 }
 
 
-@router.post("", response_model=api.Dataset, status_code=201, openapi_extra={"requestBody": _BODY})
+@router.post("", response_model=Dataset, status_code=201, openapi_extra={"requestBody": _BODY})
 async def upload_dataset(
     request: Request, caller: Writer, name: Name = None, idempotency_key: IdempotencyKey = None
 ) -> Response:
@@ -140,14 +141,14 @@ async def _pieces(file: UploadFile) -> AsyncIterator[bytes]:
 @router.get("")
 async def get_datasets(
     store: Store, caller: Reader, name: str | None = None, cursor: Cursor = None, limit: Limit = 50
-) -> api.Page[api.Dataset]:
+) -> Page[Dataset]:
     """List datasets, newest first."""
     async with store.read() as session:
         return await list_datasets(session, name=name, cursor=cursor, limit=limit)
 
 
 @router.get("/{dataset_id}")
-async def get_dataset(store: Store, caller: Reader, dataset_id: str) -> api.Dataset:
+async def get_dataset(store: Store, caller: Reader, dataset_id: str) -> Dataset:
     """Show one dataset, by id or name."""
     async with store.read() as session:
         return await find_dataset(session, dataset_id)
@@ -163,7 +164,7 @@ async def remove_dataset(request: Request, caller: Admin, dataset_id: str) -> No
 @router.get("/{dataset_id}/tasks")
 async def get_tasks(
     store: Store, caller: Reader, dataset_id: str, cursor: Cursor = None, limit: Limit = 100
-) -> api.Page[api.Task]:
+) -> Page[Task]:
     """List the tasks of a dataset in the order of its upload."""
     async with store.read() as session:
         dataset = await find_dataset(session, dataset_id)

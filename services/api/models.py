@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from leyden.libs.contracts.api import FieldProblem
+from leyden.libs.contracts.api.problems import FieldProblem
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.judgements import judge
 from leyden.libs.contracts.model_folder import serving_mismatch

@@ -11,7 +11,7 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 
-from leyden.libs.contracts.api import FieldProblem
+from leyden.libs.contracts.api.problems import FieldProblem
 from leyden.libs.service import problem_response
 
 Location = tuple[int | str, ...]

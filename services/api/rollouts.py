@@ -7,7 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
-from leyden.libs.contracts import api
+from leyden.libs.contracts.api.body import Page
+from leyden.libs.contracts.api.rollouts import Call, Reward, RewardRequest, Rollout, RolloutDetail, Span
 from leyden.libs.contracts.states import ShownRolloutState
 from leyden.libs.store.database import Session
 from leyden.libs.store.read import views
@@ -37,7 +38,7 @@ async def get_rollouts(
     task: Annotated[int | None, Query(ge=0, le=MAX_NUMBER, description="Number of the task in its dataset.")] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
-) -> api.Page[api.Rollout]:
+) -> Page[Rollout]:
     """List rollouts, newest first."""
     async with store.read() as session:
         return await views.list_rollouts(
@@ -55,7 +56,7 @@ async def get_rollouts(
 
 
 @router.get("/{rollout_id}")
-async def get_rollout(store: Store, caller: Reader, rollout_id: str) -> api.RolloutDetail:
+async def get_rollout(store: Store, caller: Reader, rollout_id: str) -> RolloutDetail:
     """Show a rollout with its task, attempts, outcomes and rewards."""
     async with store.read() as session:
         return await views.get_rollout(session, rollout_id)
@@ -70,7 +71,7 @@ async def get_calls(
     prompt: Annotated[bool, Query(description="Whether to give the prompt's token ids too.")] = False,
     cursor: Cursor = None,
     limit: Limit = 100,
-) -> api.Page[api.Call]:
+) -> Page[Call]:
     """List the model calls of a rollout with tokens, log-probabilities, policy versions and credit."""
     async with store.read() as session:
         await views.check_rollout(session, rollout_id)
@@ -86,17 +87,17 @@ async def get_spans(
     kind: Annotated[str | None, Query(description="llm, tool, agent, reward or other.")] = None,
     cursor: Cursor = None,
     limit: Limit = 100,
-) -> api.Page[api.Span]:
+) -> Page[Span]:
     """List the spans of a rollout by start."""
     async with store.read() as session:
         await views.check_rollout(session, rollout_id)
         return await views.list_spans(session, rollout_id, attempt=attempt, kind=kind, cursor=cursor, limit=limit)
 
 
-@router.post("/{rollout_id}/rewards", response_model=api.Reward, status_code=201)
+@router.post("/{rollout_id}/rewards", response_model=Reward, status_code=201)
 async def create_reward(
     request: Request,
-    asked: api.RewardRequest,
+    asked: RewardRequest,
     caller: Writer,
     store: Store,
     rollout_id: str,

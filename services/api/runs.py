@@ -8,8 +8,21 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel
 
-from leyden.libs.contracts import api
 from leyden.libs.contracts.agent_rules import AgentRules
+from leyden.libs.contracts.api.body import Page
+from leyden.libs.contracts.api.rollouts import Sample
+from leyden.libs.contracts.api.runs import (
+    Evaluation,
+    EvaluationRequest,
+    Metrics,
+    PolicyVersion,
+    PrunedRun,
+    ResumeRequest,
+    Run,
+    RunAgent,
+    RunParent,
+    Step,
+)
 from leyden.libs.contracts.config import KubernetesRunner, RunConfig
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.service import JsonResponse, Problem
@@ -38,7 +51,7 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=GuardedRoute)
 Number = Annotated[int, Path(ge=1, le=MAX_NUMBER)]
 
 
-@router.post("", response_model=api.Run, status_code=201)
+@router.post("", response_model=Run, status_code=201)
 async def create_run(
     request: Request, config: RunConfig, caller: Writer, store: Store, idempotency_key: IdempotencyKey = None
 ) -> Response:
@@ -87,14 +100,14 @@ async def get_runs(
     phase: RunPhase | None = None,
     cursor: Cursor = None,
     limit: Limit = 50,
-) -> api.Page[api.Run]:
+) -> Page[Run]:
     """List runs, newest first."""
     async with store.read() as session:
         return await runs.list_runs(session, name=name, phase=phase, cursor=cursor, limit=limit)
 
 
 @router.get("/{run_id}")
-async def get_run(store: Store, caller: Reader, run_id: str) -> api.Run:
+async def get_run(store: Store, caller: Reader, run_id: str) -> Run:
     """Show a run: what is wanted, where it is, how far it has come."""
     async with store.read() as session:
         found = await runs.get_run(session, run_id)
@@ -103,20 +116,20 @@ async def get_run(store: Store, caller: Reader, run_id: str) -> api.Run:
 
 
 @router.post("/{run_id}/pause")
-async def pause_run(request: Request, caller: Writer, run_id: str) -> api.Run:
+async def pause_run(request: Request, caller: Writer, run_id: str) -> Run:
     """Pause a run: rollouts under way end, no new ones begin. 409 where that cannot be asked; a repeat is harmless."""
     async with changing(request) as change:
         run, change.is_new = await runs.change_intent(change.session, run_id, "pause")
     return run
 
 
-@router.post("/{run_id}/resume", response_model=api.Run, responses={201: {"model": api.Run}})
+@router.post("/{run_id}/resume", response_model=Run, responses={201: {"model": Run}})
 async def resume_run(
     request: Request,
     caller: Writer,
     store: Store,
     run_id: str,
-    asked: api.ResumeRequest | None = None,
+    asked: ResumeRequest | None = None,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Resume a paused run (no body), or continue an ended one as a new run with an amended document (201).
@@ -138,13 +151,13 @@ async def resume_run(
         continued = continued_policies(ended, config, asked)
         check_frozen_policies(config, continued)
         parents = await runs.policy_parents(session, ended, version, continued)
-        return await runs.create_run(session, config, api.RunParent(run_id=run_id, version=version), parents), True
+        return await runs.create_run(session, config, RunParent(run_id=run_id, version=version), parents), True
 
     return await create_once(request, create_request(request, caller, idempotency_key, asked), work)
 
 
 @router.post("/{run_id}/cancel")
-async def cancel_run(request: Request, caller: Writer, run_id: str) -> api.Run:
+async def cancel_run(request: Request, caller: Writer, run_id: str) -> Run:
     """Cancel a run for good. 409 where it has ended; a repeat is harmless."""
     async with changing(request) as change:
         run, change.is_new = await runs.change_intent(change.session, run_id, "cancel")
@@ -152,16 +165,16 @@ async def cancel_run(request: Request, caller: Writer, run_id: str) -> api.Run:
 
 
 @router.post("/{run_id}/prune")
-async def prune_run(request: Request, store: Store, caller: Admin, run_id: str) -> api.PrunedRun:
+async def prune_run(request: Request, store: Store, caller: Admin, run_id: str) -> PrunedRun:
     """Drop the calls, spans, credits and samples of a run that has ended, for good. A repeat frees nothing more."""
     # Partitions are dropped in transactions of their own, once the entry stands.
     async with changing(request) as change:
         await runs.check_run(change.session, run_id)
-    return api.PrunedRun(run_id=run_id, freed_bytes=await retention.prune_run(store, run_id))
+    return PrunedRun(run_id=run_id, freed_bytes=await retention.prune_run(store, run_id))
 
 
 @router.delete("/{run_id}", status_code=202)
-async def delete_run(request: Request, caller: Admin, run_id: str) -> api.Run:
+async def delete_run(request: Request, caller: Admin, run_id: str) -> Run:
     """Delete a run that has ended, for good: records, history, weights and checkpoints.
 
     The controller does it; until then the run's intent is `deleted`, afterwards the run is unknown (404). 409 where the
@@ -175,7 +188,7 @@ async def delete_run(request: Request, caller: Admin, run_id: str) -> api.Run:
 @router.get("/{run_id}/evaluations")
 async def get_evaluations(
     store: Store, caller: Reader, run_id: str, cursor: Cursor = None, limit: Limit = 50
-) -> api.Page[api.Evaluation]:
+) -> Page[Evaluation]:
     """List evaluations of a run with their results as they are now."""
     async with store.read() as session:
         await runs.check_run(session, run_id)
@@ -183,7 +196,7 @@ async def get_evaluations(
 
 
 @router.get("/{run_id}/evaluations/{number}")
-async def get_evaluation(store: Store, caller: Reader, run_id: str, number: Number) -> api.Evaluation:
+async def get_evaluation(store: Store, caller: Reader, run_id: str, number: Number) -> Evaluation:
     """Show one evaluation: reward and facts with counts and 95 % intervals."""
     async with store.read() as session:
         found = await results.get_evaluation(session, f"{run_id}.e{number}")
@@ -193,9 +206,7 @@ async def get_evaluation(store: Store, caller: Reader, run_id: str, number: Numb
 
 
 @router.get("/{run_id}/steps")
-async def get_steps(
-    store: Store, caller: Reader, run_id: str, cursor: Cursor = None, limit: Limit = 100
-) -> api.Page[api.Step]:
+async def get_steps(store: Store, caller: Reader, run_id: str, cursor: Cursor = None, limit: Limit = 100) -> Page[Step]:
     """List optimiser steps with the trainer's metrics and what their rollouts earned."""
     async with store.read() as session:
         await runs.check_run(session, run_id)
@@ -208,7 +219,7 @@ async def get_metrics(
     caller: Reader,
     run_id: str,
     names: Annotated[list[str] | None, Query(description="Series wanted; all when left out.")] = None,
-) -> api.Metrics:
+) -> Metrics:
     """Time series over the steps of a run, for plots."""
     async with store.read() as session:
         await runs.check_run(session, run_id)
@@ -218,7 +229,7 @@ async def get_metrics(
 @router.get("/{run_id}/agents")
 async def get_agents(
     store: Store, caller: Reader, run_id: str, cursor: Cursor = None, limit: Limit = 100
-) -> api.Page[api.RunAgent]:
+) -> Page[RunAgent]:
     """List the agents that called the model in a run, in the order of their first call."""
     async with store.read() as session:
         await runs.check_run(session, run_id)
@@ -228,7 +239,7 @@ async def get_agents(
 @router.get("/{run_id}/policies")
 async def get_policies(
     store: Store, caller: Reader, run_id: str, cursor: Cursor = None, limit: Limit = 100
-) -> api.Page[api.PolicyVersion]:
+) -> Page[PolicyVersion]:
     """List policy versions from 0, the base model."""
     async with store.read() as session:
         await runs.check_run(session, run_id)
@@ -245,7 +256,7 @@ async def get_samples(
     tokens: bool = False,
     cursor: Cursor = None,
     limit: Limit = 100,
-) -> api.Page[api.Sample]:
+) -> Page[Sample]:
     """List the token sequences made for the loss, with the step that trained each."""
     async with store.read() as session:
         await runs.check_run(session, run_id)
@@ -254,10 +265,10 @@ async def get_samples(
         )
 
 
-@router.post("/{run_id}/evaluations", response_model=api.Evaluation, status_code=201)
+@router.post("/{run_id}/evaluations", response_model=Evaluation, status_code=201)
 async def create_evaluation(
     request: Request,
-    asked: api.EvaluationRequest,
+    asked: EvaluationRequest,
     caller: Writer,
     store: Store,
     run_id: str,

@@ -15,7 +15,7 @@ import re
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
 
-from leyden.libs.contracts.api import FieldProblem
+from leyden.libs.contracts.api.problems import FieldProblem
 from leyden.libs.contracts.strict import BadJson, parse_json
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")

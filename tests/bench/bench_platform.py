@@ -24,7 +24,7 @@ from leyden.libs.cli.local.platform import Options, Platform
 from leyden.libs.cli.local.record import read_record
 from leyden.libs.cli.local.services import ENGINE_KEY, SERVICES
 from leyden.libs.client import Client
-from leyden.libs.contracts.api import EvaluationRequest
+from leyden.libs.contracts.api.runs import EvaluationRequest
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database

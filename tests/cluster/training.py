@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from leyden.libs.client import Client
-from leyden.libs.contracts.api import Run
+from leyden.libs.contracts.api.runs import Run
 from tests.cluster.node import PREFIX
 from tests.cluster.release import NAMESPACE, ROLLOUTS, Release
 from tests.invariants import violations

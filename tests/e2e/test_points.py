@@ -18,7 +18,7 @@ import pytest
 from leyden.libs.cli.local import managed_service
 from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
-from leyden.libs.contracts import api
+from leyden.libs.contracts.api.runs import EvaluationRequest
 from leyden.libs.faults import FaultInjector
 from tests.campaigns.soak import small_platform
 from tests.invariants import violations
@@ -124,7 +124,7 @@ def test_every_service_is_killed_at_its_worst_moments_and_nothing_is_lost_or_dou
     log = tmp_path / "witness.log"
     log.touch()
     trainings = Trainings(client, log)
-    creations = (trainings.more, lambda: client.evaluate_run(trainings.ids[0], api.EvaluationRequest(max_tasks=2)))
+    creations = (trainings.more, lambda: client.evaluate_run(trainings.ids[0], EvaluationRequest(max_tasks=2)))
     for point, create in zip(API_POINTS, creations, strict=True):
         injector.arm(point)
         create()

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from leyden.libs.cli.local.platform import Platform
 from leyden.libs.cli.view.watch import watch_run
 from leyden.libs.client import Client
-from leyden.libs.contracts.api import ResumeRequest, RunParent
+from leyden.libs.contracts.api.runs import ResumeRequest, RunParent
 from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.faults import FaultInjector
 from tests.campaigns.soak import kill

@@ -18,7 +18,7 @@ from psycopg import sql
 from leyden.libs.cli.local.platform import Options, Platform
 from leyden.libs.cli.local.services import LOGS
 from leyden.libs.client import Client
-from leyden.libs.contracts.api import Run
+from leyden.libs.contracts.api.runs import Run
 from leyden.libs.embedded.servers import EmbeddedPostgres, EmbeddedRedis
 from tests.campaigns.soak import bandit_run
 from tests.faults.proxy import FaultProxy

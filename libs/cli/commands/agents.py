@@ -16,7 +16,8 @@ from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.view.output import AsJson, as_text, error_console, format_value, print_result
 from leyden.libs.cli.view.watch import ENDED
 from leyden.libs.client import Client
-from leyden.libs.contracts.api import Call, RolloutDetail, Run
+from leyden.libs.contracts.api.rollouts import Call, RolloutDetail
+from leyden.libs.contracts.api.runs import Run
 
 POLL_SECONDS = 0.5
 NOTHING_FOUND = "nothing keeps this rollout from training; one alone cannot show whether the rewards of a group differ"

@@ -28,7 +28,7 @@ from leyden.libs.cli.view.phases import in_words, phases_of
 from leyden.libs.cli.view.run_report import measured, write_report
 from leyden.libs.cli.view.watch import ENDED, evaluation_table, watch_run
 from leyden.libs.client import Client
-from leyden.libs.contracts.api import Evaluation, Run, Step
+from leyden.libs.contracts.api.runs import Evaluation, Run, Step
 from leyden.libs.contracts.config import RunConfig
 
 AGENT = EXAMPLES / "flight_agent"

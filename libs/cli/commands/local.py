@@ -37,7 +37,8 @@ from leyden.libs.cli.local.services import ADMIN_TOKEN, LOGS
 from leyden.libs.cli.view.output import AsJson, Part, as_text, facts, print_result, report_event, table
 from leyden.libs.cli.view.watch import ENDED
 from leyden.libs.client import LeydenError
-from leyden.libs.contracts.api import Engine, Run
+from leyden.libs.contracts.api.platform import Engine
+from leyden.libs.contracts.api.runs import Run
 
 STOP_SECONDS = 120.0
 NEWEST_RUNS = 50

@@ -6,7 +6,7 @@ import typer
 
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.view.output import AsJson, print_result, table
-from leyden.libs.contracts.api import Engine
+from leyden.libs.contracts.api.platform import Engine
 
 
 def pools(ctx: typer.Context, as_json: AsJson = False) -> None:

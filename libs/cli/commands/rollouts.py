@@ -26,7 +26,7 @@ from leyden.libs.cli.view.output import (
 from leyden.libs.cli.view.report import answer_text, last_question, tool_spans, unmatched_spans
 from leyden.libs.cli.view.token_text import TokenText, find_tokenizer
 from leyden.libs.client import Client
-from leyden.libs.contracts.api import Attempt, Call, RolloutDetail, Span
+from leyden.libs.contracts.api.rollouts import Attempt, Call, RolloutDetail, Span
 
 TAIL_LINES, TAIL_CHARACTERS = 10, 2000
 DELIVERED = {True: "yes", False: "no: its client had left", None: "unknown"}

@@ -17,7 +17,7 @@ from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.view.output import AsJson, Count, Part, console, error_console, facts, print_result, table
 from leyden.libs.cli.view.run_report import write_report
 from leyden.libs.cli.view.watch import ENDED, call_lines, evaluation_table, step_table, warning_lines, watch_run
-from leyden.libs.contracts.api import EvaluationRequest, ResumeRequest, Run, RunParent
+from leyden.libs.contracts.api.runs import EvaluationRequest, ResumeRequest, Run, RunParent
 
 app = typer.Typer(no_args_is_help=True, help="Runs: training jobs.")
 policies = typer.Typer(no_args_is_help=True, help="Policies: the weights that a run makes.")

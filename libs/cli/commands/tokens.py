@@ -12,7 +12,7 @@ import typer
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.view.output import AsJson, Count, facts, print_result, table
-from leyden.libs.contracts.api import ApiScope, IssuedToken
+from leyden.libs.contracts.api.tokens import ApiScope, IssuedToken
 
 app = typer.Typer(no_args_is_help=True, help="Tokens: bearer tokens of the REST API, one for each person and script.")
 

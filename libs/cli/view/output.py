@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leyden.libs.cli.view.safe_text import is_unsafe, safe_line, safe_lines
-from leyden.libs.contracts.api import Statistic
+from leyden.libs.contracts.api.runs import Statistic
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Count = Annotated[int, typer.Option("--limit", "-n", min=1, help="Number of rows.")]

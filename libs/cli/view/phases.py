@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from leyden.libs.client import Client
-from leyden.libs.contracts.api import Attempt, Call, Run, Step
+from leyden.libs.contracts.api.rollouts import Attempt, Call
+from leyden.libs.contracts.api.runs import Run, Step
 
 Interval = tuple[str, float, float]
 """Phase, start, end."""

@@ -13,7 +13,8 @@ from pathlib import PurePath
 
 from leyden.libs.cli.view.output import mean_and_interval
 from leyden.libs.cli.view.safe_text import safe_lines
-from leyden.libs.contracts.api import Call, Evaluation, Fact, RolloutDetail, Run, Span, Statistic, Step
+from leyden.libs.contracts.api.rollouts import Call, RolloutDetail, Span
+from leyden.libs.contracts.api.runs import Evaluation, Fact, Run, Statistic, Step
 from leyden.libs.contracts.conversation import Json
 
 WIDTH, HEIGHT, MARGIN = 640, 220, 36

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from leyden.libs.cli.view.report import Trajectory, render_report
 from leyden.libs.client import Client
-from leyden.libs.contracts.api import Evaluation, Rollout, Run, Step
+from leyden.libs.contracts.api.rollouts import Rollout
+from leyden.libs.contracts.api.runs import Evaluation, Run, Step
 
 
 def write_report(client: Client, run: Run, path: Path, *, model: str | None = None) -> Path:

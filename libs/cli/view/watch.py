@@ -12,7 +12,7 @@ from rich.text import Text
 
 from leyden.libs.cli.view.output import as_text, mean_and_interval, print_json_line, table
 from leyden.libs.client import Client, Unreachable
-from leyden.libs.contracts.api import Evaluation, Run, Step
+from leyden.libs.contracts.api.runs import Evaluation, Run, Step
 from leyden.libs.contracts.call_counts import CallCounts, why_nothing_trains
 
 ENDED = frozenset({"completed", "failed", "cancelled"})

@@ -7,7 +7,8 @@ from typing import Any
 
 from sqlalchemy import Row, text
 
-from leyden.libs.contracts import api
+from leyden.libs.contracts.api.body import Page
+from leyden.libs.contracts.api.runs import RunAgent
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.paging import decode_cursor, page
 
@@ -53,7 +54,7 @@ _AGENTS = text(f"""
 """)  # noqa: S608  # constants alone
 
 
-async def list_agents(session: ReadSession, run_id: str, *, cursor: str | None, limit: int) -> api.Page[api.RunAgent]:
+async def list_agents(session: ReadSession, run_id: str, *, cursor: str | None, limit: int) -> Page[RunAgent]:
     """Agents of a run in the order of their first call. It reads all calls of the run."""
     name = f"agents of {run_id}"
     first_ns, agent = decode_cursor(cursor, name, int, str) or (None, None)
@@ -62,8 +63,8 @@ async def list_agents(session: ReadSession, run_id: str, *, cursor: str | None, 
     return page(name, rows, limit, _agent, lambda row: (row.first_ns, row.agent))
 
 
-def _agent(row: Row[Any]) -> api.RunAgent:
-    return api.RunAgent(
+def _agent(row: Row[Any]) -> RunAgent:
+    return RunAgent(
         identity=row.agent,
         name=row.shown_name,
         roles=row.roles or [],

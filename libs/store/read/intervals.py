@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from leyden.libs.contracts import api
+from leyden.libs.contracts.api.runs import Statistic
 
 Z95 = 1.959963984540054
 _STUDENT_95 = {1: 12.706205, 2: 4.302653, 3: 3.182446, 4: 2.776445}
@@ -44,7 +44,7 @@ class TaskSums:
         return max(0.0, of_tasks) / (self.count * self.count)
 
 
-def statistic(sums: TaskSums) -> api.Statistic:
+def statistic(sums: TaskSums) -> Statistic:
     """Mean and 95 % interval: Wilson's for a share, else Student's; one task has no interval but that of a share.
 
     Example: two tasks of two rollouts each, all right and all wrong, give the interval of 1 in 2, not that of 2 in 4.
@@ -52,11 +52,11 @@ def statistic(sums: TaskSums) -> api.Statistic:
     mean, found = sums.mean, {"count": sums.count, "tasks": sums.tasks}
     if sums.is_binary:
         low, high = wilson(mean, _effective_count(sums))
-        return api.Statistic(mean=mean, low=low, high=high, **found)
+        return Statistic(mean=mean, low=low, high=high, **found)
     if sums.tasks < 2:
-        return api.Statistic(mean=mean, low=None, high=None, **found)
+        return Statistic(mean=mean, low=None, high=None, **found)
     half = student_95(sums.tasks - 1) * math.sqrt(sums.spread * sums.tasks / (sums.tasks - 1))
-    return api.Statistic(mean=mean, low=mean - half, high=mean + half, **found)
+    return Statistic(mean=mean, low=mean - half, high=mean + half, **found)
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:

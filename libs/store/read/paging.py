@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TypeVar
 
-from leyden.libs.contracts.api import Page
+from leyden.libs.contracts.api.body import Page
 
 Row = TypeVar("Row")
 Item = TypeVar("Item")

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from sqlalchemy import select, text
 
-from leyden.libs.contracts import api
+from leyden.libs.contracts.api.body import Page
+from leyden.libs.contracts.api.runs import Evaluation, EvaluationResults, Fact, Metrics, Series, Step
 from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import ROLLOUT_STATE
@@ -146,9 +147,7 @@ _ROLE_RETURNS = text("""
 Record = Mapping[Any, Any]
 
 
-async def list_evaluations(
-    session: ReadSession, run_id: str, *, cursor: str | None, limit: int
-) -> api.Page[api.Evaluation]:
+async def list_evaluations(session: ReadSession, run_id: str, *, cursor: str | None, limit: int) -> Page[Evaluation]:
     """Evaluations of a run by number, with results."""
     table, name = tables.Evaluation, f"evaluations of {run_id}"
     conditions = [table.run_id == run_id]
@@ -159,13 +158,13 @@ async def list_evaluations(
     return page(name, found, limit, lambda item: item, lambda item: (item.number,))
 
 
-async def get_evaluation(session: ReadSession, evaluation_id: str) -> api.Evaluation | None:
+async def get_evaluation(session: ReadSession, evaluation_id: str) -> Evaluation | None:
     """One evaluation with its present results."""
     row = await session.get(tables.Evaluation, evaluation_id)
     return None if row is None else (await _with_results(session, [row]))[0]
 
 
-async def _with_results(session: ReadSession, rows: Sequence[tables.Evaluation]) -> list[api.Evaluation]:
+async def _with_results(session: ReadSession, rows: Sequence[tables.Evaluation]) -> list[Evaluation]:
     ids = {"evaluation_ids": [row.id for row in rows]}
     states = _grouped((await session.execute(_EVALUATION_ROLLOUTS, ids)).mappings(), "evaluation_id")
     facts = _grouped((await session.execute(_EVALUATION_FACTS, ids)).mappings(), "evaluation_id")
@@ -173,14 +172,12 @@ async def _with_results(session: ReadSession, rows: Sequence[tables.Evaluation])
     return [_evaluation(row, states[row.id], facts[row.id], expected[row.id]) for row in rows]
 
 
-def _evaluation(
-    row: tables.Evaluation, states: Sequence[Record], facts: Sequence[Record], expected: int
-) -> api.Evaluation:
+def _evaluation(row: tables.Evaluation, states: Sequence[Record], facts: Sequence[Record], expected: int) -> Evaluation:
     counts = {record["state"]: record["rollouts"] for record in states}
     terminal = sum(count for state, count in counts.items() if state not in ("queued", "running"))
     ungraded = sum(record["ungraded"] for record in states)
     finished = next((record for record in states if record["state"] == "finished" and record["count"]), None)
-    return api.Evaluation(
+    return Evaluation(
         id=row.id,
         run_id=row.run_id,
         number=row.number,
@@ -190,7 +187,7 @@ def _evaluation(
         rollouts_per_task=row.rollouts_per_task,
         max_tasks=row.max_tasks,
         created_at=row.created_at,
-        results=api.EvaluationResults(
+        results=EvaluationResults(
             rollouts=counts,
             pending=ungraded,
             complete=terminal >= expected and not ungraded,
@@ -200,7 +197,7 @@ def _evaluation(
     )
 
 
-def _facts(records: Sequence[Record]) -> list[api.Fact]:
+def _facts(records: Sequence[Record]) -> list[Fact]:
     found = []
     for name, values in sorted(_grouped(records, "name").items()):
         # A grader may write true in one rollout and 1 in another: both are one fact.
@@ -208,11 +205,11 @@ def _facts(records: Sequence[Record]) -> list[api.Fact]:
         texts = [record for record in values if record["is_text"]]
         if number is not None:
             kind = "share" if number["is_binary"] else "number"
-            found.append(api.Fact(name=name, kind=kind, statistic=statistic(_sums(number))))
+            found.append(Fact(name=name, kind=kind, statistic=statistic(_sums(number))))
         elif texts:
             ordered = sorted(texts, key=lambda record: (-record["count"], record["text"]))[:MAX_TEXTS]
             counts = {record["text"]: record["count"] for record in ordered}
-            found.append(api.Fact(name=name, kind="text", counts=counts))
+            found.append(Fact(name=name, kind="text", counts=counts))
     return found
 
 
@@ -220,7 +217,7 @@ def _sums(record: Record) -> TaskSums:
     return TaskSums(**{field.name: record[field.name] for field in fields(TaskSums)})
 
 
-async def list_steps(session: ReadSession, run_id: str, *, cursor: str | None, limit: int) -> api.Page[api.Step]:
+async def list_steps(session: ReadSession, run_id: str, *, cursor: str | None, limit: int) -> Page[Step]:
     """Optimiser steps from the first, with the rewards of their rollouts."""
     table, name = tables.Step, f"steps of {run_id}"
     conditions = [table.run_id == run_id]
@@ -231,9 +228,7 @@ async def list_steps(session: ReadSession, run_id: str, *, cursor: str | None, l
     return page(name, steps, limit, lambda step: step, lambda step: (step.number,))
 
 
-async def _with_rewards(
-    session: ReadSession, run_id: str, rows: Sequence[tables.Step], rollouts: str
-) -> list[api.Step]:
+async def _with_rewards(session: ReadSession, run_id: str, rows: Sequence[tables.Step], rollouts: str) -> list[Step]:
     """Args: rollouts: the SQL that joins rollouts to the groups of the steps"""
     scope: dict[str, Any] = {"run_id": run_id, "steps": [row.number for row in rows]}
     of_steps, of_facts = (text(query.replace("{rollouts}", rollouts)) for query in (_STEP_REWARDS, _STEP_FACTS))
@@ -242,7 +237,7 @@ async def _with_rewards(
     facts = _grouped((await session.execute(of_facts, scope)).mappings(), "step")
     calls = await call_counts.of_steps(session, run_id, scope["steps"])
     return [
-        api.Step(
+        Step(
             number=row.number,
             metrics={name: value for name, value in row.metrics.items() if _is_number(value)},
             groups={record["verdict"]: record["count"] for record in verdicts[row.number]},
@@ -258,7 +253,7 @@ async def _with_rewards(
     ]
 
 
-async def get_metrics(session: ReadSession, run_id: str, names: Sequence[str]) -> api.Metrics:
+async def get_metrics(session: ReadSession, run_id: str, names: Sequence[str]) -> Metrics:
     """Time series over the steps of a run: the trainer's metrics, `reward_mean`, `reward_std`, `fact.<name>`, and for
     each role of the run's own policy `role.<name>.return_mean` and `role.<name>.calls`.
 
@@ -273,10 +268,10 @@ async def get_metrics(session: ReadSession, run_id: str, names: Sequence[str]) -
         for name, value in (*_values(step), *_role_values(of_roles[step.number])):
             series[name].append((step.number, seconds, value))
     chosen = names or sorted(series)
-    return api.Metrics(
+    return Metrics(
         run_id=run_id,
         names=sorted(series),
-        series=[api.Series(name=name, points=series.get(name, [])) for name in chosen],
+        series=[Series(name=name, points=series.get(name, [])) for name in chosen],
     )
 
 
@@ -286,7 +281,7 @@ async def _role_returns(session: ReadSession, run_id: str) -> Sequence[Record]:
     return (await session.execute(_ROLE_RETURNS, {"run_id": run_id, **own})).mappings().all() if own else []
 
 
-def _values(step: api.Step) -> Iterable[tuple[str, float]]:
+def _values(step: Step) -> Iterable[tuple[str, float]]:
     yield from ((name, value) for name, value in step.metrics.items() if value is not None)
     if step.calls.calls:
         yield "untrainable_calls", sum(step.calls.untrainable.values())

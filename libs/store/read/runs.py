@@ -8,7 +8,8 @@ from types import MappingProxyType
 
 from sqlalchemy import ColumnElement, func, select, text, tuple_, update
 
-from leyden.libs.contracts import api
+from leyden.libs.contracts.api.body import Page
+from leyden.libs.contracts.api.runs import EvaluationRequest, Progress, Run, RunParent
 from leyden.libs.contracts.config import EvaluationPlan, RunConfig
 from leyden.libs.contracts.ids import evaluation_id, new_id
 from leyden.libs.contracts.judgements import warnings_of
@@ -97,9 +98,9 @@ _UNBEGUN_CHILD = text(f"""
 async def create_run(
     session: Session,
     config: RunConfig,
-    parent: api.RunParent | None = None,
-    policy_parents: Mapping[str, api.RunParent] = MappingProxyType({}),
-) -> api.Run:
+    parent: RunParent | None = None,
+    policy_parents: Mapping[str, RunParent] = MappingProxyType({}),
+) -> Run:
     """A run with its partitions, the evaluations of its document, and a run for each of its further policies.
 
     Args:   parent: the version that is this run's version 0, null for the base model; policy_parents: those of its
@@ -122,7 +123,7 @@ async def _add_run(
     session: Session,
     config: RunConfig,
     dataset_id: str,
-    parent: api.RunParent | None = None,
+    parent: RunParent | None = None,
     lead: tuple[str, str] | tuple[None, None] = (None, None),
 ) -> tables.Run:
     """Args: lead: the run whose policy this one carries, and the name of the policy"""
@@ -160,7 +161,7 @@ async def _add_planned_evaluations(session: Session, run_id: str, plan: Evaluati
     await session.flush()
 
 
-async def get_run(session: ReadSession, run_id: str) -> api.Run:
+async def get_run(session: ReadSession, run_id: str) -> Run:
     """One run with its progress and its warnings.
 
     Raises: UnknownRun
@@ -189,7 +190,7 @@ def _unknown(run_id: str) -> str:
 
 async def list_runs(
     session: ReadSession, *, name: str | None, phase: RunPhase | None, cursor: str | None, limit: int
-) -> api.Page[api.Run]:
+) -> Page[Run]:
     """Runs, newest first."""
     table, status = tables.Run, tables.RunStatus
     conditions: list[ColumnElement[bool]] = [table.name == name] if name else []
@@ -203,14 +204,14 @@ async def list_runs(
     return page("runs", runs, limit, lambda run: run, lambda run: (run.created_at, run.id))
 
 
-async def _with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> list[api.Run]:
+async def _with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> list[Run]:
     result = await session.execute(_PROGRESS, {"run_ids": [row.id for row in rows]})
     found = {record["id"]: record for record in result.mappings()}
     runs = []
     for row in rows:
         record, config = found[row.id], RunConfig.stored(row.config)
         runs.append(
-            api.Run(
+            Run(
                 id=row.id,
                 name=row.name,
                 dataset_id=row.dataset_id,
@@ -220,7 +221,7 @@ async def _with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> li
                 created_at=row.created_at,
                 started_at=record["started_at"],
                 finished_at=record["finished_at"],
-                progress=api.Progress(
+                progress=Progress(
                     step=record["step"],
                     steps=config.training.steps,
                     policy_version=record["policy_version"],
@@ -241,13 +242,13 @@ async def _with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> li
     return runs
 
 
-def _parent(row: tables.Run) -> api.RunParent | None:
+def _parent(row: tables.Run) -> RunParent | None:
     if row.parent_run_id is None or row.parent_version is None:
         return None
-    return api.RunParent(run_id=row.parent_run_id, version=row.parent_version)
+    return RunParent(run_id=row.parent_run_id, version=row.parent_version)
 
 
-async def resumable_version(session: Session, run_id: str, version: int | None) -> tuple[api.Run, int]:
+async def resumable_version(session: Session, run_id: str, version: int | None) -> tuple[Run, int]:
     """An ended run and the version with which a new run may continue it: the given one, or the newest.
 
     Locks the run's row, so that its files are not deleted before the new run names them.
@@ -266,8 +267,8 @@ async def resumable_version(session: Session, run_id: str, version: int | None) 
 
 
 async def policy_parents(
-    session: Session, run: api.Run, version: int, chosen: Mapping[str, int | None]
-) -> dict[str, api.RunParent]:
+    session: Session, run: Run, version: int, chosen: Mapping[str, int | None]
+) -> dict[str, RunParent]:
     """The versions with which further policies of an ended run continue beside its version `version`.
 
     A policy begins with its version of the same number, or with its newest where that has no files, like an evaluation
@@ -288,7 +289,7 @@ async def policy_parents(
         first = usual if asked is None else asked
         if first not in versions:
             raise _without_weights(run.model_copy(update={"id": carrying}), first, versions)
-        parents[policy] = api.RunParent(run_id=carrying, version=first)
+        parents[policy] = RunParent(run_id=carrying, version=first)
     return parents
 
 
@@ -303,7 +304,7 @@ def allowed_actions(intent: RunIntent, phase: RunPhase, *, pruned: bool = False)
     return ["resume" if intent is RunIntent.PAUSED else "pause", "cancel", "evaluate"]
 
 
-async def change_intent(session: Session, run_id: str, action: str) -> tuple[api.Run, bool]:
+async def change_intent(session: Session, run_id: str, action: str) -> tuple[Run, bool]:
     """Pauses, resumes or cancels a run; tells whether that changed it: a repeat does not.
 
     Raises: UnknownRun; ActionRefused: not in the run's present state
@@ -320,7 +321,7 @@ async def change_intent(session: Session, run_id: str, action: str) -> tuple[api
     return (await _with_progress(session, [row]))[0], is_new
 
 
-def _check_leads(run: api.Run, action: str) -> None:
+def _check_leads(run: Run, action: str) -> None:
     if run.lead_run_id is not None:
         message = (
             f"cannot {action} run {run.id}: it carries policy {run.policy!r} of run {run.lead_run_id}, {action} that"
@@ -338,7 +339,7 @@ async def _set_intent(session: Session, row: tables.Run, intent: RunIntent) -> b
     return True
 
 
-async def mark_deleted(session: Session, run_id: str) -> tuple[api.Run, bool]:
+async def mark_deleted(session: Session, run_id: str) -> tuple[Run, bool]:
     """Requests that the controller deletes everything of a run that has ended; tells whether this was the first time.
 
     Raises: UnknownRun; ActionRefused: it has not ended
@@ -363,7 +364,7 @@ async def _locked_run(session: Session, run_id: str) -> tables.Run:
     return row
 
 
-async def create_evaluation(session: Session, run_id: str, request: api.EvaluationRequest) -> str:
+async def create_evaluation(session: Session, run_id: str, request: EvaluationRequest) -> str:
     """The id of a new evaluation; the run's document fills fields that the request leaves out.
 
     Raises: UnknownRun; UnknownDataset; ActionRefused: the run was cancelled or failed, or the version cannot be served
@@ -394,14 +395,14 @@ async def create_evaluation(session: Session, run_id: str, request: api.Evaluati
     return evaluation_id(run_id, number)
 
 
-async def _check_servable(session: ReadSession, run: api.Run, version: int) -> None:
+async def _check_servable(session: ReadSession, run: Run, version: int) -> None:
     versions = await _servable_versions(session, run.id)
     # Version 0 is the base model, which every run gets at its start.
     if version not in versions and not (version == 0 and not versions):
         raise _without_weights(run, version, versions)
 
 
-def _without_weights(run: api.Run, version: int, versions: Sequence[int]) -> ActionRefused:
+def _without_weights(run: Run, version: int, versions: Sequence[int]) -> ActionRefused:
     shown = ", ".join(map(str, versions)) or "only 0 so far"
     message = f"run {run.id} has no weights of version {version} (there are {shown})"
     return ActionRefused(message, run.allowed_actions)

@@ -8,7 +8,21 @@ from typing import Any, cast
 
 from sqlalchemy import ColumnElement, Row, Select, func, literal_column, select, text, tuple_
 
-from leyden.libs.contracts import api
+from leyden.libs.contracts.api.body import Page
+from leyden.libs.contracts.api.platform import Engine, Pool
+from leyden.libs.contracts.api.rollouts import (
+    Attempt,
+    Call,
+    CallCredit,
+    Outcome,
+    Reward,
+    RewardRequest,
+    Rollout,
+    RolloutDetail,
+    Sample,
+    Span,
+)
+from leyden.libs.contracts.api.runs import PolicyVersion
 from leyden.libs.contracts.conversation import parse_turn
 from leyden.libs.contracts.ids import run_of
 from leyden.libs.contracts.states import RunIntent, ShownRolloutState
@@ -54,7 +68,7 @@ async def list_rollouts(
     task_number: int | None = None,
     cursor: str | None,
     limit: int,
-) -> api.Page[api.Rollout]:
+) -> Page[Rollout]:
     """Rollouts, newest first.
 
     Args: evaluation: id of an evaluation, or `none` for training rollouts alone; version: the admitted one
@@ -81,9 +95,9 @@ async def list_rollouts(
     return page("rollouts", rows, limit, _rollout, lambda row: (row[0].created_at, row[0].id))
 
 
-def _rollout(row: Row[tables.Rollout, tables.Group, int | None, float | None, str]) -> api.Rollout:
+def _rollout(row: Row[tables.Rollout, tables.Group, int | None, float | None, str]) -> Rollout:
     rollout, group, step, reward, state = row
-    return api.Rollout(
+    return Rollout(
         id=rollout.id,
         run_id=rollout.run_id,
         group_id=rollout.group_id,
@@ -103,7 +117,7 @@ def _rollout(row: Row[tables.Rollout, tables.Group, int | None, float | None, st
     )
 
 
-async def get_rollout(session: ReadSession, rollout_id: str) -> api.RolloutDetail:
+async def get_rollout(session: ReadSession, rollout_id: str) -> RolloutDetail:
     """A rollout with its task, attempts, outcomes and rewards.
 
     Raises: UnknownRollout
@@ -113,7 +127,7 @@ async def get_rollout(session: ReadSession, rollout_id: str) -> api.RolloutDetai
         raise UnknownRollout(_unknown(rollout_id))
     rollout = _rollout(row)
     task = await session.get(tables.Task, (rollout.dataset_id, rollout.task_number))
-    return api.RolloutDetail(
+    return RolloutDetail(
         **rollout.model_dump(),
         task=task.payload if task else {},
         attempts=await _attempts(session, rollout_id),
@@ -134,7 +148,7 @@ def _unknown(rollout_id: str) -> str:
     return f"no rollout has the id {rollout_id!r}: list the run's rollouts to find it"
 
 
-async def _attempts(session: ReadSession, rollout_id: str) -> list[api.Attempt]:
+async def _attempts(session: ReadSession, rollout_id: str) -> list[Attempt]:
     attempt, outcome = tables.Attempt, tables.Outcome
     same = (outcome.rollout_id == attempt.rollout_id) & (outcome.attempt == attempt.number)
     query = select(attempt, outcome).outerjoin(outcome, same).where(attempt.rollout_id == rollout_id)
@@ -142,8 +156,8 @@ async def _attempts(session: ReadSession, rollout_id: str) -> list[api.Attempt]:
     return [_attempt(execution, ended) for execution, ended in rows]
 
 
-def _attempt(execution: tables.Attempt, ended: tables.Outcome | None) -> api.Attempt:
-    return api.Attempt(
+def _attempt(execution: tables.Attempt, ended: tables.Outcome | None) -> Attempt:
+    return Attempt(
         number=execution.number,
         state=execution.state,
         owner=execution.owner,
@@ -151,15 +165,15 @@ def _attempt(execution: tables.Attempt, ended: tables.Outcome | None) -> api.Att
         created_at=execution.created_at,
         started_at=execution.started_at,
         finished_at=execution.finished_at,
-        outcome=None if ended is None else api.Outcome.model_validate(ended, from_attributes=True),
+        outcome=None if ended is None else Outcome.model_validate(ended, from_attributes=True),
     )
 
 
-async def list_rewards(session: ReadSession, rollout_id: str) -> list[api.Reward]:
+async def list_rewards(session: ReadSession, rollout_id: str) -> list[Reward]:
     """Rewards of agents, telemetry and people, in the order they arrived."""
     table = tables.Reward
     given = await session.scalars(select(table).where(table.rollout_id == rollout_id))
-    rewards = [api.Reward.model_validate(row, from_attributes=True) for row in given]
+    rewards = [Reward.model_validate(row, from_attributes=True) for row in given]
     rewards += [_external(row) for row in await session.scalars(_external_rewards(rollout_id))]
     return sorted(rewards, key=lambda reward: (reward.created_at, reward.key))
 
@@ -168,8 +182,8 @@ def _external_rewards(rollout_id: str) -> Select[tables.ExternalReward]:
     return select(tables.ExternalReward).where(tables.ExternalReward.rollout_id == rollout_id)
 
 
-def _external(row: tables.ExternalReward) -> api.Reward:
-    return api.Reward(
+def _external(row: tables.ExternalReward) -> Reward:
+    return Reward(
         key=row.key,
         attempt=row.attempt,
         source="external",
@@ -186,8 +200,8 @@ _ABANDONED = (RunIntent.CANCELLED, RunIntent.DELETED)
 
 
 async def add_external_reward(
-    session: Session, rollout_id: str, request: api.RewardRequest, token_name: str | None = None
-) -> tuple[api.Reward, bool]:
+    session: Session, rollout_id: str, request: RewardRequest, token_name: str | None = None
+) -> tuple[Reward, bool]:
     """The reward and whether it is new. The repeat key is rollout and `key`; a repeat changes nothing.
 
     Raises: UnknownRollout; UnknownCall; RewardConflict
@@ -198,7 +212,7 @@ async def add_external_reward(
         raise UnknownRollout(_unknown(rollout_id))
     existing = await session.get(tables.ExternalReward, (rollout_id, request.key))
     if existing is not None:
-        if api.RewardRequest.model_validate(existing, from_attributes=True) != request:
+        if RewardRequest.model_validate(existing, from_attributes=True) != request:
             raise RewardConflict(f"key {request.key!r} was used for another reward of this rollout: send a new key")
         return _external(existing), False
     if await session.scalar(select(tables.Run.intent).where(tables.Run.id == found.run_id)) in _ABANDONED:
@@ -233,7 +247,7 @@ async def list_calls(
     prompt: bool = False,
     cursor: str | None,
     limit: int,
-) -> api.Page[api.Call]:
+) -> Page[Call]:
     """Model calls of a rollout in the order they arrived, with their credit.
 
     Args: attempt: None for all; prompt: whether the prompt's token ids are given too
@@ -267,25 +281,25 @@ def _call(
     full: FullCall | MissingParent,
     *,
     prompt: bool,
-) -> api.Call:
+) -> Call:
     values: dict[str, Any] = {
         "delivered": delivered,
         "sampled_ids": _ints(row.sampled_ids),
         "logprobs": _floats(row.generator_logprobs),
         "policy_versions": _ints(row.policy_versions),
         "answer": None if row.answer is None else parse_turn(row.answer),
-        "credit": None if credit is None else api.CallCredit.model_validate(_columns(credit, api.CallCredit)),
+        "credit": None if credit is None else CallCredit.model_validate(_columns(credit, CallCredit)),
         **dict.fromkeys(("turns", "tools", "prompt_ids", "missing_parent")),
     }
     if isinstance(full, MissingParent):
         values["missing_parent"] = str(full)
     else:
         values |= {"turns": full.turns, "tools": full.tools, "prompt_ids": _ints(full.prompt_ids) if prompt else None}
-    columns = {name: getattr(row, name) for name in api.Call.model_fields.keys() - values.keys()}
-    return api.Call(**columns, **values)
+    columns = {name: getattr(row, name) for name in Call.model_fields.keys() - values.keys()}
+    return Call(**columns, **values)
 
 
-def _columns(row: object, model: type[api.CallCredit]) -> dict[str, Any]:
+def _columns(row: object, model: type[CallCredit]) -> dict[str, Any]:
     return {name: getattr(row, name) for name in model.model_fields}
 
 
@@ -299,7 +313,7 @@ def _floats(array: bytes) -> list[float]:
 
 async def list_spans(
     session: ReadSession, rollout_id: str, *, attempt: int | None, kind: str | None, cursor: str | None, limit: int
-) -> api.Page[api.Span]:
+) -> Page[Span]:
     """Spans of a rollout by start."""
     span, name = tables.Span, f"spans of {rollout_id}"
     conditions = [span.run_id == run_of(rollout_id), span.rollout_id == rollout_id]
@@ -315,7 +329,7 @@ async def list_spans(
         name,
         rows,
         limit,
-        lambda row: api.Span.model_validate(row, from_attributes=True),
+        lambda row: Span.model_validate(row, from_attributes=True),
         lambda row: (row.start_ns, row.span_id),
     )
 
@@ -329,7 +343,7 @@ async def list_samples(
     tokens: bool = False,
     cursor: str | None,
     limit: int,
-) -> api.Page[api.Sample]:
+) -> Page[Sample]:
     """Samples of a run by id, with the steps that trained each.
 
     Args: step: those that it trained, for the first time or again; tokens: whether the arrays are given too
@@ -352,7 +366,7 @@ async def list_samples(
     return page(name, rows, limit, lambda row: _sample(row[0], row[1], row[2], tokens), lambda row: (row[0].id,))
 
 
-def _sample(row: tables.Sample, step: int | None, replays: list[int], tokens: bool) -> api.Sample:
+def _sample(row: tables.Sample, step: int | None, replays: list[int], tokens: bool) -> Sample:
     arrays: dict[str, list[int] | list[float]] = {}
     if tokens:
         arrays = {
@@ -362,8 +376,8 @@ def _sample(row: tables.Sample, step: int | None, replays: list[int], tokens: bo
             "advantages": _floats(row.advantages),
             "policy_versions": _ints(row.policy_versions),
         }
-    shown = {name: getattr(row, name) for name in api.Sample.model_fields if hasattr(row, name)}
-    return api.Sample(**{**shown, **dict.fromkeys(_ARRAYS), **arrays, "step": step, "replayed_in": replays})
+    shown = {name: getattr(row, name) for name in Sample.model_fields if hasattr(row, name)}
+    return Sample(**{**shown, **dict.fromkeys(_ARRAYS), **arrays, "step": step, "replayed_in": replays})
 
 
 _ARRAYS = ("token_ids", "mask", "generator_logprobs", "advantages", "policy_versions")
@@ -371,7 +385,7 @@ _ARRAYS = ("token_ids", "mask", "generator_logprobs", "advantages", "policy_vers
 
 async def list_policy_versions(
     session: ReadSession, run_id: str, *, cursor: str | None, limit: int
-) -> api.Page[api.PolicyVersion]:
+) -> Page[PolicyVersion]:
     """Policy versions of a run from 0."""
     table, name = tables.PolicyVersion, f"policy versions of {run_id}"
     conditions = [table.run_id == run_id]
@@ -383,23 +397,23 @@ async def list_policy_versions(
         name,
         rows,
         limit,
-        lambda row: api.PolicyVersion.model_validate(row, from_attributes=True),
+        lambda row: PolicyVersion.model_validate(row, from_attributes=True),
         lambda row: (row.version,),
     )
 
 
-async def list_engines(session: ReadSession) -> list[api.Engine]:
+async def list_engines(session: ReadSession) -> list[Engine]:
     """Every engine that the controller has seen."""
     rows = await session.scalars(select(tables.Engine).order_by(tables.Engine.url))
-    return [api.Engine.model_validate(row, from_attributes=True) for row in rows]
+    return [Engine.model_validate(row, from_attributes=True) for row in rows]
 
 
-async def list_pools(session: ReadSession) -> list[api.Pool]:
+async def list_pools(session: ReadSession) -> list[Pool]:
     """Every pool with its engines, by name."""
     engines = await list_engines(session)
     pools = await session.scalars(select(tables.Pool).order_by(tables.Pool.name))
     return [
-        api.Pool(
+        Pool(
             name=pool.name,
             model_path=pool.model_path,
             context_length=pool.context_length,

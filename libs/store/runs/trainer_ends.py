@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 
-from leyden.libs.contracts import api
+from leyden.libs.contracts.api import runs as api
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database, ReadSession
 

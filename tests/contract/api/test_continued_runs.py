@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from leyden.libs.contracts.api import Run
+from leyden.libs.contracts.api.runs import Run
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, write_pools
 from tests.contract.api.test_runs import create, row_of, set_phase

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from leyden.libs.capability import KeyRing, sign, write_keys
-from leyden.libs.contracts.api import ApiScope
+from leyden.libs.contracts.api.tokens import ApiScope
 from leyden.libs.contracts.capability import Capability, Scope
 from leyden.libs.service import Checks, create_internal_app
 from leyden.libs.store import access, tables

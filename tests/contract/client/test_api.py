@@ -12,7 +12,8 @@ import pytest
 
 from leyden.libs.client import Client, Conflict, Forbidden, NotFound, Refused, Unauthorised, Unreachable
 from leyden.libs.client.errors import error_of
-from leyden.libs.contracts.api import ApiScope, EvaluationRequest
+from leyden.libs.contracts.api.runs import EvaluationRequest
+from leyden.libs.contracts.api.tokens import ApiScope
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.recipes import RECIPES
 from tests.fakes.served_api import TOKEN

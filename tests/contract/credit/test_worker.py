@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from sqlalchemy import select, text
 
-from leyden.libs.contracts import api
+from leyden.libs.contracts.api.rollouts import RewardRequest
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.service import Checks
 from leyden.libs.store import samples as store
@@ -620,7 +620,7 @@ async def test_a_group_that_takes_long_stops_no_other_group_and_no_reward(
     # Neither another group nor a reward for a rollout of this one waits.
     assert await credit_pending(database, 8) == [quick.id]
     async with database.session() as session:
-        await views.add_external_reward(session, f"{slow.id}.1", api.RewardRequest(key="late", name="late", value=1.0))
+        await views.add_external_reward(session, f"{slow.id}.1", RewardRequest(key="late", name="late", value=1.0))
     released.set()
     # The reward is not in what was computed: the group is computed again.
     assert await first == []

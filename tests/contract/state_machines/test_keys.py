@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 from sqlalchemy import select
 
-from leyden.libs.contracts import api
+from leyden.libs.contracts.api.rollouts import RewardRequest
+from leyden.libs.contracts.api.tokens import Token
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.queue import leases
 from leyden.libs.store import access, tables
@@ -113,7 +114,7 @@ class KeyMachine(StoreMachine):
         async def work() -> str:
             try:
                 async with self.database.session() as session:
-                    request = api.RewardRequest(key=key, value=value)
+                    request = RewardRequest(key=key, value=value)
                     await views.add_external_reward(session, self.rollout.id, request)
             except views.RewardConflict:
                 return CONFLICT
@@ -142,7 +143,7 @@ class KeyMachine(StoreMachine):
         key, name = given
 
         async def work() -> str:
-            async def make(session: Session) -> tuple[api.Token, bool]:
+            async def make(session: Session) -> tuple[Token, bool]:
                 token = builders.ids.new_id("token")
                 return await access.add_token(session, token, f"{self.caller} {name}", token, ["read"]), True
 

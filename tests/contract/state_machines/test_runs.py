@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 from sqlalchemy import func, select
 
-from leyden.libs.contracts import api
+from leyden.libs.contracts.api.runs import EvaluationRequest
 from leyden.libs.contracts.states import RUN_TRANSITIONS, RunPhase
 from leyden.libs.store import tables
 from leyden.libs.store.database import Refused
@@ -86,7 +86,7 @@ class RunMachine(StoreMachine):
         async def work() -> int | str:
             try:
                 async with self.database.session() as session:
-                    made = await runs.create_evaluation(session, self.run.id, api.EvaluationRequest())
+                    made = await runs.create_evaluation(session, self.run.id, EvaluationRequest())
             except runs.ActionRefused:
                 return REFUSED
             return int(made.removeprefix(f"{self.run.id}.e"))

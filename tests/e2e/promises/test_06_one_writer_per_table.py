@@ -10,7 +10,8 @@ import pytest
 
 from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
-from leyden.libs.contracts.api import ApiScope, RewardRequest
+from leyden.libs.contracts.api.rollouts import RewardRequest
+from leyden.libs.contracts.api.tokens import ApiScope
 from leyden.libs.store.tables import Base
 from tests.campaigns.soak import QUICK, bandit_run
 from tests.support.chaos import kill

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from leyden.libs.cli.commands.agents import problems_of, trial_document
-from leyden.libs.contracts.api import Attempt, Call, Outcome, RolloutDetail
+from leyden.libs.contracts.api.rollouts import Attempt, Call, Outcome, RolloutDetail
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 

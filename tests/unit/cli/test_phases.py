@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 from leyden.libs.cli.commands.demo import DemoOptions, run_document
 from leyden.libs.cli.view.phases import Phase, in_words, phases
-from leyden.libs.contracts.api import Attempt, Call, Progress, Run, Step
+from leyden.libs.contracts.api.rollouts import Attempt, Call
+from leyden.libs.contracts.api.runs import Progress, Run, Step
 from leyden.libs.contracts.conversation import Dialect
 
 BEGUN = datetime(2026, 1, 2, tzinfo=UTC)

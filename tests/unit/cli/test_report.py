@@ -9,19 +9,8 @@ from typing import Any
 from leyden.libs.cli.commands.demo import DemoOptions, check_rise, run_document
 from leyden.libs.cli.errors import CommandError
 from leyden.libs.cli.view.report import Trajectory, answer_text, last_question, render_report
-from leyden.libs.contracts.api import (
-    Call,
-    CallCredit,
-    Evaluation,
-    EvaluationResults,
-    Fact,
-    Progress,
-    RolloutDetail,
-    Run,
-    Span,
-    Statistic,
-    Step,
-)
+from leyden.libs.contracts.api.rollouts import Call, CallCredit, RolloutDetail, Span
+from leyden.libs.contracts.api.runs import Evaluation, EvaluationResults, Fact, Progress, Run, Statistic, Step
 from leyden.libs.contracts.conversation import Dialect, ToolCall, Turn
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

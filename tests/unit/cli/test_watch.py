@@ -20,7 +20,7 @@ from leyden.libs.cli.view import watch
 from leyden.libs.cli.view.watch import line, step_table, summary
 from leyden.libs.client import Client, Unreachable
 from leyden.libs.client.transport import Transport
-from leyden.libs.contracts.api import Evaluation, Progress, Run, Step
+from leyden.libs.contracts.api.runs import Evaluation, Progress, Run, Step
 from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import RunConfig
 from tests.support.builders import run_document

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from leyden.libs.contracts.api import EvaluationRequest
+from leyden.libs.contracts.api.runs import EvaluationRequest
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database
 from leyden.libs.store.read import runs

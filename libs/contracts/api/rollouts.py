@@ -1,0 +1,214 @@
+"""Rollouts with their attempts, rewards, calls, spans and samples. Token lists are as sampled, never re-encoded."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from leyden.libs.contracts.api.body import Body, RequestBody
+from leyden.libs.contracts.conversation import Dialect, Json, Turn
+from leyden.libs.contracts.rewards import RewardValue
+from leyden.libs.contracts.states import Continuation
+
+
+class Rollout(Body):
+    """One execution of a task by an agent, with its siblings in a group."""
+
+    id: str
+    run_id: str
+    group_id: str
+    evaluation_id: str | None
+    sibling: int
+    greedy: bool = False
+    """Decoded greedily: the baseline of its siblings, never trained."""
+    dataset_id: str
+    task_number: int
+    admitted_version: int
+    step: int | None
+    """The optimiser step that consumed it."""
+    state: str
+    """queued (it waits, also between two attempts), running, finished, excluded or cancelled."""
+    attempt: int | None
+    """The attempt whose outcome is the rollout's outcome."""
+    reward: float | None
+    """The outcome's reward plus all rewards for the rollout or one of its calls; null unless finished, and for an
+    agent's failure until its group is complete (`sampling.failure_reward`)."""
+    reason: str | None
+    created_at: datetime
+    finished_at: datetime | None
+
+
+class Outcome(Body):
+    """How an attempt ended."""
+
+    kind: str
+    reward: float | None
+    facts: Json
+    exit_code: int | None
+    detail: str | None
+    stdout_tail: str
+    stderr_tail: str
+    created_at: datetime
+
+
+class Attempt(Body):
+    """One execution of a rollout."""
+
+    number: int
+    state: str
+    owner: str
+    lease_expires_at: datetime
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    outcome: Outcome | None
+
+
+class Reward(Body):
+    """A reward of an agent, a person or an outside system."""
+
+    key: str
+    attempt: int | None
+    """Null for rewards of people and outside systems, which are for the rollout."""
+    source: Literal["endpoint", "telemetry", "external"]
+    name: str
+    value: float
+    call_id: str | None = None
+    response_id: str | None = None
+    tool_call_id: str | None = None
+    comment: str | None = None
+    given_by: str | None = None
+    """The name of the token that gave a reward of people and outside systems."""
+    created_at: datetime
+
+
+class RewardRequest(RequestBody):
+    """A reward of a person or an outside system; repeating its key changes nothing."""
+
+    key: str = Field(min_length=1, max_length=200)
+    name: str = Field(default="reward", min_length=1, max_length=200)
+    value: RewardValue
+    call_id: str | None = Field(default=None, max_length=200)
+    """The model call to reward; null for the rollout."""
+    comment: str | None = Field(default=None, max_length=10_000)
+
+
+class RolloutDetail(Rollout):
+    """A rollout with its task, executions and rewards."""
+
+    task: Json
+    attempts: list[Attempt]
+    rewards: list[Reward]
+
+
+class CallCredit(Body):
+    """The credit of one model call."""
+
+    parent_call_id: str | None
+    depth: int
+    state_key: str
+    tools: Json
+    """`calls`: tool, status (`ok`, `error` or `unset`) and source of each tool call in the answer. The source is what
+    joined a span (`tool_call_id`, `response_id`, `time`, `text`), `result` for a result in a later request,
+    `malformed`, `hung` (no result before the timeout, or a span without an end), `lost` (no result before the agent
+    failed), or `answer` where nothing is known."""
+    intermediate_reward: float
+    return_: float = Field(alias="return")
+    baseline: float
+    advantage: float
+
+    model_config = ConfigDict(frozen=True, populate_by_name=True)
+
+
+class Call(Body):
+    """One request to the model, with its tokens."""
+
+    id: str
+    rollout_id: str
+    attempt: int
+    request_id: str
+    choice: int
+    status: str
+    trainable: bool
+    untrainable_reason: str | None
+    dialect: Dialect
+    """The wire format of the agent's request."""
+    agent: str | None = None
+    """Fingerprint of the agent's system prompt and tools; null for a call of an older version, as the next two."""
+    agent_name: str | None = None
+    role: str | None = None
+    continuation: Continuation | None = None
+    """Whether its prompt extends an earlier call's tokens, is a fork of the conversation, or starts afresh."""
+    request: Json
+    """The parameters of the request, without conversation and tools."""
+    turns: tuple[Turn, ...] | None
+    """The conversation in the request; null with `missing_parent`."""
+    tools: tuple[Json, ...] | None
+    """The tools in the request; null with `missing_parent`."""
+    missing_parent: str | None = None
+    """Error if `turns`, `tools` and `prompt_ids` cannot be read because an earlier call is not in the store."""
+    answer: Turn | None
+    """The assistant's turn; null where the call failed or was aborted."""
+    delivered: bool | None = None
+    """Whether the last byte of the answer went to a client that was still connected; null where that is unknown."""
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    prompt_ids: list[int] | None = None
+    """Only with `prompt=true`; null with `missing_parent`."""
+    sampled_ids: list[int]
+    logprobs: list[float]
+    """The engine's natural log-probabilities, one per sampled token."""
+    policy_versions: list[int]
+    """The policy version that sampled each token."""
+    temperature: float
+    finish_reason: str | None
+    queued_seconds: float
+    first_token_seconds: float | None
+    total_seconds: float
+    created_at: datetime
+    credit: CallCredit | None
+
+
+class Span(Body):
+    """One OpenTelemetry span of an attempt."""
+
+    attempt: int
+    trace_id: str
+    span_id: str
+    parent_span_id: str | None
+    name: str
+    kind: str
+    tool: str | None
+    status: str
+    error_type: str | None
+    tool_call_id: str | None
+    response_id: str | None
+    start_ns: int
+    end_ns: int
+    scope: str | None
+    attributes: Json
+
+
+class Sample(Body):
+    """One token sequence of the loss; it has arrays only with `tokens=true`."""
+
+    id: str
+    rollout_id: str
+    group_id: str
+    branch: int
+    length: int
+    trained_tokens: int
+    min_policy_version: int
+    step: int | None
+    """The optimiser step that trained on the sample."""
+    replayed_in: list[int]
+    """Later steps that used it again (`sampling.replay`)."""
+    token_ids: list[int] | None = None
+    mask: list[int] | None = None
+    generator_logprobs: list[float] | None = None
+    advantages: list[float] | None = None
+    policy_versions: list[int] | None = None
+    created_at: datetime

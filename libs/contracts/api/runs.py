@@ -1,0 +1,262 @@
+"""Runs with their steps, versions, agents, metrics and evaluations."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from leyden.libs.contracts.api.body import Body, RequestBody
+from leyden.libs.contracts.call_counts import CallCounts
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.conversation import Json
+
+
+class Progress(Body):
+    """Progress of a run."""
+
+    step: int
+    """Completed optimiser steps."""
+    steps: int
+    """Configured optimiser steps."""
+    policy_version: int | None
+    """The newest version; null before the trainer has started."""
+    rollouts: dict[str, int]
+    """Training rollouts by state."""
+    reward_mean: float | None
+    """Mean reward of the rollouts that the last step consumed."""
+
+
+class RunParent(Body):
+    """The run and the version with which another run began."""
+
+    run_id: str
+    """It may be deleted by now."""
+    version: int
+
+
+class TrainerEnd(Body):
+    """An end of a run's trainer that was not planned."""
+
+    attempt: int
+    """Number of the start that ended, from 1."""
+    state: str
+    """ended, out_of_memory, killed or final."""
+    step: int
+    """Steps that the run had made by then."""
+    reason: str
+    output: str
+    """The last lines of its output."""
+    created_at: datetime
+
+
+class Run(Body):
+    """One training job."""
+
+    id: str
+    name: str
+    dataset_id: str
+    intent: str
+    """The requested state: running, paused, cancelled or deleted."""
+    phase: str
+    """The present phase."""
+    reason: str | None
+    """The reason why the run waits, failed or stopped early."""
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    progress: Progress
+    pruned: bool = False
+    """Whether the run's calls, spans, credits and samples have been deleted."""
+    warnings: list[str] = Field(default_factory=list)
+    """Settings that do not mean what they say, and reasons for which its newest attempts teach nothing; only in the
+    answer about one run."""
+    calls: CallCounts = CallCounts()
+    """Counts of the model calls of its credited groups; only in the answer about one run."""
+    trainer_ends: int = 0
+    """How often a trainer of the run ended without a plan; only in the answer about one run."""
+    last_trainer_end: TrainerEnd | None = None
+    """The last of these ends."""
+    best_version: int | None = None
+    """The version from 1 that earned most in evaluations, else in training; that of a further policy has the number of
+    the leading run's. Only in the answer about one run."""
+    weights_bytes: int | None = None
+    """Disk space of the run's versions, without checkpoints; only in the answer about one run."""
+    parent: RunParent | None = None
+    """The run that this one continues; its version is this run's version 0. Null for the base model."""
+    lead_run_id: str | None = None
+    """The run from whose rollouts this one learns, as one of its policies; that one steers it. Null for others."""
+    policy: str | None = None
+    """The name of the policy in the document of that run."""
+    policy_runs: dict[str, str] = Field(default_factory=dict)
+    """The ids of the runs that carry the run's further policies, by policy."""
+    allowed_actions: list[str]
+    config: RunConfig
+
+
+class ResumeRequest(RequestBody):
+    """Continues a run that has ended: a new run with an amended document begins with one of its versions."""
+
+    changes: Json = Field(default_factory=dict)
+    """Laid over the run's document, such as `{"optimizer": {"learning_rate": 5e-7}}`. `training.steps` are the steps of
+    the new run; left out, those that the ended run did not make. `model` and `training.lora` cannot change, nor `model`
+    and `lora` of a policy. A policy that is null is removed; a new one begins with its base model, and one that is
+    frozen now answers with the version that it begins with."""
+    from_version: int | None = Field(default=None, ge=0, le=2**31 - 1)
+    """Null: the newest. Further policies begin with their version of the same number, or with their newest where that
+    has no files. The optimiser continues, too, if the version's checkpoint is there and `training.frozen` is the
+    same (`training.keep_checkpoints`); the metric `optimizer_inherited` of the first step says so."""
+    policy_versions: dict[str, Annotated[int, Field(ge=0, le=2**31 - 1)]] = Field(default_factory=dict, max_length=20)
+    """Other versions for further policies to begin with, by policy."""
+
+
+class PrunedRun(Body):
+    """The result of pruning a run."""
+
+    run_id: str
+    freed_bytes: int
+    """Disk space freed in Postgres; 0 when the run was pruned before."""
+
+
+class EvaluationRequest(RequestBody):
+    """Requests an evaluation of one policy version; omitted fields default to the run's `evaluation`."""
+
+    policy_version: int | None = Field(default=None, ge=0, le=2**31 - 1)
+    """Null: the last version, measured after training has ended."""
+    dataset: str | None = Field(default=None, min_length=1, max_length=200)
+    rollouts_per_task: int | None = Field(default=None, ge=1, le=1024)
+    max_tasks: int | None = Field(default=None, ge=1, le=2**31 - 1)
+
+
+class Statistic(Body):
+    """Mean of a number over rollouts, with a 95 % interval: Wilson's where all values are 0 or 1, else Student's.
+
+    The interval takes tasks as the sample: the rollouts of one task are alike, and repeating them narrows it less than
+    more tasks do.
+    """
+
+    count: int
+    """Rollouts that have the number."""
+    tasks: int
+    """Their tasks."""
+    mean: float
+    low: float | None
+    """Null, as `high`, where one task has a number that is no share: nothing tells how tasks differ."""
+    high: float | None
+
+
+class Fact(Body):
+    """A grader's fact, aggregated over many rollouts."""
+
+    name: str
+    kind: Literal["share", "number", "text"]
+    """`share`: booleans and numbers that are all 0 or 1."""
+    statistic: Statistic | None = None
+    """For shares and numbers."""
+    counts: dict[str, int] | None = None
+    """For texts: the most frequent values."""
+
+
+class EvaluationResults(Body):
+    """Results of an evaluation, computed from stored outcomes at each request."""
+
+    rollouts: dict[str, int]
+    """Number of rollouts by state."""
+    pending: int = 0
+    """Finished rollouts whose reward has not come (`runner.stdout_reward: false`). They count in no mean."""
+    complete: bool
+    """Whether all rollouts ended and none of them is pending."""
+    reward: Statistic | None
+    """Null while nothing is measured."""
+    facts: list[Fact]
+
+
+class Evaluation(Body):
+    """The measurement of one policy version on a dataset."""
+
+    id: str
+    run_id: str
+    number: int
+    dataset_id: str
+    policy_version: int | None
+    """The requested version; null means the last version."""
+    measured_version: int | None
+    """The version that the rollouts used; null before the first rollout."""
+    rollouts_per_task: int
+    max_tasks: int | None
+    created_at: datetime
+    results: EvaluationResults
+
+
+class Step(Body):
+    """One optimiser step with the rewards of its rollouts."""
+
+    number: int
+    metrics: dict[str, float | None]
+    """The trainer's metrics: loss, gradient norm, tokens, seconds per phase."""
+    groups: dict[str, int]
+    """Number of groups by verdict: trained, no_variance, untrainable, stale; and `replayed`, those of earlier steps
+    that were used again."""
+    calls: CallCounts = CallCounts()
+    """Counts of the model calls of its groups; none for steps of an older version."""
+    rollouts: int
+    reward_mean: float | None
+    reward_std: float | None
+    facts: dict[str, float]
+    """Mean of each numeric or boolean fact."""
+    started_at: datetime
+    created_at: datetime
+
+
+class RunAgent(Body):
+    """The calls of one agent in all rollouts of a run: those with equal system prompts and tools."""
+
+    identity: str
+    """16 hex digits: fingerprint of the system prompt, the names of the tools and the header `x-agent-name`."""
+    name: str | None
+    """From the header, from answers that the agent sent back, or from a span around one of its calls."""
+    roles: list[str]
+    """The run's roles that its calls have; several where a role's condition is the requested model."""
+    tools: list[str]
+    """Names of the tools in one of its calls."""
+    calls: int
+    extend_share: float
+    """Share of its calls whose prompt begins with the tokens of an earlier call."""
+    fork_share: float
+    """Share of its calls whose conversation holds an answer that was rewritten, or whose tokens could not be reused."""
+    fresh_share: float
+    """Share of its calls that start a conversation."""
+    call_id: str
+    """One of its calls, with its rollout, to look at."""
+    rollout_id: str
+    first_seen_at: datetime
+    last_seen_at: datetime
+
+
+class PolicyVersion(Body):
+    """One version of a run's weights."""
+
+    version: int
+    path: str
+    content_sha256: str
+    size_bytes: int
+    pruned_at: datetime | None
+    created_at: datetime
+
+
+class Series(Body):
+    """One metric over the steps of a run."""
+
+    name: str
+    points: list[tuple[int, float, float]]
+    """Each point: step, seconds since the start of the run's first step, value."""
+
+
+class Metrics(Body):
+    """Time series of a run's metrics."""
+
+    run_id: str
+    names: list[str]
+    """All available metric names."""
+    series: list[Series]
