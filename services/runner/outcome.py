@@ -1,4 +1,4 @@
-"""From the exit of an agent to the outcome of its attempt: exit code, and the last JSON line of stdout."""
+"""From the exit of an agent to the outcome of its attempt: exit code, and the last line of stdout with a reward."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ def outcome_of(ended: Exit, *, stdout_reward: bool = True) -> Outcome:
     facts: dict[str, Any] = {}
     stdout, stderr = (raw.decode(errors="replace") for raw in (ended.stdout, ended.stderr))
     if kind is OutcomeKind.SUCCEEDED and stdout_reward:
-        lines = stdout if ended.reward_lines is None else ended.reward_lines.decode(errors="replace")
         try:
-            reward, facts = last_reward(lines)
+            reward, facts = read_reward(ended.reward_line.decode(errors="replace"))
         except BrokenReward as error:
             kind, detail = OutcomeKind.AGENT_ERROR, str(error)
     return Outcome(kind, reward, facts, ended.exit_code, detail, stdout, stderr)
@@ -57,31 +56,24 @@ def _kind_of(ended: Exit) -> tuple[OutcomeKind, str | None]:
     return OutcomeKind.SUCCEEDED, None
 
 
-def last_reward(stdout: str) -> tuple[float | None, dict[str, Any]]:
-    """The reward and the complete object of the last line that is a JSON object with `reward` or `rewards`.
+def read_reward(line: str) -> tuple[float | None, dict[str, Any]]:
+    """The reward and the complete object of a line with `reward` or `rewards`; an empty line has none.
 
     `reward` is a number; `rewards` an object of numbers, whose sum counts where `reward` is absent.
 
-    Raises: BrokenReward: the line names a reward but is broken JSON, or the reward is no finite number.
+    Raises: BrokenReward: the line is broken JSON, or the reward is no finite number.
     """
-    for line in reversed(stdout.split("\n")):
-        line = line.strip()
-        if not line.startswith("{") or '"reward' not in line:
-            continue
-        if len(line.encode()) > MAX_LINE_BYTES:
-            raise BrokenReward(
-                f"the last line with a reward has more than {MAX_LINE_BYTES} bytes, the most that one may have:"
-                f" {line[:200]}"
-            )
-        try:
-            facts = {name: _shallow(value) for name, value in json.loads(line).items()}
-        except (ValueError, RecursionError) as error:
-            raise BrokenReward(f"the last line with a reward is broken JSON ({error}): {line[:200]}") from error
-        if "reward" in facts:
-            return _number("reward", facts["reward"]), _bounded(facts)
-        if "rewards" in facts:
-            return _sum(facts["rewards"]), _bounded(facts)
-    return None, {}
+    if not line:
+        return None, {}
+    if len(line.encode()) > MAX_LINE_BYTES:
+        raise BrokenReward(f"the last line with a reward has more than {MAX_LINE_BYTES} bytes, its limit: {line[:200]}")
+    try:
+        facts = {name: _shallow(value) for name, value in json.loads(line).items()}
+    except (ValueError, RecursionError) as error:
+        raise BrokenReward(f"the last line with a reward is broken JSON ({error}): {line[:200]}") from error
+    if "reward" in facts:
+        return _number("reward", facts["reward"]), _bounded(facts)
+    return _sum(facts.get("rewards")), _bounded(facts)
 
 
 def _sum(rewards: object) -> float:

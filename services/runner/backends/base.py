@@ -47,7 +47,7 @@ class Exit:
     Args: exit_code: negative for a signal; stdout, stderr: the last `output_bytes` of each; timed_out: the backend
         stopped the agent after `timeout_seconds`; limit_exceeded: says which limit the agent
         exceeded; platform_failure: the reason why the platform or its machine, and not the agent, caused this end;
-        reward_lines: the lines of all of stdout that may hold a reward, in order; None where only its end is known.
+        reward_line: the last line of all of stdout with a reward.
     """
 
     exit_code: int | None
@@ -57,7 +57,7 @@ class Exit:
     timed_out: bool = False
     limit_exceeded: str | None = None
     platform_failure: str | None = None
-    reward_lines: bytes | None = None
+    reward_line: bytes = b""
 
 
 class BackendError(Exception):

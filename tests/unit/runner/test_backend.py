@@ -173,7 +173,7 @@ def _report(**changes: Any) -> Report:
         "stderr": b"err",
         "seconds": 1.0,
         "cpu_exceeded": False,
-        "reward_lines": b"",
+        "reward_line": b"",
         "memory_bytes": None,
         "lacked_memory": False,
     }

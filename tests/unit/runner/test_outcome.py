@@ -8,14 +8,12 @@ from leyden.services.runner.backends.process.output import Output
 from leyden.services.runner.outcome import FACTS_BYTES, outcome_of
 
 
-def ended(stdout: str | bytes = "", **changes: object) -> Exit:
-    values: dict[str, object] = {
-        "exit_code": 0,
-        "stdout": stdout if isinstance(stdout, bytes) else stdout.encode(),
-        "stderr": b"",
-        "seconds": 1.0,
-    }
-    return Exit(**{**values, **changes})  # type: ignore[arg-type]
+def ended(stdout: str | bytes = "", *, chunk_bytes: int = 65536, **changes: object) -> Exit:
+    raw, output = stdout if isinstance(stdout, bytes) else stdout.encode(), Output()
+    for start in range(0, len(raw), chunk_bytes):
+        output.add(raw[start : start + chunk_bytes], 1000)
+    values = {"exit_code": 0, "stdout": output.last(1000), "stderr": b"", "seconds": 1.0}
+    return Exit(**{**values, "reward_line": output.reward_line(), **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -116,29 +114,28 @@ def test_without_stdout_reward_no_line_fails_the_attempt(line: str) -> None:
     assert (outcome.kind, outcome.reward, outcome.detail) == (OutcomeKind.SUCCEEDED, None, None)
 
 
-def read_in_chunks(stdout: bytes, size: int) -> Exit:
-    output = Output()
-    for start in range(0, len(stdout), size):
-        output.add(stdout[start : start + size], 1000)
-    return ended(bytes(output.tail[-1000:]), reward_lines=output.reward_lines())
-
-
 @pytest.mark.parametrize("size", [1, 7, 65536])
 def test_a_reward_counts_however_much_follows_it(size: int) -> None:
     noise = b"x" * 500 + b'\n{"note": "no \\"reward\\" here"}\n'
     after = noise * (3 if size == 1 else 6)
-    found = read_in_chunks(b'{"reward": 0.25}\n{"reward": 0.5}\n' + after, size)
+    found = ended(b'{"reward": 0.25}\n{"reward": 0.5}\n' + after, chunk_bytes=size)
     assert b"0.5" not in found.stdout
     assert outcome_of(found).reward == 0.5
 
 
 def test_a_reward_before_three_megabytes_of_output_counts() -> None:
-    found = read_in_chunks(b'{"reward": 0.5}\n' + b"y" * 3_000_000, 65536)
-    assert outcome_of(found).reward == 0.5
+    assert outcome_of(ended(b'{"reward": 0.5}\n' + b"y" * 3_000_000)).reward == 0.5
+
+
+@pytest.mark.parametrize(
+    "line", ['{"reward_model": "m"}', '{"reward_model": ', '{"at": {"reward": 1}}', '{"note": "\\"rewards\\": 1"}']
+)
+def test_a_reward_counts_however_many_lines_look_like_one(line: str) -> None:
+    assert outcome_of(ended('{"reward": 0.5}\n' + (line + "\n") * 9)).reward == 0.5
 
 
 def test_a_line_with_a_reward_that_is_too_large_is_an_error_of_the_agent() -> None:
     line = b'{"text": "' + b"z" * 1_000_000 + b'", "reward": 1}\n'
-    outcome = outcome_of(read_in_chunks(line, 65536))
+    outcome = outcome_of(ended(line))
     assert outcome.kind is OutcomeKind.AGENT_ERROR
     assert str(outcome.detail).startswith("the last line with a reward has more than 262144 bytes")

@@ -88,7 +88,7 @@ async def test_exit_code_and_output_are_reported(tmp_path: Path) -> None:
         "all_dead": True,
         "stdout": b"out\n",
         "stderr": b"err\n",
-        "reward_lines": b"",
+        "reward_line": b"",
         "memory_bytes": None,
         "cpu_exceeded": False,
         "lacked_memory": report["lacked_memory"],
@@ -97,7 +97,7 @@ async def test_exit_code_and_output_are_reported(tmp_path: Path) -> None:
 
 async def test_a_reward_line_is_reported_however_much_follows_it(tmp_path: Path) -> None:
     report = await run("""print('{"reward": 0.5}'); print('y' * 3_000_000)""", tmp_path)
-    assert report["reward_lines"] == b'{"reward": 0.5}'
+    assert report["reward_line"] == b'{"reward": 0.5}'
     assert b"reward" not in report["stdout"]
 
 

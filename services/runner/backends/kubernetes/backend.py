@@ -191,7 +191,7 @@ class KubernetesBackend:
             seconds=_seconds(pod, datetime.now(UTC)),
             limit_exceeded=pod.evicted_for_limit or (OUT_OF_MEMORY if pod.out_of_memory else None),
             platform_failure=pod.disrupted,
-            reward_lines=None if output is None else output.reward_lines(),
+            reward_line=b"" if output is None else output.reward_line(),
         )
 
     async def _timed_out(self, spec: AttemptSpec, pod: PodStatus) -> Exit:
@@ -202,7 +202,7 @@ class KubernetesBackend:
         return Exit(None, stdout, b"", seconds, timed_out=lost is None, platform_failure=lost)
 
     async def _output(self, spec: AttemptSpec, pod: PodStatus) -> Output | None:
-        """Returns the log's end and its reward lines; None where the pod or its node is gone.
+        """Returns the log's end and its reward line; None where the pod or its node is gone.
 
         A reward before more output than the node keeps (10 MiB by the kubelet's default) is lost.
         """

@@ -68,7 +68,7 @@ if sandbox.TYPE_CHECKING:
         all_dead: bool
         stdout: bytes
         stderr: bytes
-        reward_lines: bytes
+        reward_line: bytes
         seconds: float
         memory_bytes: int | None
         cpu_exceeded: bool
@@ -343,7 +343,7 @@ def supervise(orders: Orders) -> Report:
         "all_dead": all_dead,
         "stdout": outputs[agent.stdout].last(limit),
         "stderr": outputs[agent.stderr].last(limit),
-        "reward_lines": outputs[agent.stdout].reward_lines(),
+        "reward_line": outputs[agent.stdout].reward_line(),
         "seconds": time.monotonic() - started,
         "memory_bytes": agent.exceeded_bytes,
         "cpu_exceeded": agent.exit_code == -SIGKILL and agent.cpu_seconds > cpu_bound - 1,
