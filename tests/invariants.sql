@@ -36,7 +36,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Completed calls whose answer the agent did not use: no later call begins with their tokens, and nobody received
--- them, or a request with the same body that came after the answer is continued.
+-- them, or a request with the same body that came after the answer is continued; or nobody knows, and a later request
+-- with the same body was delivered.
 CREATE OR REPLACE FUNCTION pg_temp.unused_calls(run text) RETURNS TABLE (id text) LANGUAGE sql STABLE AS $$
     WITH call AS (
         SELECT m.id, m.request_id, m.rollout_id, m.attempt, m.sequence, m.request_sha256, f.prompt_ids,
@@ -58,8 +59,9 @@ CREATE OR REPLACE FUNCTION pg_temp.unused_calls(run text) RETURNS TABLE (id text
         FROM candidate c
     )
     SELECT k.id FROM known k WHERE NOT k.continued AND (NOT k.delivered OR EXISTS (
-        SELECT FROM known n WHERE n.rollout_id = k.rollout_id AND n.attempt = k.attempt AND n.continued
-        AND n.request_sha256 = k.request_sha256 AND n.sequence > k.ended))
+        SELECT FROM known n WHERE n.rollout_id = k.rollout_id AND n.attempt = k.attempt
+        AND n.request_sha256 = k.request_sha256 AND (n.continued AND n.sequence > k.ended
+            OR k.delivered IS NULL AND n.delivered AND n.sequence > k.sequence)))
 $$;
 
 \echo question: rollouts that are not terminal
@@ -169,6 +171,15 @@ SELECT c.call_id, c.rollout_id, n.id FROM credits c JOIN model_calls m ON m.run_
 JOIN model_calls n ON n.run_id = m.run_id AND n.rollout_id = m.rollout_id AND n.attempt = m.attempt
     AND n.request_sha256 = m.request_sha256 AND n.sequence > m.sequence + (m.total_seconds * 1e9)::bigint
 WHERE c.run_id = :'run' AND EXISTS (SELECT FROM credits x WHERE x.run_id = n.run_id AND x.parent_call_id = n.id)
+AND NOT EXISTS (SELECT FROM credits x WHERE x.run_id = c.run_id AND x.parent_call_id = c.call_id);
+
+\echo question: answers with credit of unknown delivery whose request was answered again
+SELECT c.call_id, c.rollout_id, n.id FROM credits c JOIN model_calls m ON m.run_id = c.run_id AND m.id = c.call_id
+LEFT JOIN deliveries q ON q.run_id = m.run_id AND q.request_id = m.request_id
+JOIN model_calls n ON n.run_id = m.run_id AND n.rollout_id = m.rollout_id AND n.attempt = m.attempt
+    AND n.request_sha256 = m.request_sha256 AND n.sequence > m.sequence
+JOIN deliveries d ON d.run_id = n.run_id AND d.request_id = n.request_id AND d.delivered
+WHERE c.run_id = :'run' AND q.delivered IS NULL
 AND NOT EXISTS (SELECT FROM credits x WHERE x.run_id = c.run_id AND x.parent_call_id = c.call_id);
 
 \echo question: outcomes that their exit code or their duration belies

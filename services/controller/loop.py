@@ -29,7 +29,7 @@ async def lead(controller: Controller, lock: AdvisoryLock, stop: asyncio.Event) 
 
     Raises: LockLost: another controller may lead; what must end with this one has ended by then
     """
-    await controller.publish_pools()
+    await controller.take_over()
     background = [
         *(asyncio.create_task(fleet.run(), name=f"engines of {pool}") for pool, fleet in controller.fleets.items()),
         asyncio.create_task(prune_forever(controller.settings, controller.database), name="retention"),

@@ -19,6 +19,7 @@ from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database, Session
 from leyden.libs.store.engines import Assignment, Pool, write_assignments, write_pools
 from leyden.libs.store.read.call_counts import runs_that_train_nothing
+from leyden.libs.store.runs import failure_rewards
 from leyden.libs.store.runs.admission import Replacements, admit_groups, find_replacements, solve_rates
 from leyden.libs.store.runs.facts import RunFacts, load_runs, run_configs
 from leyden.libs.store.runs.phases import (
@@ -109,8 +110,8 @@ class Controller:
                 admitted += await self.admit(run, [one for one in active if one.lead_run_id == run.id])
         await self.enqueue(queued, admitted)
 
-    async def publish_pools(self) -> None:
-        """Writes the pools of the settings, which API, gateways and trainers read."""
+    async def take_over(self) -> None:
+        """Writes the pools of the settings, which API, gateways and trainers read, and what an earlier leader left."""
         pools = [
             Pool(
                 name,
@@ -123,6 +124,7 @@ class Controller:
         ]
         async with self.database.session() as session:
             await write_pools(session, pools)
+            await failure_rewards.decide_late(session)
 
     async def settle(self, session: Session) -> tuple[list[Resolution], list[str]]:
         """Ends rollouts whose last attempt ended, and groups whose rollouts all have; returns both."""

@@ -128,11 +128,14 @@ def _used(nodes: Sequence[Node]) -> list[Node]:
     used: list[Node] = []
     continued: set[int] = set()
     repeats: dict[bytes, int] = {}
+    received: dict[bytes, int] = {}
     # Children and later requests come first.
     for node in reversed(nodes):
         call = node.call
         is_continued = id(node) in continued
-        is_repeated = repeats.get(call.request_sha256, call.sequence) > call.ended_at
+        is_repeated = repeats.get(call.request_sha256, call.sequence) > call.ended_at or (
+            call.delivered is None and received.get(call.request_sha256, call.sequence) > call.sequence
+        )
         if not is_continued and (not call.completed or call.delivered is False or is_repeated):
             continue
         used.append(node)
@@ -140,4 +143,6 @@ def _used(nodes: Sequence[Node]) -> list[Node]:
             continued.add(id(node.parent))
         if is_continued and call.request_sha256:
             repeats.setdefault(call.request_sha256, call.sequence)
+        if call.delivered and call.request_sha256:
+            received.setdefault(call.request_sha256, call.sequence)
     return used[::-1]

@@ -82,6 +82,14 @@ BROKEN = [
         " WHERE sequence = (SELECT max(sequence) FROM model_calls)",
     ),
     (
+        "answers with credit of unknown delivery whose request was answered again",
+        "WITH same AS (UPDATE model_calls SET rollout_id = (SELECT min(rollout_id) FROM model_calls),"
+        " request_sha256 = 'x')"
+        f", again AS ({DELIVERED.format(waited=0, delivered='true')}"
+        " AND sequence = (SELECT max(sequence) FROM model_calls))"
+        f" {CREDITED.format(id='id', parent='NULL')} WHERE sequence = (SELECT min(sequence) FROM model_calls)",
+    ),
+    (
         "attempts excused though the platform failed nothing",
         "WITH excused AS (UPDATE rollouts SET excused_attempt = 1) UPDATE model_calls SET queued_seconds = 0",
     ),

@@ -60,17 +60,17 @@ _SIGN_OF_LIFE = text("""
     ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at
 """)
 
-_FORGET = text("DELETE FROM gateways WHERE seen_at < clock_timestamp() - interval '1 day'")
+_FORGET = text("DELETE FROM gateways WHERE name = :gateway OR seen_at < clock_timestamp() - interval '1 day'")
 
-# Whether the controller must wait before it judges attempt a, which has outcome o: a gateway has a request of it whose
-# end it has not written, or may have one that it has not written at all.
+# Whether the controller must wait before it judges attempt a: a gateway has a request of it whose end it has not
+# written, or may have one that it has not written at all.
 UNSETTLED = f"""
     a.finished_at > clock_timestamp() - interval '{PATIENCE_SECONDS} seconds' AND (
         EXISTS (
             SELECT FROM deliveries q JOIN gateways g ON g.name = q.gateway
             WHERE q.rollout_id = a.rollout_id AND q.attempt = a.number AND q.seconds IS NULL
             AND g.seen_at > clock_timestamp() - interval '{GONE_SECONDS} seconds')
-        OR o.kind <> 'succeeded' AND EXISTS (
+        OR EXISTS (
             SELECT FROM gateways g
             WHERE g.seen_at > clock_timestamp() - interval '{GONE_SECONDS} seconds'
             AND g.seen_at < a.finished_at + interval '{2 * BEGIN_SECONDS} seconds'))
@@ -155,10 +155,10 @@ async def write_deliveries(
         )
 
 
-async def forget_gateways(database: Database) -> None:
-    """Deletes the rows of gateways that are gone for a day."""
+async def forget_gateways(database: Database, gateway: str) -> None:
+    """Deletes the rows of a gateway that has written all, and of those that are gone for a day."""
     async with database.session() as session:
-        await session.execute(_FORGET)
+        await session.execute(_FORGET, {"gateway": gateway})
 
 
 def _merged(before: NewDelivery, after: NewDelivery) -> NewDelivery:

@@ -33,12 +33,24 @@ _DECIDE = text("""
     AND g.id = r.group_id AND g.evaluation_id IS NULL
 """)
 
+_LATE = text("""
+    SELECT DISTINCT r.group_id FROM run_status s
+    JOIN rollouts r ON r.run_id = s.run_id AND r.state = 'finished' AND r.reward IS NULL
+    JOIN groups g ON g.id = r.group_id AND g.state = 'complete' AND g.evaluation_id IS NULL
+    WHERE s.phase NOT IN ('completed', 'failed', 'cancelled')
+""")
+
 _TOO_HIGH = text("""
     SELECT (r.config #>> '{sampling,failure_reward}')::double precision AS given, s.smallest_reward AS smallest
     FROM runs r JOIN run_status s ON s.run_id = r.id
     WHERE r.id = :run AND r.config #>> '{sampling,agent_failure}' = 'reward'
     AND (r.config #>> '{sampling,failure_reward}')::double precision > s.smallest_reward
 """)
+
+
+async def decide_late(session: Session) -> None:
+    """Rewards the failures of groups that a controller of an earlier version completed, in runs that are not over."""
+    await decide(session, list(await session.scalars(_LATE)))
 
 
 async def decide(session: Session, groups: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ A request that waits gets its row while it waits. The rows of delivered answers 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import secrets
 import socket
@@ -28,7 +29,7 @@ from leyden.libs.telemetry import RateLimitedLogger, logger
 MAX_ROWS = 1024
 GATHER_SECONDS = 0.1
 """Rows of delivered answers wait so long for company."""
-SIGN_SECONDS = 1.0
+SIGN_SECONDS = 0.5
 """Time between signs of life."""
 IDLE_SECONDS = 600.0
 """A gateway without requests for this long gives no more signs of life."""
@@ -70,7 +71,7 @@ class Deliveries:
         self._writing: set[asyncio.Task[None]] = set()
         self._open: set[Delivery] = set()
         self._losing: dict[Delivery, _Losing] = {}
-        self._ended_at = -IDLE_SECONDS
+        self._ended_at = -math.inf
         self._started_at: float | None = None
 
     def watch(self, row: NewDelivery, arrived_at: float) -> Delivery:
@@ -128,22 +129,27 @@ class Deliveries:
             group.create_task(self._give_signs())
 
     async def drain(self) -> None:
-        """Returns when every row of an ended request is written; for a shutdown, while `run` still runs."""
+        """Writes every row and ends the controller's waiting; for a shutdown, while `run` still runs."""
         self.end_lost()
         self._flush()
         while self._writing:
             await asyncio.wait(self._writing)
+        self._ended_at = -math.inf
+        await self._forget()
 
     async def _give_signs(self) -> None:
         """The controller waits for what a living gateway has not written, and an idle one has nothing to write."""
-        try:
-            await forget_gateways(self._database)
-        except (StoreAway, Refused) as error:
-            limited_log.warning("gateways not forgotten", cause=str(error))
+        await self._forget()
         while True:
             await asyncio.sleep(SIGN_SECONDS)
             if self._open or time.monotonic() < self._ended_at + IDLE_SECONDS:
                 self._submit([])
+
+    async def _forget(self) -> None:
+        try:
+            await forget_gateways(self._database, self._gateway)
+        except (StoreAway, Refused) as error:
+            limited_log.warning("gateways not forgotten", cause=str(error))
 
     def _gather(self, row: NewDelivery) -> None:
         self._gathered.append(row)

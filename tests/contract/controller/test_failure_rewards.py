@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from sqlalchemy import update
+
 from leyden.libs.contracts import ids
 from leyden.libs.store import tables
 from leyden.libs.store.read.results import list_evaluations
@@ -61,6 +63,20 @@ async def test_a_failure_earns_at_most_0_and_rewards_that_were_given_count(scene
     await scene.attempt(silent, kind="succeeded", reward=None)
     await scene.tick()
     assert (await _rewards(scene, run))[2:] == [("succeeded", 0.0), ("no_reward", -2.0)]
+    assert not await _broken(scene, run)
+
+
+async def test_a_new_leader_rewards_the_failures_of_groups_that_an_earlier_version_completed(scene: Scene) -> None:
+    run = await add_run(scene, config=document(groups_per_step=1, max_policy_lag=0))
+    await scene.tick(2)
+    for rollout, kind in zip(await scene.rollouts(run), ("succeeded", "agent_error"), strict=True):
+        await scene.attempt(rollout, kind=kind, reward=-1.0 if kind == "succeeded" else None)
+    await scene.tick()
+    async with scene.database.session() as session:
+        await session.execute(update(tables.Rollout).where(tables.Rollout.reason == "agent_error").values(reward=None))
+    assert await _broken(scene, run)
+    await scene.another_controller().take_over()
+    assert await _rewards(scene, run) == [("succeeded", -1.0), ("agent_error", -1.0)]
     assert not await _broken(scene, run)
 
 

@@ -379,14 +379,17 @@ async def test_an_attempt_is_judged_once_its_requests_have_ended(scene: Scene) -
     assert [(row.state, row.excused_attempt) for row in (await scene.rollouts(run))[:1]] == [("queued", 1)]
 
 
-async def test_a_failure_is_judged_after_every_living_gateway_has_told_its_requests(scene: Scene) -> None:
+@pytest.mark.parametrize(("kind", "reward"), [("agent_error", None), ("succeeded", 1.0)])
+async def test_an_attempt_is_judged_after_every_living_gateway_has_told_its_requests(
+    scene: Scene, kind: str, reward: float | None
+) -> None:
     run = await add_run(scene)
     await scene.tick(2)
     rollout, *_ = await scene.rollouts(run)
     ended_at = datetime.now(UTC) - timedelta(seconds=3)
     times = {"state": "settled", "started_at": ended_at - timedelta(seconds=9), "finished_at": ended_at}
     await builders.add_attempt(scene.database, rollout, **times)
-    await builders.add_outcome(scene.database, rollout, kind="agent_error", reward=None)
+    await builders.add_outcome(scene.database, rollout, kind=kind, reward=reward)
     async with scene.database.session() as session:
         session.add(tables.Gateway(name="late", seen_at=ended_at - timedelta(seconds=1)))
     await scene.tick()
@@ -396,7 +399,7 @@ async def test_a_failure_is_judged_after_every_living_gateway_has_told_its_reque
         assert gateway is not None
         gateway.seen_at = ended_at + timedelta(seconds=1)
     await scene.tick()
-    assert (await scene.rollouts(run))[0].reason == "agent_error"
+    assert (await scene.rollouts(run))[0].reason == kind
 
 
 async def test_a_reward_beside_an_unanswered_call_of_ours_is_tried_again(scene: Scene) -> None:
@@ -495,7 +498,7 @@ async def test_runs_of_different_pools_go_side_by_side(scene: Scene) -> None:
             "small": PoolSettings(engine_urls=frozenset({"http://b"}), model_path=Path("/models/small")),
         }
     )
-    await scene.controller.publish_pools()
+    await scene.controller.take_over()
     await scene.tick(2)
     assert [await scene.phase(run) for run in (large, first)] == [("running", None)] * 2
     assert await scene.phase(second) == ("pending", f"waiting for an engine of pool small: {first.id} has them")
@@ -526,7 +529,7 @@ async def test_pools_that_the_settings_no_longer_name_go_with_their_engines(scen
     async with scene.database.session() as session:
         await write_pools(session, [Pool("default"), Pool("old", "/models/old")])
         session.add_all(tables.Engine(url=f"http://{pool}", pool=pool, state="updating") for pool in ("default", "old"))
-    await scene.controller.publish_pools()
+    await scene.controller.take_over()
     async with scene.database.read() as session:
         assert list(await read_pools(session)) == ["default"]
         assert list(await session.scalars(select(tables.Engine.url))) == ["http://default"]

@@ -198,3 +198,15 @@ async def test_the_calls_of_an_ended_gateway_are_ended(tmp_path, database):
                 await asking
         (row,) = await ended(database, 1)
     assert row.delivered is False
+
+
+async def test_the_controller_waits_for_no_gateway_that_stopped(tmp_path, database):
+    async def names() -> list[str]:
+        async with database.read() as session:
+            return list(await session.scalars(select(tables.Gateway.name)))
+
+    async with scene(tmp_path, database) as stage, stage.client() as client:
+        await client.chat.completions.create(model="m", messages=HI)
+        await ended(database, 1)
+        assert len(await names()) == 1
+    assert await names() == []

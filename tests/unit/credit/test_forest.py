@@ -116,6 +116,16 @@ def test_a_repeat_that_is_continued_replaces_the_equal_requests_before_it() -> N
     assert names(call_forest([first, second, third, after])) == [second.id, third.id, after.id]
 
 
+@pytest.mark.parametrize(("delivered", "kept"), [(None, ["again"]), (True, ["first", "again"])])
+def test_an_answer_of_unknown_delivery_was_not_received_where_its_request_was_answered_again(
+    delivered: bool | None, kept: list[str]
+) -> None:
+    """As after the death of a gateway, whose client tried again at another one."""
+    first = call("first", [1], [5], at=0, seconds=2.0, request_sha256=b"same", delivered=delivered)
+    again = call("again", [1], [6], at=1, request_sha256=b"same", delivered=True)
+    assert names(call_forest([first, again])) == [{"first": first.id, "again": again.id}[name] for name in kept]
+
+
 def test_equal_requests_at_one_time_stay_though_one_of_them_is_continued() -> None:
     """As an agent that samples several answers side by side and goes on with the best."""
     votes = [call(f"v{n}", [1], [5 + n], at=n / 10, seconds=2.0, request_sha256=b"same") for n in range(3)]

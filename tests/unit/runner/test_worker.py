@@ -49,7 +49,7 @@ class Survivors:
     async def run(self, spec: AttemptSpec) -> Exit:
         assert spec.adopted
         self.adopted.append(spec.name)
-        return Exit(0, b'{"reward": 0.5}', b"", 1.0)
+        return Exit(0, b"", b"", 1.0, reward_line=b'{"reward": 0.5}')
 
 
 async def test_attempts_of_a_runner_that_is_gone_are_adopted_and_unwanted_agents_stopped(
