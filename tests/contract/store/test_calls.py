@@ -12,9 +12,9 @@ from sqlalchemy import select
 from leyden.libs.contracts.conversation import Dialect, ToolCall, Turn, turn_json
 from leyden.libs.contracts.states import CallStatus, Continuation
 from leyden.libs.store import tables
-from leyden.libs.store.records.calls import NewCall, completed_calls, write_calls
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.engines import serving_engines
+from leyden.libs.store.records.calls import NewCall, completed_calls, write_calls
 from tests.faults.proxy import FaultProxy, Trouble
 from tests.support import builders
 

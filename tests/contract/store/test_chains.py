@@ -11,8 +11,8 @@ from sqlalchemy import select
 
 from leyden.libs.contracts.conversation import Turn, turn_json
 from leyden.libs.store import tables
-from leyden.libs.store.records.chains import FullCall, MissingParent, full_calls
 from leyden.libs.store.database import Database
+from leyden.libs.store.records.chains import FullCall, MissingParent, full_calls
 from tests.support import builders
 
 
