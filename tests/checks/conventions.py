@@ -1,7 +1,7 @@
-"""Conventions of names and prose that no other linter knows: `python -m tests.checks.conventions`, part of `make lint`.
+"""Conventions that no other linter knows: `python -m tests.checks.conventions`, part of `make lint`.
 
-A name may not contain a retired word, and no sentence of a docstring may begin with a relative pronoun. Migrations
-are a line in the order of their files, which are named after them. Exit status 1 when something is found.
+No sentence of a docstring may begin with a relative pronoun. Migrations are a line in the order of their files, which
+are named after them. Exit status 1 when something is found.
 """
 
 from __future__ import annotations
@@ -18,31 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("services", "libs", "leyden")
 REVISIONS = ("revision", "down_revision")
 
-RETIRED = {
-    **dict.fromkeys(("tell", "tells", "told", "telling"), "parse, report or return"),
-    **dict.fromkeys(("look", "looks", "looked", "looking"), "poll or check"),
-    **dict.fromkeys(("keep", "keeps", "kept"), "retain or run"),
-    **dict.fromkeys(("take", "takes", "taken", "took"), "acquire, consume or apply"),
-    **dict.fromkeys(("held",), "waiting or leased"),
-    **dict.fromkeys(("come", "comes", "coming"), "pending"),
-    **dict.fromkeys(("whole",), "complete or full"),
-    **dict.fromkeys(("known",), "cached"),
-    **dict.fromkeys(("begun", "opened"), "started or prefix"),
-    **dict.fromkeys(("door", "doors"), "endpoint"),
-    **dict.fromkeys(("cell", "cells", "wall", "walls"), "sandbox"),
-    **dict.fromkeys(("tenant", "tenants"), "sandbox user"),
-    **dict.fromkeys(("keeper", "keepers", "nursery"), "supervisor"),
-    **dict.fromkeys(("ledger",), "attempt writer"),
-    **dict.fromkeys(("truth",), "invariants"),
-    **dict.fromkeys(("workplace",), "runner context"),
-    **dict.fromkeys(("elsewhere",), "cache miss"),
-    **dict.fromkeys(("living",), "attempt liveness"),
-    **dict.fromkeys(("barren",), "runs without success"),
-    **dict.fromkeys(("seldom",), "rate limited"),
-    **dict.fromkeys(("armory",), "fault injector"),
-}
-# Words of the field and of the public interface.
-ALLOWED = {"keep_alive", "keepalive", "keep_checkpoints", "KeepAlive", "takewhile"}
 PRONOUNS = re.compile(r"(?:^|[.!?:]\s+|\n\n\s*)(What|Who|Whose|Whom|Of|Where|Which)\b")
 
 
@@ -80,29 +55,8 @@ def _check(path: Path) -> Iterator[str]:
         return
     for node in ast.walk(ast.parse(path.read_text())):
         where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
-        for name in _defined(node):
-            for word in _words(name):
-                if word in RETIRED and name.strip("_") not in ALLOWED:
-                    yield f"{where}: {name}: {word!r} is retired: say {RETIRED[word]}"
         for begin in PRONOUNS.findall(_docstring(node)):
             yield f"{where}: a sentence begins with {begin!r}: begin with the thing that acts"
-
-
-def _defined(node: ast.AST) -> Iterator[str]:
-    """Names of functions, classes and attributes."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield node.name
-    if isinstance(node, ast.ClassDef):
-        for part in node.body:
-            if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
-                yield part.target.id
-    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-        yield node.attr
-
-
-def _words(name: str) -> list[str]:
-    """`_KeptCalls` and `kept_calls` are the words kept and calls."""
-    return [word.lower() for part in name.split("_") for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", part)]
 
 
 def _docstring(node: ast.AST) -> str:
