@@ -42,10 +42,12 @@ class RolloutState(StrEnum):
 
 
 class ShownRolloutState(StrEnum):
-    """A rollout's state for readers: a `queued` one with a live attempt is `running`, computed at each request."""
+    """A rollout's state for readers, computed at each request: a `queued` one with a live attempt is `running`, and one
+    whose counted attempt waits for its grades is `grading`."""
 
     QUEUED = "queued"
     RUNNING = "running"
+    GRADING = "grading"
     FINISHED = "finished"
     EXCLUDED = "excluded"
     CANCELLED = "cancelled"
@@ -68,6 +70,17 @@ class OutcomeKind(StrEnum):
     TIMEOUT = "timeout"
     INFRA_ERROR = "infra_error"
     CANCELLED = "cancelled"
+
+
+class ComponentState(StrEnum):
+    """The state of one component of a rollout's reward (written by grader).
+
+    `not_applicable`: its task has no reference; `failed`: no try gave a number, and that is never a 0.
+    """
+
+    SCORED = "scored"
+    NOT_APPLICABLE = "not_applicable"
+    FAILED = "failed"
 
 
 class Continuation(StrEnum):

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from leyden.libs.contracts.api.body import Body, RequestBody
 from leyden.libs.contracts.conversation import Dialect, Json, Turn
 from leyden.libs.contracts.rewards import RewardValue
-from leyden.libs.contracts.states import Continuation
+from leyden.libs.contracts.states import ComponentState, Continuation
 
 
 class Rollout(Body):
@@ -84,6 +84,27 @@ class Reward(Body):
     created_at: datetime
 
 
+class RewardComponent(Body):
+    """A settled component of a rollout's reward."""
+
+    attempt: int
+    component: str
+    revision: int
+    state: ComponentState
+    """`not_applicable`: the task has no reference; `failed`: no try of the grader gave a number."""
+    weight: float
+    """The factor of the component in the rollout's reward; 0 for a metric."""
+    value: float | None
+    """Before the weight; null unless scored."""
+    extracted: str | None
+    """The answer that the grader found in the output."""
+    explanation: str
+    source: str
+    """`agent`, or the type of the grader."""
+    duration_seconds: float
+    created_at: datetime
+
+
 class RewardRequest(RequestBody):
     """A reward of a person or an outside system; repeating its key changes nothing."""
 
@@ -101,6 +122,8 @@ class RolloutDetail(Rollout):
     task: Json
     attempts: list[Attempt]
     rewards: list[Reward]
+    components: list[RewardComponent] = Field(default_factory=list)
+    """Those of `reward.components` in their order; empty while they are not graded."""
 
 
 class CallCredit(Body):

@@ -164,7 +164,8 @@ class EvaluationResults(Body):
     rollouts: dict[str, int]
     """Number of rollouts by state."""
     pending: int = 0
-    """Finished rollouts whose reward has not come (`runner.stdout_reward: false`). They count in no mean."""
+    """Rollouts whose reward has not come: their components are not graded, or (`runner.stdout_reward: false`) nobody
+    gave one. They count in no mean."""
     complete: bool
     """Whether all rollouts ended and none of them is pending."""
     reward: Statistic | None

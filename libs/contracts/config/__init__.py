@@ -34,6 +34,7 @@ from leyden.libs.contracts.config.credit import (
 from leyden.libs.contracts.config.document import DEFAULT_POOL, PoolName
 from leyden.libs.contracts.config.evaluation import EvaluationPlan
 from leyden.libs.contracts.config.policies import Policy, Role
+from leyden.libs.contracts.config.reward import Component, Reward
 from leyden.libs.contracts.config.run import RunConfig
 from leyden.libs.contracts.config.runners import KubernetesRunner, ProcessRunner, RunnerConfig
 from leyden.libs.contracts.config.sampling import Curriculum, Sampling
@@ -46,6 +47,7 @@ __all__ = [
     "Algorithm",
     "Baseline",
     "Cispo",
+    "Component",
     "Credit",
     "CreditRule",
     "Critic",
@@ -68,6 +70,7 @@ __all__ = [
     "PpoClip",
     "ProcessRunner",
     "Reinforce",
+    "Reward",
     "Role",
     "RunConfig",
     "RunnerConfig",

@@ -9,6 +9,7 @@ from leyden.libs.contracts.config.algorithms import Algorithm
 from leyden.libs.contracts.config.credit import Baseline, Credit, DiscountedCredit
 from leyden.libs.contracts.config.evaluation import MAX_PLANNED_EVALUATIONS, EvaluationPlan
 from leyden.libs.contracts.config.policies import Policy, Role
+from leyden.libs.contracts.config.reward import Reward
 from leyden.libs.contracts.config.runners import RunnerConfig
 from leyden.libs.contracts.config.sampling import Sampling
 from leyden.libs.contracts.config.training import EarlyStopping, Optimizer
@@ -181,3 +182,19 @@ def check_task_file(agent: Agent, runner: RunnerConfig) -> None:
         raise ValueError("agent.task_file: write an absolute path of the pod, such as /app/input.json")
     if runner.type == "process" and ("/" in name or name in {".", ".."}):
         raise ValueError("agent.task_file: write a name in the agent's working folder, such as input.json")
+
+
+def check_reward(reward: Reward | None, runner: RunnerConfig) -> None:
+    """Components say whether the agent rewards itself; the runner's older fields may not contradict them."""
+    if reward is None:
+        return
+    if runner.grant_reward:
+        raise ValueError(
+            "runner.grant_reward lets the agent post rewards, and no component of reward.components takes them: remove"
+            " grant_reward, or reward"
+        )
+    if runner.stdout_reward != reward.has_agents_line:
+        raise ValueError(
+            f"runner.stdout_reward {str(runner.stdout_reward).lower()} contradicts reward.components, which decide"
+            f" whether the agent's reward line counts: remove it, or write {str(reward.has_agents_line).lower()}"
+        )

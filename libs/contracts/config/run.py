@@ -15,6 +15,7 @@ from leyden.libs.contracts.config.credit import Credit
 from leyden.libs.contracts.config.document import DEFAULT_POOL, Document, FolderPath, PoolName, Word
 from leyden.libs.contracts.config.evaluation import EvaluationPlan
 from leyden.libs.contracts.config.policies import Policy, Role
+from leyden.libs.contracts.config.reward import Reward, with_line
 from leyden.libs.contracts.config.runners import ProcessRunner, RunnerConfig
 from leyden.libs.contracts.config.sampling import Sampling
 from leyden.libs.contracts.config.training import Optimizer, Training
@@ -43,6 +44,8 @@ class RunConfig(Document):
     """The roles whose calls train; calls of other roles, or of none, stay context. Null: all calls train."""
     policies: dict[Word, Policy] = Field(default_factory=dict, max_length=20)
     """Further models of the run by name, each for the calls of the roles that name it."""
+    reward: Reward | None = None
+    """The components of a rollout's reward. Null: the agent's reward line, and all that is given beside it."""
     sampling: Sampling = Field(default_factory=Sampling)
     credit: Credit = Field(default_factory=Credit)
     algorithm: Algorithm = Field(default_factory=PpoClip)
@@ -61,6 +64,8 @@ class RunConfig(Document):
         document = self.model_dump(mode="json")
         if self.sampling.failure_reward is None:
             del document["sampling"]["failure_reward"]
+        if self.reward is None:
+            del document["reward"]
         if self.algorithm.critic is not None:
             # The rule does not act, and the version before takes its own default alone.
             del document["credit"]["rule"]
@@ -69,7 +74,7 @@ class RunConfig(Document):
     @model_validator(mode="before")
     @classmethod
     def _begins_with_its_recipe(cls, document: Any) -> Any:
-        return expanded(document) if isinstance(document, Mapping) else document
+        return with_line(expanded(document)) if isinstance(document, Mapping) else document
 
     @field_validator("recipe")
     @classmethod
@@ -94,6 +99,7 @@ class RunConfig(Document):
         checks.check_agents_files(self.agent, self.runner)
         checks.check_mini_batches(self.algorithm, self.sampling)
         checks.check_task_file(self.agent, self.runner)
+        checks.check_reward(self.reward, self.runner)
         return self
 
     @property

@@ -1,0 +1,148 @@
+"""The built-in graders: each makes a number of what an attempt left behind and of its task.
+
+Texts of the document hold fields in braces: `{output}` is the agent's standard output, `{output.answer}` a field of its
+last line that is a JSON object, `{task.answer}` a field of the task. A text that is one field may hold a list of the
+task: the best of its references counts.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from leyden.libs.contracts.config.document import Document, Word
+
+FIELD = re.compile(r"\{([A-Za-z_]\w*(?:\.[^{}.\x00]+)*)\}")
+"""A field in a text: a root, and names of fields or positions of lists below it."""
+ROOTS = ("output", "task")
+
+
+def _fields_exist(template: str) -> str:
+    for path in FIELD.findall(template):
+        if path.partition(".")[0] not in ROOTS:
+            raise ValueError(f"there is no field {{{path}}}: write {{output}}, {{output.NAME}} or {{task.NAME}}")
+    return template
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"the pattern is no regular expression: {error}") from error
+    return pattern
+
+
+Template = Annotated[str, Field(min_length=1, max_length=10_000), AfterValidator(_fields_exist)]
+"""A text with fields."""
+Pattern = Annotated[str, Field(min_length=1, max_length=1_000), AfterValidator(_compiles)]
+
+
+class _OfText(Document):
+    output: Template = "{output}"
+    """The graded text."""
+
+
+class _Compared(_OfText):
+    reference: Template
+    """The expected answer, such as `{task.answer}`. A task without it makes the component `not_applicable`."""
+
+
+class StringCheck(_Compared):
+    """1 where the text has the relation to the reference, else 0."""
+
+    type: Literal["string_check"]
+    operation: Literal["eq", "ne", "like", "ilike"] = "eq"
+    """`eq` equal, `ne` unequal, `like` contains the reference, `ilike` contains it in any case."""
+    normalise: Literal["none", "case", "squad"] = "none"
+    """Before the comparison: `none` strips spaces at the ends, `case` ignores case too, and `squad` also removes
+    punctuation, articles and repeated spaces."""
+
+
+class TokenF1(_Compared):
+    """The F1 of the words that text and reference share, after SQuAD's normalisation."""
+
+    type: Literal["token_f1"]
+
+
+class Numeric(_Compared):
+    """1 where the last number of the text equals the reference, else 0. Reads `1,234.5`, `$5`, `12 %` (0.12), `-3e-4`
+    and `1/2`."""
+
+    type: Literal["numeric"]
+    tolerance: float = Field(default=1e-6, ge=0)
+    """The largest difference that is equal, as a share of the reference, or absolute for a reference within 1."""
+
+
+class Choice(_Compared):
+    """1 where the last of the options in the text is the reference, else 0. An option stands alone, in any case."""
+
+    type: Literal["choice"]
+    options: list[Word] = Field(min_length=2, max_length=100)
+    """The answers from which the agent chooses, such as A, B, C and D."""
+
+
+class Regex(_OfText):
+    """1 where the pattern is found in the text, else 0. `^` and `$` match at each line."""
+
+    type: Literal["regex"]
+    pattern: Pattern
+    """A regular expression of Python. One that takes too long for a text makes the component `failed`."""
+
+
+class JsonSchema(_OfText):
+    """1 where the text is JSON of the schema, else 0. Without another `output`, the last JSON object counts."""
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(max_length=1_000)
+    """A JSON Schema (draft 2020-12 without `$schema`)."""
+
+
+class Length(_OfText):
+    """1 for a length within the bounds; beyond them it falls, to 0 at no text or at twice the upper bound."""
+
+    type: Literal["length"]
+    unit: Literal["characters", "words"] = "words"
+    at_least: int = Field(default=0, ge=0, le=10**6)
+    at_most: int | None = Field(default=None, ge=1, le=10**6)
+
+    @model_validator(mode="after")
+    def _bounds_leave_room(self) -> Length:
+        if self.at_most is not None and self.at_least > self.at_most:
+            raise ValueError(f"at_least {self.at_least} exceeds at_most {self.at_most}: no text could earn anything")
+        return self
+
+
+class CallBudget(Document):
+    """1 where the attempt made at most so many model calls; beyond them it falls, to 0 at twice the budget."""
+
+    type: Literal["call_budget"]
+    at_most: int = Field(ge=1, le=10**6)
+
+
+class ToolUse(Document):
+    """1 where the model called the tool so often, else 0. The stored answers of the model count, which no agent can
+    forge."""
+
+    type: Literal["tool_use"]
+    tool: Word | None = None
+    """Null: any tool."""
+    at_least: int = Field(default=1, ge=0, le=10**6)
+    at_most: int | None = Field(default=None, ge=0, le=10**6)
+
+    @model_validator(mode="after")
+    def _bounds_leave_room(self) -> ToolUse:
+        if self.at_most is not None and self.at_least > self.at_most:
+            raise ValueError(
+                f"at_least {self.at_least} exceeds at_most {self.at_most}: write at_least 0 for a tool that should not"
+                " be used"
+            )
+        return self
+
+
+Grader = Annotated[
+    StringCheck | TokenF1 | Numeric | Choice | Regex | JsonSchema | Length | CallBudget | ToolUse,
+    Field(discriminator="type"),
+]
+"""A built-in grader, by `type`."""

@@ -1,0 +1,77 @@
+"""The sources of a rollout's reward: named components, and their total."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from leyden.libs.contracts.config.document import Document
+from leyden.libs.contracts.config.graders import Grader
+
+
+class Component(Document):
+    """One number of a rollout, with its source: `from: agent`, or a grader."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    name: Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z_][\w.-]*$")]
+    weight: float = Field(default=1.0, ge=-1e3, le=1e3)
+    """The factor of the component in the total. 0: a metric, which earns nothing and excludes nothing."""
+    source: Literal["agent"] | None = Field(default=None, alias="from")
+    """`agent`: the reward line, which is the agent's last line with `reward`."""
+    grader: Grader | None = None
+    """A grader of the platform, which the agent cannot reach."""
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Component:
+        if (self.source is None) == (self.grader is None):
+            raise ValueError(f"component {self.name!r} needs one source: write from: agent, or grader: {{type: …}}")
+        return self
+
+
+class Reward(Document):
+    """The sum of weighted components is the rollout's reward, known once every component is graded."""
+
+    components: list[Component] = Field(min_length=1, max_length=50)
+    """In the order of screens."""
+    missing: Literal["exclude", "zero", "renormalise"] = "exclude"
+    """A component with a weight that failed after all tries: `exclude` leaves the rollout out of its group and of all
+    means, `zero` lets the component earn 0, `renormalise` scales the others' sum up to the whole weight."""
+
+    @property
+    def has_agents_line(self) -> bool:
+        """Whether a component is the agent's reward line."""
+        return any(one.source == "agent" for one in self.components)
+
+    @property
+    def needs_agents_line(self) -> bool:
+        """Whether an attempt without a reward line has failed."""
+        return any(one.source == "agent" and one.weight for one in self.components)
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Reward:
+        names = [one.name for one in self.components]
+        if double := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"components: {double} name two components each: give each a name of its own")
+        return self
+
+    @model_validator(mode="after")
+    def _something_counts(self) -> Reward:
+        if not any(one.weight for one in self.components):
+            raise ValueError("components: every weight is 0, so that no rollout earns anything: give one a weight")
+        return self
+
+
+def with_line(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a run's document whose runner reads the reward line if a component is `from: agent`, and else does not.
+
+    A value of the document's own stays, for `checks` to compare.
+    """
+    reward, runner = document.get("reward"), document.get("runner", {})
+    components = reward.get("components") if isinstance(reward, Mapping) else None
+    if not isinstance(components, list) or not isinstance(runner, Mapping):
+        return document
+    has_line = any(isinstance(one, Mapping) and one.get("from") == "agent" for one in components)
+    return {**document, "runner": {"stdout_reward": has_line, **runner}}

@@ -1,0 +1,59 @@
+"""The section `reward` of a run's document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from leyden.libs.contracts.config import RunConfig
+
+F1 = {"type": "token_f1", "output": "{output.answer}", "reference": "{task.answer}"}
+
+
+def run_config(components: list[dict[str, Any]], **parts: Any) -> RunConfig:
+    document = {"name": "n", "dataset": "d", "agent": {"command": ["x"]}, "reward": {"components": components}}
+    return RunConfig.model_validate({**document, **parts})
+
+
+def test_components_decide_whether_the_reward_line_counts() -> None:
+    graded = run_config([{"name": "answer", "grader": F1}])
+    assert graded.runner.stdout_reward is False
+    both = run_config([{"name": "answer", "grader": F1}, {"name": "outcome", "from": "agent"}])
+    assert both.runner.stdout_reward is True
+    for config in (graded, both):
+        assert RunConfig.stored(config.storable()) == config
+
+
+def test_a_run_without_components_is_stored_as_before() -> None:
+    config = RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}})
+    assert "reward" not in config.storable()
+
+
+@pytest.mark.parametrize(
+    ("components", "parts", "words"),
+    [
+        ([], {}, "reward.components"),
+        ([{"name": "answer"}], {}, "needs one source: write from: agent, or grader"),
+        ([{"name": "answer", "from": "agent", "grader": F1}], {}, "needs one source"),
+        ([{"name": "a", "from": "agent"}, {"name": "a", "grader": F1}], {}, "['a'] name two components each"),
+        ([{"name": "a", "from": "agent", "weight": 0.0}], {}, "every weight is 0"),
+        ([{"name": "a", "from": "feedback"}], {}, "Input should be 'agent'"),
+        ([{"name": "a b", "from": "agent"}], {}, "reward.components.0.name"),
+        ([{"name": "a", "grader": {"type": "judge"}}], {}, "reward.components.0.grader"),
+        ([{"name": "a", "grader": {**F1, "reference": "{taks.answer}"}}], {}, "there is no field {taks.answer}"),
+        ([{"name": "a", "grader": {"type": "regex", "pattern": "("}}], {}, "no regular expression"),
+        ([{"name": "a", "grader": {"type": "length", "at_least": 3, "at_most": 2}}], {}, "exceeds at_most 2"),
+        ([{"name": "a", "grader": {"type": "tool_use", "at_most": 0}}], {}, "write at_least 0"),
+        ([{"name": "a", "from": "agent"}], {"runner": {"grant_reward": True}}, "remove grant_reward"),
+        ([{"name": "a", "grader": F1}], {"runner": {"stdout_reward": True}}, "remove it, or write false"),
+        ([{"name": "a", "from": "agent"}], {"runner": {"stdout_reward": False}}, "remove it, or write true"),
+    ],
+)
+def test_wrong_components_are_refused_with_the_remedy(
+    components: list[dict[str, Any]], parts: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        run_config(components, **parts)
+    assert words in str(caught.value)
