@@ -1,0 +1,68 @@
+"""Applies a grader to the facts of an attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from leyden.libs.contracts.config import Component
+from leyden.libs.contracts.states import ComponentState
+from leyden.libs.grading import calls, numbers, structures, words
+from leyden.libs.grading.facts import AttemptFacts, MissingField, Scored
+
+MAX_SHOWN = 500
+"""Characters of an extracted answer and of an explanation."""
+
+
+@dataclass(frozen=True)
+class Grade:
+    """One component of a rollout's reward.
+
+    Args: value: null unless scored; extracted: the answer that the grader found in the output; explanation: for people
+    """
+
+    state: ComponentState
+    value: float | None = None
+    extracted: str | None = None
+    explanation: str = ""
+
+
+_GRADERS: dict[str, Callable[[Any, AttemptFacts], Scored]] = {
+    "string_check": words.string_check,
+    "token_f1": words.token_f1,
+    "choice": words.choice,
+    "regex": words.regex,
+    "length": words.length,
+    "numeric": numbers.numeric,
+    "json_schema": structures.json_schema,
+    "call_budget": calls.call_budget,
+    "tool_use": calls.tool_use,
+}
+
+
+def grade(component: Component, facts: AttemptFacts) -> Grade:
+    """Returns the component's grade.
+
+    An output without the field that a grader reads earns 0: otherwise an agent could escape a grader by silence.
+    """
+    if component.grader is None:
+        return _of_agents_line(facts)
+    try:
+        value, extracted, explanation = _GRADERS[component.grader.type](component.grader, facts)
+    except MissingField as error:
+        if error.path.startswith("task"):
+            return Grade(ComponentState.NOT_APPLICABLE, explanation=_cut(str(error)))
+        return Grade(ComponentState.SCORED, 0.0, None, _cut(str(error)))
+    shown = None if extracted is None else _cut(extracted)
+    return Grade(ComponentState.SCORED, value, shown, _cut(explanation))
+
+
+def _of_agents_line(facts: AttemptFacts) -> Grade:
+    if facts.line_reward is None:
+        return Grade(ComponentState.NOT_APPLICABLE, explanation="the agent printed no reward")
+    return Grade(ComponentState.SCORED, facts.line_reward, f"{facts.line_reward:g}", "the agent's reward line")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"

@@ -1,0 +1,47 @@
+"""The grader of numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from leyden.libs.contracts.config import graders
+from leyden.libs.grading.facts import AttemptFacts, Scored, text_of, texts_of
+
+# Each repetition is bounded: a text of digits takes linear time.
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+−]?[$€£]?(?P<number>\d{1,3}(?:,\d{3}){1,10}(?:\.\d{1,300})?|\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})"
+    r"(?P<exponent>[eE][-+]?\d{1,3})?(?:\s?/\s?(?P<below>\d{1,300}))?(?P<percent>\s?%)?"
+)
+
+
+def last_number(text: str) -> tuple[str, float] | None:
+    """Returns the last number in the text, as it is written and as it counts.
+
+    >>> last_number("3 of 4 are $1,234.50"), last_number("about 12 %"), last_number("-1/2")
+    (('$1,234.50', 1234.5), ('12 %', 0.12), ('-1/2', -0.5))
+    """
+    found = None
+    for match in _NUMBER.finditer(text):
+        found = match
+    if found is None:
+        return None
+    value = float(found["number"].replace(",", "") + (found["exponent"] or ""))
+    if found["below"] is not None:
+        value = value / float(found["below"]) if float(found["below"]) else math.nan
+    value *= 0.01 if found["percent"] else 1.0
+    return found[0].strip(), -value if found[0][0] in "-−" else value
+
+
+def numeric(grader: graders.Numeric, facts: AttemptFacts) -> Scored:
+    """Equal to any of the references."""
+    references, text = texts_of(grader.reference, facts), text_of(grader.output, facts)
+    expected = [found[1] for one in references if (found := last_number(one)) is not None]
+    if not expected:
+        raise ValueError(f"the reference {references[0]!r} has no number")
+    found = last_number(text)
+    if found is None:
+        return 0.0, None, "no number stands in the output"
+    shown, value = found
+    is_equal = any(abs(value - one) <= grader.tolerance * max(1.0, abs(one)) for one in expected)
+    return float(is_equal), shown, f"{value:g} {'equals' if is_equal else 'is not'} {expected[0]:g}"

@@ -1,0 +1,183 @@
+"""Built-in graders: worked numbers, the answer that counted, and the words of a failure."""
+
+from __future__ import annotations
+
+import doctest
+import time
+from typing import Any
+
+import pytest
+
+from leyden.libs.contracts.config import Component
+from leyden.libs.contracts.states import ComponentState
+from leyden.libs.grading import numbers, words
+from leyden.libs.grading.facts import AttemptFacts
+from leyden.libs.grading.grade import Grade, grade
+
+
+def graded(
+    text: str = "", task: dict[str, Any] | None = None, calls: int = 0, tools: tuple[str, ...] = (), **grader: Any
+) -> Grade:
+    component = Component.model_validate({"name": "one", "grader": grader})
+    return grade(component, AttemptFacts(task or {}, text, None, calls, tools))
+
+
+def value(text: str, task: dict[str, Any] | None = None, **grader: Any) -> float | None:
+    return graded(text, task, **grader).value
+
+
+@pytest.mark.parametrize("module", [words, numbers])
+def test_the_worked_values_of_docstrings_hold(module: Any) -> None:
+    assert doctest.testmod(module).failed == 0
+
+
+# From the evaluation script of SQuAD 1.1, which divides the shared words by the words of each text.
+@pytest.mark.parametrize(
+    ("output", "reference", "expected"),
+    [
+        ("Paris", "Paris", 1.0),
+        ("The Paris.", "paris", 1.0),
+        ("in Paris, France", "Paris", 2 * (1 / 3) / (1 / 3 + 1)),
+        ("Barack Hussein Obama", "Barack Obama", 0.8),
+        ("to be or not to be", "to be", 2 * 2 / 8),
+        ("London", "Paris", 0.0),
+        ("", "Paris", 0.0),
+        ("the", "a", 1.0),
+    ],
+)
+def test_token_f1_is_squads(output: str, reference: str, expected: float) -> None:
+    found = value(output, {"answer": reference}, type="token_f1", reference="{task.answer}")
+    assert found == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_best_of_several_references_counts() -> None:
+    found = graded("the UK", {"answers": ["Britain", "UK"]}, type="token_f1", reference="{task.answers}")
+    assert (found.value, found.extracted, found.explanation) == (1.0, "the UK", "F1 1 with 'UK'")
+
+
+def test_a_field_of_the_last_json_line_is_graded() -> None:
+    output = 'thinking\n{"answer": "no"}\n{"answer": {"city": ["Rome", "Paris"]}}\nbye\n{broken'
+    task = {"answer": "Paris"}
+    grader = {"type": "string_check", "reference": "{task.answer}"}
+    assert value(output, task, output="{output.answer.city.1}", **grader) == 1.0
+    missing = graded(output, task, output="{output.answer.country}", **grader)
+    assert missing == Grade(
+        ComponentState.SCORED, 0.0, None, "output.answer.country: output.answer.country does not exist, or is null"
+    )
+    none = graded("no json", task, output="{output.answer}", **grader)
+    assert (none.value, none.explanation) == (0.0, "output.answer: no line of the output is a JSON object")
+
+
+@pytest.mark.parametrize("task", [{}, {"answer": None}, {"answer": []}])
+def test_a_task_without_a_reference_is_not_applicable_and_never_0(task: dict[str, Any]) -> None:
+    found = graded("Paris", task, type="token_f1", reference="{task.answer}")
+    assert (found.state, found.value) == (ComponentState.NOT_APPLICABLE, None)
+    assert found.explanation.startswith("task.answer: ")
+
+
+@pytest.mark.parametrize(
+    ("operation", "normalise", "expected"),
+    [
+        ("eq", "none", 0.0),
+        ("eq", "case", 0.0),
+        ("eq", "squad", 1.0),
+        ("ne", "none", 1.0),
+        ("ne", "squad", 0.0),
+        ("like", "none", 0.0),
+        ("ilike", "none", 1.0),
+    ],
+)
+def test_string_check(operation: str, normalise: str, expected: float) -> None:
+    found = value("The Paris!", {}, type="string_check", operation=operation, normalise=normalise, reference="paris")
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("output", "reference", "expected"),
+    [
+        ("so it is 1,234.5 in sum", "1234.5", 1.0),
+        ("2 + 2 = 4.", "4", 1.0),
+        ("5 apples", "4", 0.0),
+        ("12 %", "0.12", 1.0),
+        ("−3e-4", "-0.0003", 1.0),
+        ("1/3", "0.3333333", 1.0),
+        ("1/0", "1", 0.0),
+        ("version v2", "2", 0.0),
+        ("none", "4", 0.0),
+    ],
+)
+def test_numeric_reads_the_last_number(output: str, reference: str, expected: float) -> None:
+    assert value(output, {}, type="numeric", reference=reference) == expected
+
+
+def test_numeric_tolerance_is_a_share_of_the_reference() -> None:
+    assert value("101", {}, type="numeric", reference="100", tolerance=0.02) == 1.0
+    assert value("103", {}, type="numeric", reference="100", tolerance=0.02) == 0.0
+
+
+def test_choice_takes_the_last_option_that_stands_alone() -> None:
+    grader = {"type": "choice", "options": ["A", "B", "C"], "reference": "{task.key}"}
+    found = graded("A bad idea? No: (b)", {"key": "B"}, **grader)
+    assert (found.value, found.extracted) == (1.0, "b")
+    assert value("Because", {"key": "B"}, **grader) == 0.0
+
+
+def test_regex_matches_at_each_line() -> None:
+    found = graded("hm\nanswer: 4\nbye", type="regex", pattern="^answer: .+$")
+    assert (found.value, found.extracted) == (1.0, "answer: 4")
+    assert value("the answer: 4", type="regex", pattern="^answer: .+$") == 0.0
+
+
+def test_json_schema_reads_the_last_object() -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    assert value('well\n{"n": 3}', type="json_schema", json_schema=schema) == 1.0
+    wrong = graded('{"n": "x"}', type="json_schema", json_schema=schema)
+    assert (wrong.value, wrong.explanation) == (0.0, 'at /n: "x" is not of type "integer"')
+    assert value("no json", type="json_schema", json_schema=schema) == 0.0
+
+
+@pytest.mark.parametrize(("words_", "expected"), [(0, 0.0), (1, 0.5), (2, 1.0), (4, 1.0), (6, 0.5), (9, 0.0)])
+def test_length_falls_beyond_its_bounds(words_: int, expected: float) -> None:
+    assert value("word " * words_, type="length", at_least=2, at_most=4) == expected
+
+
+@pytest.mark.parametrize(("calls", "expected"), [(0, 1.0), (4, 1.0), (6, 0.5), (8, 0.0), (20, 0.0)])
+def test_call_budget_falls_to_0_at_twice_the_budget(calls: int, expected: float) -> None:
+    assert graded(calls=calls, type="call_budget", at_most=4).value == expected
+
+
+def test_tool_use_counts_the_models_tool_calls() -> None:
+    tools = ("search", "search", "add")
+    assert graded(tools=tools, type="tool_use", tool="search").value == 1.0
+    assert graded(tools=tools, type="tool_use", tool="search", at_most=1).value == 0.0
+    assert graded(tools=tools, type="tool_use", tool="sub", at_least=0, at_most=0).value == 1.0
+    assert graded(tools=tools, type="tool_use", at_least=3).explanation == "3 calls of any tool"
+
+
+def test_the_reward_line_is_a_component() -> None:
+    component = Component.model_validate({"name": "outcome", "from": "agent"})
+    assert grade(component, AttemptFacts({}, "", 0.25)).value == 0.25
+
+
+@pytest.mark.parametrize(
+    "grader",
+    [
+        {"type": "token_f1", "reference": "a b c"},
+        {"type": "string_check", "reference": "a", "normalise": "squad"},
+        {"type": "numeric", "reference": "1"},
+        {"type": "choice", "reference": "A", "options": ["A", "B"]},
+        {"type": "length"},
+        {"type": "json_schema", "json_schema": {"type": "object"}},
+    ],
+)
+@pytest.mark.parametrize("piece", ["7", "1,", "{", "A ", '{"a": ', "ab 1/2 "])
+def test_a_megabyte_is_graded_in_linear_time(grader: dict[str, Any], piece: str) -> None:
+    output = piece * (3_000_000 // len(piece))
+    began = time.process_time()
+    graded(output, **grader)
+    assert time.process_time() - began < 5
+
+
+def test_a_long_explanation_is_cut() -> None:
+    found = graded("x" * 10_000, {"a": "y" * 10_000}, type="token_f1", reference="{task.a}")
+    assert len(found.explanation) == len(found.extracted or "") == 500
