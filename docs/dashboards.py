@@ -20,7 +20,7 @@ PROMETHEUS = {"type": "prometheus", "uid": "${prometheus}"}
 RUN = "run_id = ${run:sqlstring}"
 PLACES = {"namespace": "namespace", "release": "app_kubernetes_io_instance"}
 """Pickers of panels from Prometheus, and the labels that they choose; outside Kubernetes no series has them."""
-METRIC = re.compile(r"\b((?:collector|controller|credit|gateway|leyden|process|runner|trainer)_\w+|up)\b(\{)?")
+METRIC = re.compile(r"\b((?:collector|controller|credit|gateway|grader|leyden|process|runner|trainer)_\w+|up)\b(\{)?")
 
 
 def source_variable(name: str, kind: str) -> Json:

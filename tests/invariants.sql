@@ -105,6 +105,7 @@ WHERE run_id = :'run' AND kind <> 'succeeded' AND reward IS NOT NULL;
 SELECT r.id, r.reason, r.reward, o.kind, o.reward AS printed
 FROM rollouts r JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = r.attempt JOIN runs u ON u.id = r.run_id
 WHERE r.run_id = :'run' AND r.state = 'finished' AND NOT coalesce(CASE
+    WHEN r.reason = 'succeeded' AND u.config -> 'reward' IS NOT NULL THEN o.kind = 'succeeded'
     WHEN r.reason = 'succeeded' THEN o.kind = 'succeeded' AND r.reward = coalesce(o.reward, 0) AND (
         o.reward IS NOT NULL
         OR u.config #>> '{runner,stdout_reward}' = 'false'
@@ -115,6 +116,32 @@ WHERE r.run_id = :'run' AND r.state = 'finished' AND NOT coalesce(CASE
         AND r.reward IS NOT DISTINCT FROM coalesce((u.config #>> '{sampling,failure_reward}')::double precision, r.reward)
         AND CASE r.reason WHEN 'no_reward' THEN o.kind = 'succeeded' AND o.reward IS NULL ELSE o.kind = r.reason END
     END, false);
+
+\echo question: rewards that are not the settled total of their components
+SELECT r.id, r.reward, d.total, d.reason, c.components, c.total AS summed FROM rollouts r
+JOIN runs u ON u.id = r.run_id
+LEFT JOIN gradings d ON d.rollout_id = r.id AND d.attempt = coalesce(r.attempt, r.grading_attempt)
+CROSS JOIN LATERAL (
+    SELECT count(*) AS components, coalesce(sum(weight * value), 0) AS total,
+           coalesce(bool_or(state = 'failed' AND weight <> 0), false) AS has_failed
+    FROM rollout_rewards w WHERE w.rollout_id = d.rollout_id AND w.attempt = d.attempt) AS c
+WHERE r.run_id = :'run' AND u.config -> 'reward' IS NOT NULL AND (
+    r.state = 'finished' AND r.reason = 'succeeded' AND NOT coalesce(
+        d.settled_at <= r.finished_at AND r.reward = d.total
+        AND c.components = jsonb_array_length(u.config #> '{reward,components}')
+        AND (c.has_failed AND u.config #>> '{reward,missing}' = 'renormalise' OR abs(d.total - c.total) < 1e-9)
+        AND NOT (c.has_failed AND u.config #>> '{reward,missing}' = 'exclude'), false)
+    OR r.state = 'excluded' AND r.reason = 'ungraded' AND NOT coalesce(d.settled_at IS NOT NULL AND d.total IS NULL, false)
+    OR EXISTS (SELECT FROM rewards w WHERE w.rollout_id = r.id)
+    OR EXISTS (SELECT FROM external_rewards x WHERE x.rollout_id = r.id));
+
+\echo question: credit over other rewards than the settled totals
+SELECT c.group_id, c.reward_mean, earned.reward FROM group_credits c JOIN runs u ON u.id = c.run_id
+CROSS JOIN LATERAL (
+    SELECT avg(r.reward) AS reward FROM rollouts r
+    WHERE r.group_id = c.group_id AND r.state = 'finished' AND NOT r.greedy) AS earned
+WHERE c.run_id = :'run' AND c.verdict = 'credited' AND u.config -> 'reward' IS NOT NULL
+AND abs(c.reward_mean - earned.reward) > 1e-9;
 
 \echo question: failures without a number in the document that earned more than an attempt of their group, or less than all
 WITH earned AS (

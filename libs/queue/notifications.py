@@ -36,6 +36,7 @@ class Topic(StrEnum):
     """The kinds of rows that may have changed."""
 
     OUTCOMES = "outcomes"
+    GRADINGS = "gradings"
     GROUPS = "groups"
     SAMPLES = "samples"
     VERSIONS = "versions"

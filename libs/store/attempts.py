@@ -19,7 +19,8 @@ class AttemptKey(NamedTuple):
 
 ROLLOUT_STATE = """(CASE WHEN rollouts.state = 'queued' AND EXISTS (
     SELECT FROM attempts WHERE attempts.rollout_id = rollouts.id AND attempts.state IN ('leased', 'running')
-) THEN 'running' ELSE rollouts.state END)"""
+) THEN 'running' WHEN rollouts.state = 'queued' AND rollouts.grading_attempt > rollouts.excused_attempt THEN 'grading'
+ELSE rollouts.state END)"""
 """SQL over `rollouts`: a `ShownRolloutState`."""
 
 # The same condition as that of a heartbeat: an overdue lease may still be renewed and settled.

@@ -1,4 +1,7 @@
-"""A rollout's reward, for every reader: its outcome's plus all that was given to it or to one of its calls."""
+"""A rollout's reward, for every reader: its own plus all that was given to it or to one of its calls.
+
+Its own is the settled total of its components where the run names some, and then nobody else can give it any.
+"""
 
 # An evaluation's failures have no reward of their own: at every moment all versions are measured by one number.
 REWARD = """(coalesce(rollouts.reward, (

@@ -39,6 +39,7 @@ from leyden.libs.contracts.states import (
     RUN_TRANSITIONS,
     AttemptState,
     CallStatus,
+    ComponentState,
     ConsumptionVerdict,
     EngineState,
     GroupState,
@@ -300,6 +301,9 @@ class Rollout(Base):
         server_default="0",
         comment="The last attempt that ended by a failure of the platform: the rollout may run again.",
     )
+    grading_attempt: Mapped[int | None] = mapped_column(
+        comment="The last attempt that is to be graded before it counts; null where its run has no components."
+    )
     trace_parent: Mapped[str | None] = mapped_column(comment="W3C trace context of the admission.")
     created_at: Mapped[datetime] = _created()
     finished_at: Mapped[datetime | None] = mapped_column(comment="The time of the end.")
@@ -307,6 +311,11 @@ class Rollout(Base):
         _one_of("state", RolloutState),
         UniqueConstraint("group_id", "sibling"),
         Index("ix_rollouts_queued", "run_id", "created_at", postgresql_where="state = 'queued'"),
+        Index(
+            "ix_rollouts_grading",
+            "created_at",
+            postgresql_where="state = 'queued' AND grading_attempt > excused_attempt",
+        ),
         Index("ix_rollouts_uncounted", "run_id", postgresql_where="state IN ('excluded', 'cancelled')"),
         Index(None, "run_id", "created_at", "id"),
     )
@@ -649,6 +658,61 @@ class Reward(Base):
     )
     created_at: Mapped[datetime] = _created()
     __table_args__ = (CheckConstraint("value > '-Infinity' AND value < 'Infinity'", name="value_finite"),)
+
+
+class Grading(Base):
+    """Writer: grader. The grading of an attempt that is to count: a lease until it is settled, then its total."""
+
+    __tablename__ = "gradings"
+    rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"), primary_key=True, comment="The rollout.")
+    attempt: Mapped[int] = mapped_column(primary_key=True, comment="The graded attempt.")
+    run_id: Mapped[str] = mapped_column(comment="Run of the rollout.")
+    tries: Mapped[int] = mapped_column(comment="The number of leases so far.")
+    lease_id: Mapped[str] = mapped_column(unique=True, comment="Fences the lease: settling must name it.")
+    owner: Mapped[str] = mapped_column(comment="The grader with the lease.")
+    lease_expires_at: Mapped[datetime] = mapped_column(
+        comment="Another grader may lease it from then on: the end of the lease, or of the pause after a failed try."
+    )
+    settled_at: Mapped[datetime | None] = mapped_column(comment="Null while it is not graded.")
+    total: Mapped[float | None] = mapped_column(
+        comment="The reward of the rollout by its components; null until settled, and where it has none."
+    )
+    reason: Mapped[str | None] = mapped_column(comment="Why a settled one has no total: the rollout is excluded.")
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (
+        CheckConstraint("total > '-Infinity' AND total < 'Infinity'", name="total_finite"),
+        CheckConstraint("settled_at IS NULL OR (total IS NULL) = (reason IS NOT NULL)", name="settled_has_total"),
+        Index(None, "run_id"),
+    )
+
+
+class RolloutReward(Base):
+    """Writer: grader. A component of a rollout's reward, in one transaction with the total of its grading."""
+
+    __tablename__ = "rollout_rewards"
+    rollout_id: Mapped[str] = mapped_column(primary_key=True, comment="The rollout.")
+    attempt: Mapped[int] = mapped_column(primary_key=True, comment="The graded attempt.")
+    component: Mapped[str] = mapped_column(primary_key=True, comment="Its name in reward.components.")
+    revision: Mapped[int] = mapped_column(primary_key=True, server_default="1", comment="Grows with every regrade.")
+    run_id: Mapped[str] = mapped_column(comment="Run of the rollout.")
+    position: Mapped[int] = mapped_column(comment="Its place in reward.components, from 0.")
+    state: Mapped[str] = mapped_column(
+        comment="scored, not_applicable (its task has no reference) or failed (no try gave a number)."
+    )
+    weight: Mapped[float] = mapped_column(comment="Its factor in the total.")
+    value: Mapped[float | None] = mapped_column(comment="Before the weight; null unless scored.")
+    extracted: Mapped[str | None] = mapped_column(comment="The answer that the grader found in the output.")
+    explanation: Mapped[str] = mapped_column(comment="For people.")
+    source: Mapped[str] = mapped_column(comment="agent, or the type of the grader.")
+    duration_seconds: Mapped[float] = mapped_column(comment="The time that the grader took.")
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (
+        _one_of("state", ComponentState),
+        CheckConstraint("value > '-Infinity' AND value < 'Infinity'", name="value_finite"),
+        CheckConstraint("(value IS NOT NULL) = (state = 'scored')", name="scored_has_value"),
+        ForeignKeyConstraint(["rollout_id", "attempt"], ["gradings.rollout_id", "gradings.attempt"]),
+        Index(None, "run_id"),
+    )
 
 
 class GroupCredit(Base):

@@ -35,6 +35,7 @@ from leyden.libs.store.runs.phases import (
 from leyden.libs.store.runs.rollouts import (
     QueuedRollout,
     Resolution,
+    await_grades,
     complete_groups,
     ended_attempts,
     excuse_attempts,
@@ -84,7 +85,7 @@ class Controller:
         One transaction does all the reading, so an idle tick costs a few milliseconds.
         """
         async with self.database.session() as session:
-            resolutions, complete = await self.settle(session)
+            resolutions, ungraded, complete = await self.settle(session)
             if complete:
                 fault_point("controller.groups_completed")
             expired = await self.expire_leases(session)
@@ -92,7 +93,7 @@ class Controller:
             queued = await queued_rollouts(session)
         if complete:
             fault_point("controller.committed")
-        await self._report(resolutions, complete, moved)
+        await self._report(resolutions, ungraded, complete, moved)
         await self.notifications.publish_ended(
             None if any(one.phase is RunPhase.CANCELLED for one in moved) else expired
         )
@@ -126,22 +127,27 @@ class Controller:
             await write_pools(session, pools)
             await failure_rewards.decide_late(session)
 
-    async def settle(self, session: Session) -> tuple[list[Resolution], list[str]]:
-        """Ends rollouts whose last attempt ended, and groups whose rollouts all have; returns both."""
+    async def settle(self, session: Session) -> tuple[list[Resolution], list[str], list[str]]:
+        """Ends rollouts whose last attempt ended, hands those with components to the graders, and ends groups whose
+        rollouts all have ended; returns all three."""
         ended = await ended_attempts(session)
         if not ended:
-            return [], []
+            return [], [], []
         configs = await run_configs(session, {one.run_id for one in ended})
         resolved = [settling.resolve(one, configs[one.run_id]) for one in ended]
-        resolutions = [one for one in resolved if one is not None]
+        resolutions = [one for one in resolved if isinstance(one, Resolution)]
         await resolve_rollouts(session, resolutions)
-        again = [one for one, resolution in zip(ended, resolved, strict=True) if resolution is None]
-        await excuse_attempts(session, {one.rollout_id: one.attempt for one in again})
+        attempts: dict[settling.Next, dict[str, int]] = {one: {} for one in settling.Next}
+        for one, resolution in zip(ended, resolved, strict=True):
+            if isinstance(resolution, settling.Next):
+                attempts[resolution][one.rollout_id] = one.attempt
+        await excuse_attempts(session, attempts[settling.Next.AGAIN])
+        await await_grades(session, attempts[settling.Next.GRADE])
         complete = await complete_groups(session)
         if complete:
             failing = await runs_without_success(session, self.settings.groups_without_success)
             await _fail(session, {run: f"no rollout succeeds: {cause}" for run, cause in failing.items()})
-        return resolutions, complete
+        return resolutions, list(attempts[settling.Next.GRADE]), complete
 
     async def expire_leases(self, session: Session) -> list[AttemptKey]:
         """Ends leases that nobody renews; the next tick settles their rollouts."""
@@ -239,14 +245,20 @@ class Controller:
         trouble = self.fleets[run.config.pool].trouble(run.id)
         return None if trouble is None else f"no engine serves: {trouble}"
 
-    async def _report(self, resolutions: Sequence[Resolution], complete: Sequence[str], moved: Sequence[Phase]) -> None:
+    async def _report(
+        self,
+        resolutions: Sequence[Resolution],
+        ungraded: Sequence[str],
+        complete: Sequence[str],
+        moved: Sequence[Phase],
+    ) -> None:
         """Counts, logs and notifies, after the commit."""
         for resolution in resolutions:
             ROLLOUTS_ENDED.labels(resolution.state, resolution.reason).inc()
         for one in moved:
             log.info("run moved", run_id=one.run_id, phase=one.phase, reason=one.reason)
-        topics = [topic for topic, changed in ((Topic.GROUPS, complete), (Topic.RUNS, moved)) if changed]
-        if topics:
+        changes = ((Topic.GRADINGS, ungraded), (Topic.GROUPS, complete), (Topic.RUNS, moved))
+        if topics := [topic for topic, changed in changes if changed]:
             await self.notifications.notify(*topics)
 
     async def set_engine_target(self, run: RunFacts, lead: RunFacts) -> None:

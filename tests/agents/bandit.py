@@ -5,7 +5,7 @@ BANDIT_LOG names a file of JSON lines to which it adds that it will ask, before 
 it does anything else with it: the agents' own word for what they got. It tells the collector of the answer by a span,
 and adds that the collector took it. BANDIT_TOKENS is the length of an answer; where BANDIT_TOOL_SECONDS is named, it
 pulls, waits as long as a tool would take, and pulls again; the rollouts of group 0 ask again and again until the file
-BANDIT_GATE exists, where one is named.
+BANDIT_GATE exists, where one is named. Where BANDIT_SILENT is named it prints its answer, and no reward.
 """
 
 import json
@@ -73,4 +73,8 @@ gate = os.environ.get("BANDIT_GATE")
 while gate and ROLLOUT.split(".")[1] == "0" and not os.path.exists(gate):
     answer = pull()
 text = answer["choices"][0]["message"]["content"] or "\0"
-print(json.dumps({"reward": float(ord(text[0]) % 2), "odd": ord(text[0]) % 2 == 1}))
+is_odd = ord(text[0]) % 2 == 1
+if os.environ.get("BANDIT_SILENT"):
+    print(json.dumps({"answer": "odd" if is_odd else "even"}))
+else:
+    print(json.dumps({"reward": float(is_odd), "odd": is_odd}))

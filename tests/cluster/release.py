@@ -17,7 +17,7 @@ Found = TypeVar("Found")
 
 NAME, NAMESPACE, ROLLOUTS = "leyden", "leyden", "leyden-rollouts"
 CHART = ROOT / "helm" / "leyden"
-SERVICES = ("api", "controller", "runner", "gateway", "collector", "credit")
+SERVICES = ("api", "controller", "runner", "gateway", "collector", "credit", "grader")
 HERE = Path(__file__).parent
 
 

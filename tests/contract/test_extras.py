@@ -10,7 +10,7 @@ import grimp
 import pytest
 from packaging.requirements import Requirement
 
-SERVICES = ("api", "collector", "controller", "credit", "engine", "gateway", "runner", "trainer")
+SERVICES = ("api", "collector", "controller", "credit", "engine", "gateway", "grader", "runner", "trainer")
 GRAPH = grimp.build_graph("leyden", include_external_packages=True)
 
 

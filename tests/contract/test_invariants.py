@@ -49,6 +49,15 @@ BROKEN = [
         "UPDATE rollouts SET reason = ''",
     ),
     (
+        "rewards that are not the settled total of their components",
+        """UPDATE runs SET config = config || '{"reward": {"components": [{}]}}'""",
+    ),
+    (
+        "credit over other rewards than the settled totals",
+        """WITH with_components AS (UPDATE runs SET config = config || '{"reward": {"components": [{}]}}')
+           UPDATE group_credits SET reward_mean = 0.25""",
+    ),
+    (
         "failures without a number in the document that earned more than an attempt of their group, or less than all",
         "UPDATE rollouts SET reason = 'agent_error', reward = 1 WHERE id LIKE '%.1'",
     ),

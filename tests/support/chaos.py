@@ -19,7 +19,7 @@ from leyden.libs.cli.local.platform import Platform
 from leyden.libs.faults import FaultInjector
 from tests.support.shared import ROOT
 
-SERVICES = ("gateway", "runner", "collector", "credit", "controller", "api", "engine", "trainer")
+SERVICES = ("gateway", "runner", "collector", "credit", "grader", "controller", "api", "engine", "trainer")
 SERVERS = {"postgres": "postgres/data/postmaster.pid", "redis": "redis/redis.pid"}
 VICTIMS = (*SERVICES, *SERVERS)
 ENDED = frozenset({"completed", "failed", "cancelled"})

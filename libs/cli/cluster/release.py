@@ -15,7 +15,9 @@ COMPONENT = "app.kubernetes.io/component"
 RUN = "leyden.dev/run"
 ADMIN_VARIABLE = "API_ADMIN_TOKEN"
 API_PORT = 8000
-LASTING = frozenset({"api", "controller", "runner", "gateway", "collector", "credit", "engine", "postgres", "redis"})
+LASTING = frozenset(
+    {"api", "controller", "runner", "gateway", "collector", "credit", "grader", "engine", "postgres", "redis"}
+)
 """Components whose pods must always be ready, with the runners of the warm pool and further pools of engines."""
 API = "/apis/apps/v1{}/deployments?labelSelector=" + quote(f"app.kubernetes.io/name=leyden,{COMPONENT}=api")
 

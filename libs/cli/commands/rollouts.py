@@ -26,7 +26,7 @@ from leyden.libs.cli.view.output import (
 from leyden.libs.cli.view.report import answer_text, last_question, tool_spans, unmatched_spans
 from leyden.libs.cli.view.token_text import TokenText, find_tokenizer
 from leyden.libs.client import Client
-from leyden.libs.contracts.api.rollouts import Attempt, Call, RolloutDetail, Span
+from leyden.libs.contracts.api.rollouts import Attempt, Call, RewardComponent, RolloutDetail, Span
 
 TAIL_LINES, TAIL_CHARACTERS = 10, 2000
 DELIVERED = {True: "yes", False: "no: its client had left", None: "unknown"}
@@ -137,10 +137,17 @@ def _of_rollout(rollout: RolloutDetail) -> Iterator[Part]:
             if one.outcome and one.outcome.detail
         ),
         *((f"reward {reward.name}", f"{reward.value:+.3g} from {reward.source}") for reward in rollout.rewards),
+        *((f"reward {one.component}", _component(one)) for one in rollout.components),
     )
     outcome = next((a.outcome for a in rollout.attempts if a.number == rollout.attempt and a.outcome), None)
     if outcome is not None:
         yield facts(("facts", outcome.facts))
+
+
+def _component(one: RewardComponent) -> str:
+    value = one.state if one.value is None else f"{one.value:+.4g} × {one.weight:g}"
+    answer = "" if one.extracted is None else f"; answer {one.extracted!r}"
+    return f"{value} from {one.source}: {one.explanation}{answer}"
 
 
 def _attempt(attempt: Attempt) -> str:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from leyden.libs.cli.local.record import PlatformRecord
 
-SERVICES = ("engine", "api", "credit", "gateway", "controller", "collector", "runner")
+SERVICES = ("engine", "api", "credit", "gateway", "controller", "collector", "runner", "grader")
 """In the order of starts: the engine takes longest."""
 
 WITHOUT_STORE = frozenset({"engine"})
@@ -28,7 +28,7 @@ PORTS = {"engine": 30000, "api": 8000, "gateway": 8001, "collector": 8003}
 INTERNAL_PORTS = {name: 8010 + number for number, name in enumerate(SERVICES)}
 """Preferred ports of health and metrics."""
 
-STOP_ORDER = (("runner",), ("controller",), ("credit", "gateway", "collector", "api"), ("engine",))
+STOP_ORDER = (("runner",), ("controller",), ("credit", "grader", "gateway", "collector", "api"), ("engine",))
 """Services that create work stop before the services that handle it."""
 
 STORE_VARIABLES = ("LEYDEN_DATABASE_", "LEYDEN_REDIS_", "LEYDEN_CAPABILITY_", "LEYDEN_TOKEN", "API_ADMIN_")

@@ -12,6 +12,7 @@ from sqlalchemy import select, text
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.runs import Evaluation, EvaluationResults, Fact, Metrics, Series, Step
 from leyden.libs.contracts.call_counts import CallCounts
+from leyden.libs.contracts.states import ShownRolloutState
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession
@@ -52,8 +53,10 @@ _EVALUATION_FACTS = text(f"""
     GROUP BY evaluation_id, name, is_text, text
 """)  # noqa: S608  # constants alone
 
-# A success of a run whose rewards come from outside has 0 until one comes: unknown, not zero.
-_UNGRADED = """(runs.config #>> '{runner,stdout_reward}' = 'false' AND rollouts.state = 'finished'
+# A success of a run whose rewards come from outside has 0 until one comes: unknown, not zero. Components of a run are
+# settled before a rollout finishes.
+_UNGRADED = """(runs.config -> 'reward' IS NULL
+    AND runs.config #>> '{runner,stdout_reward}' = 'false' AND rollouts.state = 'finished'
     AND EXISTS (SELECT FROM outcomes o WHERE o.rollout_id = rollouts.id AND o.attempt = rollouts.attempt
                 AND o.kind = 'succeeded' AND o.reward IS NULL)
     AND NOT EXISTS (SELECT FROM rewards w WHERE w.rollout_id = rollouts.id AND w.attempt = rollouts.attempt)
@@ -146,6 +149,8 @@ _ROLE_RETURNS = text("""
 
 Record = Mapping[Any, Any]
 
+_OPEN = (ShownRolloutState.QUEUED, ShownRolloutState.RUNNING, ShownRolloutState.GRADING)
+
 
 async def list_evaluations(session: ReadSession, run_id: str, *, cursor: str | None, limit: int) -> Page[Evaluation]:
     """Evaluations of a run by number, with results."""
@@ -174,8 +179,8 @@ async def _with_results(session: ReadSession, rows: Sequence[tables.Evaluation])
 
 def _evaluation(row: tables.Evaluation, states: Sequence[Record], facts: Sequence[Record], expected: int) -> Evaluation:
     counts = {record["state"]: record["rollouts"] for record in states}
-    terminal = sum(count for state, count in counts.items() if state not in ("queued", "running"))
-    ungraded = sum(record["ungraded"] for record in states)
+    terminal = sum(count for state, count in counts.items() if state not in _OPEN)
+    ungraded = sum(record["ungraded"] for record in states) + counts.get(ShownRolloutState.GRADING, 0)
     finished = next((record for record in states if record["state"] == "finished" and record["count"]), None)
     return Evaluation(
         id=row.id,

@@ -16,6 +16,7 @@ from leyden.libs.contracts.api.rollouts import (
     CallCredit,
     Outcome,
     Reward,
+    RewardComponent,
     RewardRequest,
     Rollout,
     RolloutDetail,
@@ -78,7 +79,7 @@ async def list_rollouts(
         (rollout.run_id, run_id),
         (rollout.group_id, group_id),
         # Why: the column has an index; the computed state has none.
-        (rollout.state, "queued" if state == ShownRolloutState.RUNNING else state),
+        (rollout.state, "queued" if state in (ShownRolloutState.RUNNING, ShownRolloutState.GRADING) else state),
         (_STATE, state),
         (tables.StepGroup.step, step),
         (group.admitted_version, version),
@@ -132,7 +133,14 @@ async def get_rollout(session: ReadSession, rollout_id: str) -> RolloutDetail:
         task=task.payload if task else {},
         attempts=await _attempts(session, rollout_id),
         rewards=await list_rewards(session, rollout_id),
+        components=await _components(session, rollout_id),
     )
+
+
+async def _components(session: ReadSession, rollout_id: str) -> list[RewardComponent]:
+    table = tables.RolloutReward
+    query = select(table).where(table.rollout_id == rollout_id).order_by(table.attempt, table.position, table.revision)
+    return [RewardComponent.model_validate(row, from_attributes=True) for row in await session.scalars(query)]
 
 
 async def check_rollout(session: ReadSession, rollout_id: str) -> None:
@@ -215,8 +223,14 @@ async def add_external_reward(
         if RewardRequest.model_validate(existing, from_attributes=True) != request:
             raise RewardConflict(f"key {request.key!r} was used for another reward of this rollout: send a new key")
         return _external(existing), False
-    if await session.scalar(select(tables.Run.intent).where(tables.Run.id == found.run_id)) in _ABANDONED:
-        raise RewardConflict(f"run {found.run_id} was cancelled, so a reward for its rollouts counts nowhere")
+    run = await session.get_one(tables.Run, found.run_id)
+    if run.intent in _ABANDONED:
+        raise RewardConflict(f"run {run.id} was cancelled, so a reward for its rollouts counts nowhere")
+    if run.config.get("reward") is not None:
+        raise RewardConflict(
+            f"run {run.id} names its rewards in reward.components, and none of them comes from outside: give rewards to"
+            " rollouts of a run without reward"
+        )
     attempt = None if request.call_id is None else await _attempt_of(session, found, request.call_id)
     # Credit locks the group while it computes: this waits for it, and credit passes over a group that is locked here.
     await session.execute(select(tables.Group.id).where(tables.Group.id == found.group_id).with_for_update(read=True))

@@ -14,7 +14,7 @@ from leyden.libs.contracts.untrainable import UNKNOWN, remedy_of
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.call_counts import of_steps
-from leyden.libs.store.runs import failure_rewards
+from leyden.libs.store.runs import failure_rewards, grading
 from leyden.libs.store.runs.trainer_ends import trainer_ends
 
 ATTEMPTS = 100
@@ -55,6 +55,7 @@ async def run_warnings(session: ReadSession, run_id: str) -> list[str]:
     rows = await session.execute(_NEWEST, {"run_id": run_id, "attempts": ATTEMPTS})
     attempts = warnings_of([dict(row) for row in rows.mappings()])
     attempts += await failure_rewards.warnings(session, run_id)
+    attempts += await grading.warnings(session, run_id)
     return [*await _idle_step(session, run_id), *attempts, *[one async for one in _of_steps(session, run_id)]]
 
 

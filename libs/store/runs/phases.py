@@ -93,9 +93,10 @@ _WITHOUT_SUCCESS = text("""
     ) g
     JOIN rollouts r ON r.group_id = g.id
     LEFT JOIN LATERAL (
-        SELECT concat_ws(': ', coalesce(nullif(r.reason, 'succeeded'), o.kind), o.detail,
+        SELECT concat_ws(': ', coalesce(nullif(r.reason, 'succeeded'), o.kind), d.reason, o.detail,
                          nullif(right(o.stderr_tail, 500), '')) AS detail
-        FROM outcomes o WHERE o.rollout_id = r.id ORDER BY o.attempt DESC LIMIT 1
+        FROM outcomes o LEFT JOIN gradings d ON d.rollout_id = o.rollout_id AND d.attempt = o.attempt
+        WHERE o.rollout_id = r.id ORDER BY o.attempt DESC LIMIT 1
     ) latest ON true
     WHERE s.phase = 'running'
     GROUP BY s.run_id, needed.groups

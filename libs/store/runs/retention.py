@@ -60,7 +60,17 @@ _DELETE_ROWS = [
         *(
             (table, "run_id = :run")
             for table in (
-                *("deliveries", "rewards", "outcomes", "attempts", "group_credits", "step_replays", "step_groups"),
+                *(
+                    "rollout_rewards",
+                    "gradings",
+                    "deliveries",
+                    "rewards",
+                    "outcomes",
+                    "attempts",
+                    "group_credits",
+                    "step_replays",
+                    "step_groups",
+                ),
                 *("step_samples", "steps", "rollouts", "groups", "evaluations", "policy_versions"),
             )
         ),

@@ -32,7 +32,7 @@ class AttemptFacts:
     `failures` counts the rollout's attempts without the cancelled ones. `seconds` is the run time of the attempt.
     `call_failed` is true when the gateway gave up on a model call and no later try of it made up for that.
     `waited_seconds`, `lost_seconds`, `unanswered_seconds` and `answered_seconds` are those of
-    `leyden.libs.store.records.deliveries.WAITS`.
+    `leyden.libs.store.records.deliveries.WAITS`. `total` is that of a settled grading, None where it has none.
     """
 
     rollout_id: str
@@ -49,6 +49,8 @@ class AttemptFacts:
     answered_seconds: float = 0.0
     call_failed: bool = False
     is_evaluation: bool = False
+    is_graded: bool = False
+    total: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,22 +84,31 @@ _ENDED = text(f"""
            coalesce(extract(epoch FROM a.finished_at - a.started_at), 0)::double precision AS seconds,
            coalesce(w.waited, 0) AS waited, coalesce(w.lost, 0) AS lost, coalesce(w.unanswered, 0) AS unanswered,
            coalesce(w.answered, 0) AS answered,
-           coalesce(c.failed, false) AS call_failed, g.evaluation_id IS NOT NULL AS is_evaluation
+           coalesce(c.failed, false) AS call_failed, g.evaluation_id IS NOT NULL AS is_evaluation,
+           d.rollout_id IS NOT NULL AS is_graded, d.total
     FROM rollouts r
     JOIN groups g ON g.id = r.group_id
     CROSS JOIN LATERAL (SELECT * FROM attempts WHERE rollout_id = r.id ORDER BY number DESC LIMIT 1) a
     LEFT JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = a.number
+    LEFT JOIN gradings d ON d.rollout_id = r.id AND d.attempt = a.number AND d.settled_at IS NOT NULL
     LEFT JOIN LATERAL ({WAITS}) AS w ON o.kind IN ('agent_error', 'timeout', 'succeeded')
     LEFT JOIN LATERAL (
         SELECT {_CALL_FAILED} AS failed FROM model_calls m
         WHERE m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = a.number AND m.choice = 0
     ) AS c ON o.kind IN ('agent_error', 'timeout', 'succeeded')
     WHERE r.state = 'queued' AND a.state IN ('settled', 'expired') AND a.number > r.excused_attempt
+    AND (r.grading_attempt IS DISTINCT FROM a.number OR d.rollout_id IS NOT NULL)
     AND NOT (o.kind IN ('agent_error', 'timeout', 'succeeded') AND ({UNSETTLED}))
 """)  # noqa: S608  # constants alone
 
 _EXCUSE = text("""
     UPDATE rollouts r SET excused_attempt = v.attempt
+    FROM unnest(CAST(:ids AS text[]), CAST(:attempts AS integer[])) AS v (id, attempt)
+    WHERE r.id = v.id AND r.state = 'queued'
+""")
+
+_GRADE = text("""
+    UPDATE rollouts r SET grading_attempt = v.attempt
     FROM unnest(CAST(:ids AS text[]), CAST(:attempts AS integer[])) AS v (id, attempt)
     WHERE r.id = v.id AND r.state = 'queued'
 """)
@@ -150,6 +161,8 @@ async def ended_attempts(session: ReadSession) -> list[AttemptFacts]:
             answered_seconds=row.answered,
             call_failed=row.call_failed,
             is_evaluation=row.is_evaluation,
+            is_graded=row.is_graded,
+            total=row.total,
         )
         for row in await session.execute(_ENDED)
     ]
@@ -175,6 +188,15 @@ async def excuse_attempts(session: Session, attempts: Mapping[str, int]) -> None
     """
     if attempts:
         await session.execute(_EXCUSE, {"ids": list(attempts), "attempts": list(attempts.values())})
+
+
+async def await_grades(session: Session, attempts: Mapping[str, int]) -> None:
+    """Hands attempts that are to count to the graders. Idempotency key: rollout and attempt.
+
+    Args: attempts: numbers by rollout
+    """
+    if attempts:
+        await session.execute(_GRADE, {"ids": list(attempts), "attempts": list(attempts.values())})
 
 
 async def complete_groups(session: Session) -> list[str]:

@@ -8,6 +8,9 @@ Infrastructure failures and lost leases run again up to `sampling.max_attempts` 
 become a reward. The same holds for failures after the gateway gave up a model call, and for rewards of agents that
 caught such an error and never got an answer (unless `sampling.failed_call` accepts them).
 
+An attempt that succeeded is graded before it counts if the run names components: its reward is the settled total, and
+one without a total is excluded, since a grader that failed is no 0.
+
 It holds for waits, too, whatever ended the attempt. An attempt that failed, or that has no reward, waited for the
 platform for more than a fifth of its time, or got no answer to its last request. An attempt with a reward lost requests
 in that way: no answer came, not even to a later try.
@@ -15,11 +18,14 @@ in that way: no answer came, not even to a later try.
 
 from __future__ import annotations
 
+from enum import Enum
+
 from leyden.libs.contracts.config import RunConfig, Sampling
 from leyden.libs.contracts.states import OutcomeKind, RolloutState
 from leyden.libs.store.runs.rollouts import AttemptFacts, Resolution
 
 NO_REWARD = "no_reward"
+UNGRADED = "ungraded"
 LEASE_LOST = "lease_lost"
 CALL_FAILED = "call_failed"
 HELD = "held"
@@ -33,22 +39,37 @@ UNANSWERED_SECONDS = 1.0
 """A last request without an answer counts when it waited for so long: an engine in good health answers before."""
 
 
-def resolve(ended: AttemptFacts, config: RunConfig) -> Resolution | None:
-    """Returns the end of the rollout; None when it runs again."""
+class Next(Enum):
+    """Steps of a rollout that has not ended: it runs again, or its attempt is graded."""
+
+    AGAIN = "again"
+    GRADE = "grade"
+
+
+def resolve(ended: AttemptFacts, config: RunConfig) -> Resolution | Next:
+    """Returns the end of the rollout, or its next step."""
     sampling = config.sampling
     failure = _platform_failure(ended, config)
     if failure is not None:
         if ended.failures < sampling.max_attempts:
-            return None
+            return Next.AGAIN
         return Resolution(ended.rollout_id, RolloutState.EXCLUDED, None, None, failure)
     if ended.kind is not OutcomeKind.SUCCEEDED:
         return _failed(ended, str(ended.kind), sampling)
     if not _has_reward(ended, config):
         return _failed(ended, NO_REWARD, sampling)
-    return _finished(ended, ended.reward or 0.0, OutcomeKind.SUCCEEDED)
+    if config.reward is None:
+        return _finished(ended, ended.reward or 0.0, OutcomeKind.SUCCEEDED)
+    if not ended.is_graded:
+        return Next.GRADE
+    if ended.total is None:
+        return Resolution(ended.rollout_id, RolloutState.EXCLUDED, None, None, UNGRADED)
+    return _finished(ended, ended.total, OutcomeKind.SUCCEEDED)
 
 
 def _has_reward(ended: AttemptFacts, config: RunConfig) -> bool:
+    if config.reward is not None:
+        return ended.reward is not None or not config.reward.needs_agents_line
     # An agent that may not print its reward starts from 0: others give it.
     return ended.reward is not None or ended.has_explicit_reward or not config.runner.stdout_reward
 

@@ -14,6 +14,7 @@ from leyden.services.controller.settings import Settings as ControllerSettings
 from leyden.services.credit.settings import Settings as CreditSettings
 from leyden.services.engine.settings import Settings as EngineSettings
 from leyden.services.gateway.settings import Settings as GatewaySettings
+from leyden.services.grader.settings import Settings as GraderSettings
 from leyden.services.runner.settings import Settings as RunnerSettings
 from leyden.services.trainer.settings import Settings as TrainerSettings
 from tests.contract.chart.chart import (
@@ -33,7 +34,8 @@ GIVEN = {"mine", "database", "redis-address", "leyden-tls", "models", "registry"
 SETTINGS = {
     "api": ApiSettings, "controller": ControllerSettings, "runner": RunnerSettings, "gateway": GatewaySettings,
     "warm-runner": RunnerSettings,
-    "collector": CollectorSettings, "credit": CreditSettings, "engine": EngineSettings, "trainer": TrainerSettings,
+    "collector": CollectorSettings, "credit": CreditSettings, "grader": GraderSettings,
+    "engine": EngineSettings, "trainer": TrainerSettings,
 }  # fmt: skip
 # Of SGLang's start script.
 OTHERS = {"ENGINE_TENSOR_PARALLEL"}

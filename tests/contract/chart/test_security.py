@@ -28,7 +28,7 @@ RIGHTS = {
         ("roles", "get", f"{FULLNAME}-runner"),
     },
 }
-COMPONENTS = {"api", "controller", "runner", "gateway", "collector", "credit", "engine", "postgres", "redis"}
+COMPONENTS = {"api", "controller", "runner", "gateway", "collector", "credit", "grader", "engine", "postgres", "redis"}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -13,7 +13,7 @@ from tests.contract.chart.chart import CHART, ROOT, template
 
 CONFIG = yaml.safe_load((ROOT / "skaffold.yaml").read_text())
 PROFILES = {profile["name"]: profile for profile in CONFIG["profiles"]}
-SERVICES = {"api", "controller", "runner", "gateway", "collector", "credit"}
+SERVICES = {"api", "controller", "runner", "gateway", "collector", "credit", "grader"}
 ENDINGS = {"registry": "IMAGE_DOMAIN", "repository": "IMAGE_REPO_NO_DOMAIN", "tag": "IMAGE_TAG"}
 
 

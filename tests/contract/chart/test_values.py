@@ -29,7 +29,7 @@ SECRETS = {
     "redis": {"password": FIXED},
 }
 """A generated secret would differ in each render."""
-SCALED = ("api", "runner", "gateway", "collector", "credit")
+SCALED = ("api", "runner", "gateway", "collector", "credit", "grader")
 EXPOSED = {
     "ingress": {"enabled": True, "host": "x.example"},
     "httpRoute": {"enabled": True, "parentRefs": [{"name": "x"}], "hostnames": ["x.example"]},

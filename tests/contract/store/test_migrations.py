@@ -87,7 +87,7 @@ def test_every_table_and_column_has_a_comment(postgres_dsn: str) -> None:
 
 
 def test_every_table_names_its_one_writer() -> None:
-    writers = ("api", "collector", "controller", "credit", "gateway", "migrations", "runner", "trainer")
+    writers = ("api", "collector", "controller", "credit", "gateway", "grader", "migrations", "runner", "trainer")
     for table in Base.metadata.sorted_tables:
         assert str(table.comment).startswith(tuple(f"Writer: {writer}" for writer in writers)), table.name
 

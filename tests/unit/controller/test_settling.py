@@ -5,7 +5,7 @@ import pytest
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import OutcomeKind, RolloutState
 from leyden.libs.store.runs.rollouts import AttemptFacts, Resolution
-from leyden.services.controller.runs.settling import resolve, retry_seconds
+from leyden.services.controller.runs.settling import Next, resolve, retry_seconds
 
 FINISHED, EXCLUDED = RolloutState.FINISHED, RolloutState.EXCLUDED
 
@@ -76,7 +76,8 @@ def ended(kind: OutcomeKind | None, **changes: object) -> AttemptFacts:
 )
 def test_what_becomes_of_a_rollout(kind: str | None, changes: dict[str, object], resolution: Resolution | None) -> None:
     config = run_config(sampling={"failure_reward": -1.0, "max_attempts": 3})
-    assert resolve(ended(None if kind is None else OutcomeKind(kind), **changes), config) == resolution
+    found = resolve(ended(None if kind is None else OutcomeKind(kind), **changes), config)
+    assert found == (Next.AGAIN if resolution is None else resolution)
 
 
 def test_an_agent_that_may_not_print_its_reward_starts_from_0() -> None:
@@ -112,3 +113,28 @@ def test_a_run_may_accept_a_reward_beside_a_lost_request() -> None:
 
 def test_retries_back_off() -> None:
     assert [retry_seconds(attempt, 0.5) for attempt in (1, 2, 3, 99)] == [0.5, 1.0, 2.0, 60.0]
+
+
+GRADED = [{"name": "answer", "grader": {"type": "length"}}]
+LINE = {"name": "outcome", "from": "agent"}
+
+
+@pytest.mark.parametrize(
+    ("components", "kind", "changes", "expected"),
+    [
+        (GRADED, "succeeded", {}, Next.GRADE),
+        (GRADED, "succeeded", {"is_graded": True, "total": 0.5}, Resolution("r", FINISHED, 2, 0.5, "succeeded")),
+        # No component gave a number: that is no 0.
+        (GRADED, "succeeded", {"is_graded": True}, Resolution("r", EXCLUDED, None, None, "ungraded")),
+        (GRADED, "timeout", {}, Resolution("r", FINISHED, 2, -1.0, "timeout")),
+        (GRADED, "succeeded", {"call_failed": True}, Next.AGAIN),
+        ([LINE, *GRADED], "succeeded", {}, Resolution("r", FINISHED, 2, -1.0, "no_reward")),
+        ([LINE, *GRADED], "succeeded", {"reward": 0.5}, Next.GRADE),
+        ([{**LINE, "weight": 0.0}, *GRADED], "succeeded", {}, Next.GRADE),
+    ],
+)
+def test_an_attempt_with_components_is_graded_before_it_counts(
+    components: list[dict[str, object]], kind: str, changes: dict[str, object], expected: object
+) -> None:
+    config = run_config(sampling={"failure_reward": -1.0}, reward={"components": components})
+    assert resolve(ended(OutcomeKind(kind), **changes), config) == expected

@@ -1,0 +1,233 @@
+"""Gradings: leases of attempts that count once they are graded, fenced by `lease_id`, and their settled rewards.
+
+    attempt to be graded ──lease_gradings──▶ leased ──settle_gradings──▶ settled: a total with its components
+                                 ▲              ├──── no heartbeat ───┐
+                                 └──────────────┴──postpone_grading───┘ another try
+
+All times are the database's clock.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlalchemy import insert, text
+
+from leyden.libs.contracts.config import Reward
+from leyden.libs.faults import fault_point
+from leyden.libs.store import tables
+from leyden.libs.store.database import ReadSession, Session
+
+MAX_OUTPUT = 1_000_000
+"""Characters of an output that a lease carries, from its end."""
+
+PATIENCE_SECONDS = 60.0
+"""An attempt that waits for its grades for longer is worth a warning."""
+
+# The condition of the conflict decides between two graders: a lease that the other one has taken stays.
+_LEASE = text("""
+    WITH due AS (
+        SELECT r.id, r.grading_attempt AS attempt, r.run_id
+        FROM rollouts r LEFT JOIN gradings g ON g.rollout_id = r.id AND g.attempt = r.grading_attempt
+        WHERE r.state = 'queued' AND r.grading_attempt > r.excused_attempt
+        AND (g.rollout_id IS NULL OR g.settled_at IS NULL AND g.lease_expires_at <= clock_timestamp())
+        ORDER BY r.created_at, r.id LIMIT :count
+        FOR NO KEY UPDATE OF r SKIP LOCKED
+    ), numbered AS (
+        SELECT due.*, row_number() OVER (ORDER BY id) AS place FROM due
+    ), leased AS (
+        INSERT INTO gradings AS g (rollout_id, attempt, run_id, tries, lease_id, owner, lease_expires_at)
+        SELECT id, attempt, run_id, 1, (CAST(:lease_ids AS text[]))[place], :owner,
+               clock_timestamp() + make_interval(secs => :seconds)
+        FROM numbered ORDER BY id
+        ON CONFLICT (rollout_id, attempt) DO UPDATE SET
+            tries = g.tries + 1, lease_id = excluded.lease_id, owner = excluded.owner,
+            lease_expires_at = excluded.lease_expires_at
+        WHERE g.settled_at IS NULL AND g.lease_expires_at <= clock_timestamp()
+        RETURNING *
+    )
+    SELECT leased.rollout_id, leased.attempt, leased.run_id, leased.lease_id, leased.tries,
+           u.config -> 'reward' AS reward, t.payload AS task, right(o.stdout_tail, :max_output) AS output,
+           o.reward AS line_reward,
+           (SELECT count(*) FROM model_calls m
+            WHERE m.run_id = leased.run_id AND m.rollout_id = leased.rollout_id AND m.attempt = leased.attempt
+            AND m.choice = 0 AND m.status = 'completed') AS calls,
+           ARRAY(SELECT tool #>> '{}' FROM model_calls m
+                 CROSS JOIN LATERAL jsonb_path_query(m.answer, '$.tool_calls[*].name')
+                     WITH ORDINALITY AS of (tool, place)
+                 WHERE m.run_id = leased.run_id AND m.rollout_id = leased.rollout_id AND m.attempt = leased.attempt
+                 AND m.status = 'completed'
+                 ORDER BY m.sequence, m.choice, of.place) AS tools
+    FROM leased
+    JOIN rollouts r ON r.id = leased.rollout_id
+    JOIN groups g ON g.id = r.group_id
+    JOIN runs u ON u.id = leased.run_id
+    JOIN tasks t ON t.dataset_id = g.dataset_id AND t.number = g.task_number
+    JOIN outcomes o ON o.rollout_id = leased.rollout_id AND o.attempt = leased.attempt
+    ORDER BY r.created_at, r.id
+""")
+
+_HEARTBEAT = text("""
+    UPDATE gradings SET lease_expires_at = clock_timestamp() + make_interval(secs => :seconds)
+    WHERE lease_id = ANY(:lease_ids) AND settled_at IS NULL
+    RETURNING lease_id
+""")
+
+# Every writer of several gradings locks them in the order of their keys, which prevents deadlocks.
+_LOCK = text("""
+    SELECT FROM gradings WHERE lease_id = ANY(:lease_ids) ORDER BY rollout_id, attempt FOR NO KEY UPDATE
+""")
+
+_SETTLE = text("""
+    UPDATE gradings g SET settled_at = clock_timestamp(), total = v.total, reason = v.reason
+    FROM unnest(CAST(:lease_ids AS text[]), CAST(:totals AS double precision[]), CAST(:reasons AS text[]))
+        AS v (lease_id, total, reason)
+    WHERE g.lease_id = v.lease_id AND g.settled_at IS NULL
+    RETURNING g.lease_id
+""")
+
+_WAITING = text("""
+    SELECT count(*) AS attempts,
+           coalesce(extract(epoch FROM max(now() - a.finished_at)), 0)::double precision AS seconds
+    FROM rollouts r JOIN attempts a ON a.rollout_id = r.id AND a.number = r.grading_attempt
+    WHERE r.run_id = :run AND r.state = 'queued' AND r.grading_attempt > r.excused_attempt
+""")
+
+_WITHOUT_TOTAL = text("""
+    SELECT count(*) AS attempts, (array_agg(reason ORDER BY settled_at DESC))[1] AS reason
+    FROM gradings WHERE run_id = :run AND settled_at IS NOT NULL AND total IS NULL
+""")
+
+
+@dataclass(frozen=True)
+class GradingLease:
+    """The right to grade one attempt, with what graders read. `tries` counts its leases, this one included."""
+
+    rollout_id: str
+    attempt: int
+    run_id: str
+    lease_id: str
+    tries: int
+    reward: Reward
+    task: dict[str, Any]
+    output: str
+    line_reward: float | None
+    calls: int
+    tools: tuple[str, ...]
+
+
+class NewComponent(NamedTuple):
+    """One row of `rollout_rewards` without its keys."""
+
+    component: str
+    state: str
+    weight: float
+    value: float | None
+    extracted: str | None
+    explanation: str
+    source: str
+    duration_seconds: float
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The end of a grading: a total, or the reason why there is none, with all components in their order."""
+
+    lease: GradingLease
+    total: float | None
+    reason: str | None
+    components: tuple[NewComponent, ...]
+
+
+async def lease_gradings(session: Session, owner: str, count: int, seconds: float) -> list[GradingLease]:
+    """Leases attempts that wait for their grades, those of the oldest rollouts first.
+
+    Safe to repeat, and for several graders at once: each attempt has one live lease.
+    """
+    names = {"owner": owner, "count": count, "seconds": seconds, "max_output": MAX_OUTPUT}
+    rows = await session.execute(_LEASE, {**names, "lease_ids": [secrets.token_hex(16) for _ in range(count)]})
+    return [
+        GradingLease(
+            rollout_id=row.rollout_id,
+            attempt=row.attempt,
+            run_id=row.run_id,
+            lease_id=row.lease_id,
+            tries=row.tries,
+            reward=Reward.model_validate(row.reward, extra="ignore"),
+            task=row.task,
+            output=row.output,
+            line_reward=row.line_reward,
+            calls=row.calls,
+            tools=tuple(row.tools),
+        )
+        for row in rows
+    ]
+
+
+async def heartbeat_gradings(session: Session, lease_ids: Iterable[str], seconds: float) -> set[str]:
+    """Renews leases; returns the ids of the renewed ones. The others were lost."""
+    names = {"lease_ids": list(lease_ids), "seconds": seconds}
+    return set(await session.scalars(_HEARTBEAT, names)) if names["lease_ids"] else set()
+
+
+async def postpone_grading(session: Session, lease_id: str, seconds: float) -> None:
+    """Ends a lease without a result: the attempt may be leased again after a pause."""
+    await session.execute(_HEARTBEAT, {"lease_ids": [lease_id], "seconds": seconds})
+
+
+async def settle_gradings(session: Session, settled: Sequence[Settled]) -> set[str]:
+    """Writes totals and components; returns the ids of the leases that were live. The others change nothing.
+
+    Idempotency key: the lease id. A repeat after success finds no unsettled grading and writes no second row.
+    """
+    by_id = {one.lease.lease_id: one for one in settled}
+    await session.execute(_LOCK, {"lease_ids": list(by_id)})
+    columns = {
+        "lease_ids": list(by_id),
+        "totals": [one.total for one in by_id.values()],
+        "reasons": [None if one.reason is None else _storable(one.reason) for one in by_id.values()],
+    }
+    live = set(await session.scalars(_SETTLE, columns))
+    fault_point("grader.total_written")
+    rows = [row for lease_id in by_id if lease_id in live for row in _rows(by_id[lease_id])]
+    if rows:
+        await session.execute(insert(tables.RolloutReward), rows)
+    return live
+
+
+async def warnings(session: ReadSession, run_id: str) -> list[str]:
+    """Says that attempts wait for their grades for long, or have none."""
+    waiting = (await session.execute(_WAITING, {"run": run_id})).one()
+    lost = (await session.execute(_WITHOUT_TOTAL, {"run": run_id})).one()
+    found = []
+    if waiting.seconds > PATIENCE_SECONDS:
+        found.append(
+            f"{waiting.attempts} attempts wait for their grades, the longest for {waiting.seconds:.0f} s: does a grader"
+            " run?"
+        )
+    if lost.attempts:
+        found.append(f"{lost.attempts} attempts have no reward and were excluded; the last: {lost.reason}")
+    return found
+
+
+def _rows(settled: Settled) -> list[dict[str, Any]]:
+    lease = settled.lease
+    keys = {"rollout_id": lease.rollout_id, "attempt": lease.attempt, "run_id": lease.run_id}
+    return [
+        {
+            **keys,
+            "position": position,
+            **one._asdict(),
+            "explanation": _storable(one.explanation),
+            "extracted": None if one.extracted is None else _storable(one.extracted),
+        }
+        for position, one in enumerate(settled.components)
+    ]
+
+
+def _storable(words: str) -> str:
+    """The text without characters that Postgres refuses: a grader may show any of an agent's."""
+    return words.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()

@@ -1,0 +1,235 @@
+"""The loop: lease attempts that wait for their grades while there is room, grade them, settle their totals.
+
+Several graders are safe: each attempt has one lease, which its grader renews. The attempts of a grader that dies are
+graded again when their leases end, and its results change nothing, because settling needs the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from leyden.libs.faults import fault_point
+from leyden.libs.grading.facts import AttemptFacts
+from leyden.libs.grading.total import total
+from leyden.libs.queue.notifications import Notifications, Topic
+from leyden.libs.service import Checks
+from leyden.libs.store.database import Database, Refused, StoreAway
+from leyden.libs.store.group_commit import GroupCommit
+from leyden.libs.store.runs.grading import (
+    GradingLease,
+    NewComponent,
+    Settled,
+    heartbeat_gradings,
+    lease_gradings,
+    postpone_grading,
+    settle_gradings,
+)
+from leyden.libs.store.schema import check_schema
+from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, bind, logger
+from leyden.services.grader.pool import Graded, Pool
+from leyden.services.grader.settings import Settings
+
+LEASED = Gauge("grader_attempts_leased", "Attempts that this process grades.")
+SETTLED = Counter(
+    "grader_attempts_settled_total", "Attempts with a settled grading, by whether they have a total.", ["result"]
+)
+COMPONENTS = Counter("grader_components_total", "Components of settled attempts.", ["source", "state"])
+RETRIES = Counter("grader_retries_total", "Attempts that are graded again, because a grader's process ended.")
+SECONDS = Histogram("grader_component_seconds", "Time of one component.", ["source"], buckets=SECONDS_BUCKETS)
+
+MAX_TRIES = 3
+"""Leases of an attempt, after which a component whose process ends has failed."""
+PAUSE_SECONDS = 1.0
+"""Pause after the first failed try; it doubles with each."""
+PER_PROCESS = 32
+"""Leased attempts for each process. Why: they share transactions. With 4 one process
+graded 6,400 attempts a minute, with 32 it grades 20,000."""
+RETRY_SECONDS = 1.0
+GATHER_SECONDS = 0.02
+"""Gradings that end within this time share a lease statement."""
+MAX_SETTLED = 64
+"""Attempts of one transaction."""
+
+log = logger()
+limited_log = RateLimitedLogger(log)
+
+
+async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
+    """Grades until the event is set; it finishes the attempts that it has first."""
+    database = Database(
+        settings.database_url,
+        "leyden-grader",
+        pool_size=settings.database_pool_size,
+        answer_seconds=settings.database_answer_seconds,
+    )
+    notifications = Notifications(settings.redis_url)
+    checks.add("database", database.ping)
+    checks.add("schema", lambda: check_schema(database))
+    pool = Pool(settings.processes, settings.component_seconds)
+    try:
+        await Grader(settings, database, notifications, pool).run(stop)
+    finally:
+        await pool.close()
+        await notifications.close()
+        await database.close()
+
+
+class Grader:
+    """The attempts that one process grades."""
+
+    def __init__(self, settings: Settings, database: Database, notifications: Notifications, pool: Pool) -> None:
+        self._settings = settings
+        self._database = database
+        self._notifications = notifications
+        self._pool = pool
+        self._owner = f"{socket.gethostname()}:{os.getpid()}"
+        self._most = PER_PROCESS * settings.processes
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._commits = GroupCommit[Settled](self._write, max_items=MAX_SETTLED, hold_seconds=settings.lease_seconds)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Works until asked to stop.
+
+        Raises: the error of a loop beside: without renewals or a writer this process is of no use.
+        """
+        beside = [asyncio.create_task(loop) for loop in (self._renew(), self._commits.run())]
+        try:
+            while not stop.is_set():
+                room = self._most - len(self._tasks)
+                leased = await self._lease(room) if room else []
+                for lease in leased:
+                    self._start(lease)
+                await self._wait(stop, beside, is_full=len(leased) == room)
+                for task in beside:
+                    if task.done():
+                        task.result()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        finally:
+            ending = [*self._tasks.values(), *beside]
+            for task in ending:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
+
+    async def _lease(self, count: int) -> list[GradingLease]:
+        try:
+            async with self._database.session() as session:
+                leased = await lease_gradings(session, self._owner, count, self._settings.lease_seconds)
+        except (StoreAway, Refused) as error:
+            limited_log.warning("nothing leased", cause=str(error))
+            await asyncio.sleep(RETRY_SECONDS)
+            return []
+        if leased:
+            fault_point("grader.leased")
+        return leased
+
+    def _start(self, lease: GradingLease) -> None:
+        task = asyncio.create_task(self._grade(lease), name=f"{lease.rollout_id}/{lease.attempt}")
+        self._tasks[lease.lease_id] = task
+        LEASED.set(len(self._tasks))
+        task.add_done_callback(lambda ended: self._ended(lease.lease_id, ended))
+
+    def _ended(self, lease_id: str, task: asyncio.Task[None]) -> None:
+        del self._tasks[lease_id]
+        LEASED.set(len(self._tasks))
+        if not task.cancelled() and task.exception() is not None:
+            log.error("grading broke", attempt=task.get_name(), exc_info=task.exception())
+
+    async def _wait(self, stop: asyncio.Event, beside: Sequence[asyncio.Task[None]], *, is_full: bool) -> None:
+        """Waits for room where there is none, and otherwise for attempts to grade."""
+        stopped = asyncio.create_task(stop.wait())
+        waits: list[asyncio.Task[bool]] = [stopped]
+        if not is_full:
+            seconds = self._settings.poll_seconds
+            waits.append(asyncio.create_task(self._woken(seconds)))
+        try:
+            ended = self._tasks.values() if is_full else ()
+            await asyncio.wait({*waits, *ended, *beside}, return_when=asyncio.FIRST_COMPLETED)
+            if is_full:
+                await asyncio.sleep(GATHER_SECONDS)
+        finally:
+            for task in waits:
+                task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _woken(self, seconds: float) -> bool:
+        await self._notifications.wait(Topic.GRADINGS, timeout_seconds=seconds)
+        return True
+
+    async def _renew(self) -> None:
+        """Renews every lease three times per lease time; an attempt that loses its lease is graded by another."""
+        while True:
+            await asyncio.sleep(self._settings.lease_seconds / 3)
+            held = list(self._tasks)
+            try:
+                async with self._database.session() as session:
+                    renewed = await heartbeat_gradings(session, held, self._settings.lease_seconds)
+            except (StoreAway, Refused) as error:
+                limited_log.warning("leases not renewed", cause=str(error))
+                continue
+            for lease_id in set(held) - renewed:
+                if task := self._tasks.get(lease_id):
+                    task.cancel()
+
+    async def _grade(self, lease: GradingLease) -> None:
+        with bind(run_id=lease.run_id, rollout_id=lease.rollout_id, attempt=lease.attempt):
+            facts = AttemptFacts(lease.task, lease.output, lease.line_reward, lease.calls, lease.tools)
+            graded = await self._pool.grade(lease.reward.components, facts)
+            fault_point("grader.graded")
+            try:
+                if any(one.crashed for one in graded) and lease.tries < MAX_TRIES:
+                    await self._postpone(lease, graded)
+                else:
+                    await self._commits.submit([settled_of(lease, graded)])
+            # The lease ends, and the attempt is graded again.
+            except (StoreAway, Refused) as error:
+                limited_log.warning("grades not written", cause=str(error))
+
+    async def _postpone(self, lease: GradingLease, graded: Sequence[Graded]) -> None:
+        RETRIES.inc()
+        log.warning("grading failed", tries=lease.tries, cause=[one.grade.explanation for one in graded if one.crashed])
+        async with self._database.session() as session:
+            await postpone_grading(session, lease.lease_id, PAUSE_SECONDS * 2 ** (lease.tries - 1))
+
+    async def _write(self, settled: Sequence[Settled], _may_exist: bool) -> None:
+        async with self._database.session() as session:
+            live = await settle_gradings(session, settled)
+        fault_point("grader.settled")
+        for one in settled:
+            if one.lease.lease_id in live:
+                _count(one)
+        await self._notifications.notify(Topic.OUTCOMES)
+
+
+def settled_of(lease: GradingLease, graded: Sequence[Graded]) -> Settled:
+    """Returns the rows of an attempt's grades."""
+    components = lease.reward.components
+    by_name = {one.name: found.grade for one, found in zip(components, graded, strict=True)}
+    found = total(lease.reward, by_name)
+    rows = [
+        NewComponent(
+            component=one.name,
+            state=str(got.grade.state),
+            weight=one.weight,
+            value=got.grade.value,
+            extracted=got.grade.extracted,
+            explanation=got.grade.explanation,
+            source="agent" if one.grader is None else one.grader.type,
+            duration_seconds=got.seconds,
+        )
+        for one, got in zip(components, graded, strict=True)
+    ]
+    return Settled(lease, found.value, found.reason, tuple(rows))
+
+
+def _count(settled: Settled) -> None:
+    SETTLED.labels("none" if settled.total is None else "total").inc()
+    for one in settled.components:
+        COMPONENTS.labels(one.source, one.state).inc()
+        SECONDS.labels(one.source).observe(one.duration_seconds)
+    if settled.total is None:
+        limited_log.warning("attempt without a reward", rollout_id=settled.lease.rollout_id, cause=settled.reason)

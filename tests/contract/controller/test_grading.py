@@ -1,0 +1,167 @@
+"""Rollouts with components: their groups wait for the grades, and every reader has the settled total."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from leyden.libs.contracts.api.rollouts import RewardRequest, RolloutDetail
+from leyden.libs.store import tables
+from leyden.libs.store.read import views
+from leyden.libs.store.read.results import list_evaluations
+from leyden.libs.store.read.runs import get_run
+from leyden.libs.store.runs.grading import NewComponent, Settled, lease_gradings, settle_gradings
+from leyden.libs.store.runs.retention import delete_run
+from tests.contract.controller.test_store import Scene, add_run, document
+from tests.contract.controller.test_store import scene as scene
+from tests.support import builders
+
+COMPONENTS = {"components": [{"name": "words", "weight": 0.5, "grader": {"type": "length"}}]}
+
+
+def graded_document(**changes: Any) -> dict[str, Any]:
+    return {**document(groups_per_step=1, max_policy_lag=0, **changes), "reward": COMPONENTS}
+
+
+async def grade(scene: Scene, count: int, value: float | None) -> list[str]:
+    """What a grader writes; the graded rollouts."""
+    async with scene.database.session() as session:
+        leased = await lease_gradings(session, "test", count, 30.0)
+        total, reason = (None, "words: it hangs") if value is None else (0.5 * value, None)
+        component = NewComponent("words", "failed" if value is None else "scored", 0.5, value, None, "", "length", 0.1)
+        await settle_gradings(session, [Settled(one, total, reason, (component,)) for one in leased])
+        return [one.rollout_id for one in leased]
+
+
+async def states(scene: Scene, run: tables.Run) -> list[tuple[str, float | None, str | None]]:
+    return [(one.state, one.reward, one.reason) for one in await scene.rollouts(run)]
+
+
+async def shown(scene: Scene, rollout: str) -> RolloutDetail:
+    async with scene.database.read() as session:
+        return await views.get_rollout(session, rollout)
+
+
+async def test_a_group_waits_until_each_of_its_rollouts_is_graded(scene: Scene) -> None:
+    run = await add_run(scene, config=graded_document())
+    await scene.tick(2)
+    first, second = await scene.rollouts(run)
+    for rollout in (first, second):
+        await scene.attempt(rollout, kind="succeeded", reward=None)
+    await scene.tick(2)
+    assert await states(scene, run) == [("queued", None, None)] * 2
+    assert (await shown(scene, first.id)).state == "grading"
+    async with scene.database.read() as session:
+        page = await views.list_rollouts(session, run_id=run.id, state="grading", cursor=None, limit=9)
+    assert {one.id for one in page.items} == {first.id, second.id}
+
+    assert await grade(scene, 1, 0.8) == [first.id]
+    await scene.tick()
+    assert await states(scene, run) == [("finished", 0.4, "succeeded"), ("queued", None, None)]
+    assert (await scene.groups(run))[0].state == "open"
+    assert await grade(scene, 9, 0.2) == [second.id]
+    await scene.tick()
+    assert await states(scene, run) == [("finished", 0.4, "succeeded"), ("finished", 0.1, "succeeded")]
+    assert (await scene.groups(run))[0].state == "complete"
+    found = await shown(scene, first.id)
+    assert (found.reward, [(one.component, one.value) for one in found.components]) == (0.4, [("words", 0.8)])
+    assert await grade(scene, 9, 1.0) == []
+
+
+async def test_a_rollout_without_a_total_is_excluded_and_never_0(scene: Scene) -> None:
+    run = await add_run(scene, config=graded_document())
+    await scene.tick(2)
+    await scene.finish_all(run)
+    await scene.tick()
+    await grade(scene, 1, None)
+    await grade(scene, 1, 1.0)
+    await scene.tick()
+    assert await states(scene, run) == [("excluded", None, "ungraded"), ("finished", 0.5, "succeeded")]
+    async with scene.database.read() as session:
+        warnings = (await get_run(session, run.id)).warnings
+    assert warnings == ["1 attempts have no reward and were excluded; the last: words: it hangs"]
+
+
+async def test_a_run_without_any_reward_ends_with_the_cause(scene: Scene) -> None:
+    run = await add_run(scene, config=graded_document(steps=1))
+    await scene.tick(2)
+    for _ in range(8):
+        await scene.finish_all(run)
+        await scene.tick()
+        await grade(scene, 9, None)
+        await scene.tick(2)
+    phase, reason = await scene.phase(run)
+    assert (phase, reason) == ("failed", "no rollout succeeds: ungraded: words: it hangs")
+
+
+async def test_an_agents_own_failure_is_not_graded_and_a_lost_attempt_runs_again(scene: Scene) -> None:
+    run = await add_run(scene, config=graded_document(failure_reward=-1.0))
+    await scene.tick(2)
+    crashed, lost = await scene.rollouts(run)
+    await scene.attempt(crashed, kind="agent_error", reward=None)
+    await scene.attempt(lost, kind=None, reward=None)
+    await scene.tick()
+    assert await grade(scene, 9, 1.0) == []
+    await scene.attempt(lost, 2, kind="succeeded", reward=None)
+    await scene.tick()
+    assert await grade(scene, 9, 1.0) == [lost.id]
+    await scene.tick()
+    assert await states(scene, run) == [("finished", -1.0, "agent_error"), ("finished", 0.5, "succeeded")]
+
+
+async def test_an_evaluation_is_complete_when_it_is_graded(scene: Scene) -> None:
+    run = await add_run(scene, config=graded_document(steps=0))
+    row = {"run_id": run.id, "number": 1, "dataset_id": run.dataset_id, "rollouts_per_task": 2, "max_tasks": 1}
+    async with scene.database.session() as session:
+        session.add(tables.Evaluation(id=f"{run.id}.e1", policy_version=0, **row))
+    await scene.tick(3)
+    await scene.finish_all(run)
+    await scene.tick()
+    async with scene.database.read() as session:
+        (open_one,) = (await list_evaluations(session, run.id, cursor=None, limit=9)).items
+    assert (open_one.results.complete, open_one.results.pending, open_one.results.reward) == (False, 2, None)
+    await grade(scene, 1, 1.0)
+    await grade(scene, 1, None)
+    await scene.tick()
+    async with scene.database.read() as session:
+        (done,) = (await list_evaluations(session, run.id, cursor=None, limit=9)).items
+    assert (done.results.complete, done.results.pending) == (True, 0)
+    assert done.results.rollouts == {"finished": 1, "excluded": 1}
+    assert done.results.reward is not None and done.results.reward.mean == 0.5
+
+
+async def test_rewards_from_outside_are_refused(scene: Scene) -> None:
+    run = await add_run(scene, config=graded_document())
+    await scene.tick(2)
+    rollout, _ = await scene.rollouts(run)
+    with pytest.raises(views.RewardConflict, match=r"reward\.components, and none of them comes from outside"):
+        async with scene.database.session() as session:
+            await views.add_external_reward(session, rollout.id, RewardRequest(key="k", value=1.0))
+
+
+async def test_an_attempt_that_waits_for_long_is_a_warning(scene: Scene) -> None:
+    run = await add_run(scene, config=graded_document())
+    await scene.tick(2)
+    await scene.finish_all(run)
+    await scene.tick()
+    async with scene.database.read() as session:
+        (warning,) = (await get_run(session, run.id)).warnings
+    assert warning.startswith("2 attempts wait for their grades, the longest for ")
+    assert warning.endswith(" s: does a grader run?")
+
+
+async def test_a_deleted_run_leaves_no_grade(scene: Scene) -> None:
+    run = await add_run(scene, config=graded_document())
+    await scene.tick(2)
+    await scene.finish_all(run)
+    await scene.tick()
+    await grade(scene, 9, 1.0)
+    await scene.tick()
+    await builders.end_run(scene.database, run, "cancelled")
+    await scene.intend(run, "deleted")
+    await delete_run(scene.database, run.id)
+    async with scene.database.read() as session:
+        for table in (tables.Grading, tables.RolloutReward, tables.Rollout):
+            assert await session.scalar(select(func.count()).select_from(table)) == 0

@@ -1,0 +1,174 @@
+"""The grader on Postgres: totals with their components, retries, concurrent graders, and kills."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select, update
+
+from leyden.libs.faults import FaultInjector
+from leyden.libs.service import Checks
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from leyden.libs.store.runs.grading import Settled, heartbeat_gradings, lease_gradings, settle_gradings
+from leyden.services.grader.settings import Settings
+from leyden.services.grader.worker import work
+from tests.contract.controller.test_store import LONG_AGO
+from tests.support import builders
+
+F1 = {
+    "name": "answer",
+    "weight": 0.9,
+    "grader": {"type": "token_f1", "output": "{output.answer}", "reference": "{task.answer}"},
+}
+FORMAT = {"name": "format", "weight": 0.1, "grader": {"type": "regex", "pattern": "^answer: "}}
+HANGS = {"name": "hangs", "grader": {"type": "regex", "pattern": "^(a+)+$"}}
+
+
+async def add_ungraded(
+    database: Database, *components: dict[str, Any], outputs: Sequence[str], task: dict[str, Any] | None = None
+) -> tuple[tables.Run, list[tables.Rollout]]:
+    """A group whose attempts have succeeded and wait for their grades."""
+    dataset = await builders.add_dataset(database, [task or {"answer": "Eiffel Tower"}], name=f"d{os.urandom(4).hex()}")
+    config = builders.run_document(reward={"components": list(components)})
+    run = await builders.add_run(database, dataset_id=dataset.id, config=config)
+    _, rollouts = await builders.add_group(database, run, size=len(outputs))
+    for rollout, output in zip(rollouts, outputs, strict=True):
+        await builders.add_attempt(database, rollout, state="settled", finished_at=LONG_AGO)
+        await builders.add_outcome(database, rollout, reward=None, stdout_tail=output)
+    async with database.session() as session:
+        await session.execute(update(tables.Rollout).where(tables.Rollout.run_id == run.id).values(grading_attempt=1))
+    return run, rollouts
+
+
+async def rows(database: Database, table: Any, run: tables.Run, *order: Any) -> Sequence[Any]:
+    async with database.read() as session:
+        return (await session.scalars(select(table).where(table.run_id == run.id).order_by(*order))).all()
+
+
+async def gradings(database: Database, run: tables.Run) -> Sequence[tables.Grading]:
+    return await rows(database, tables.Grading, run, tables.Grading.rollout_id)
+
+
+async def rewards(database: Database, run: tables.Run) -> Sequence[tables.RolloutReward]:
+    table = tables.RolloutReward
+    return await rows(database, table, run, table.rollout_id, table.position)
+
+
+async def settled(database: Database, run: tables.Run, count: int) -> Sequence[tables.Grading]:
+    async with asyncio.timeout(60):
+        while True:
+            found = await gradings(database, run)
+            if len(found) == count and all(one.settled_at is not None for one in found):
+                return found
+            await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def grading(database: Database, redis_url: str, **settings: Any) -> AsyncIterator[None]:
+    stop = asyncio.Event()
+    values = {"database_url": database.dsn, "redis_url": redis_url, "poll_seconds": 0.1, "processes": 1, **settings}
+    worker = asyncio.create_task(work(Settings(**values), stop, Checks()))
+    try:
+        yield
+    finally:
+        stop.set()
+        await worker
+
+
+async def test_an_attempt_gets_one_total_with_its_components(database: Database, redis_url: str) -> None:
+    outputs = ['answer: it is\n{"answer": "the tall Eiffel Tower"}', '{"answer": "Louvre\\u0000"}']
+    run, _ = await add_ungraded(database, F1, FORMAT, outputs=outputs)
+    async with grading(database, redis_url):
+        first, second = await settled(database, run, 2)
+    assert first.total == pytest.approx(0.9 * 0.8 + 0.1, abs=1e-9)
+    assert (second.total, second.reason, second.tries) == (0.0, None, 1)
+    answer, layout, *others = await rewards(database, run)
+    assert (answer.component, answer.state, answer.weight, answer.value) == ("answer", "scored", 0.9, 0.8)
+    assert (answer.extracted, answer.source) == ("the tall Eiffel Tower", "token_f1")
+    assert answer.explanation == "F1 0.8 with 'Eiffel Tower'"
+    assert (layout.component, layout.value, layout.extracted) == ("format", 1.0, "answer: ")
+    assert [(one.component, one.value) for one in others] == [("answer", 0.0), ("format", 0.0)]
+    assert others[0].extracted == "Louvre\ufffd"
+
+
+async def test_calls_and_tools_are_those_that_the_gateway_recorded(database: Database, redis_url: str) -> None:
+    budget = {"name": "calls", "grader": {"type": "call_budget", "at_most": 2}}
+    tool = {"name": "tool", "grader": {"type": "tool_use", "tool": "search", "at_least": 2}}
+    run, (rollout,) = await add_ungraded(database, budget, tool, outputs=[""])
+    asked = [{"id": f"call_{n}", "name": name, "arguments": "{}"} for n, name in enumerate(("search", "add", "search"))]
+    await builders.add_call(database, rollout, answer={"role": "assistant", "content": "", "tool_calls": asked})
+    for _ in range(2):
+        await builders.add_call(database, rollout)
+    async with grading(database, redis_url):
+        await settled(database, run, 1)
+    found = await rewards(database, run)
+    assert [(one.value, one.explanation) for one in found] == [
+        (0.5, "3 model calls of 2"),
+        (1.0, "2 calls of search"),
+    ]
+
+
+async def test_a_grader_that_hangs_is_tried_again_and_is_no_0(database: Database, redis_url: str) -> None:
+    run, _ = await add_ungraded(database, FORMAT, HANGS, outputs=["a" * 64 + "!", "answer: aaa"])
+    async with grading(database, redis_url, component_seconds=0.3):
+        hung, fine = await settled(database, run, 2)
+    assert (hung.total, hung.reason, hung.tries) == (None, "hangs: it took longer than 0.3 s", 3)
+    assert (fine.total, fine.tries) == (pytest.approx(0.1), 1)
+    assert [(one.component, one.state, one.value) for one in await rewards(database, run)][:2] == [
+        ("format", "scored", 0.0),
+        ("hangs", "failed", None),
+    ]
+
+
+async def test_two_graders_grade_each_attempt_once(database: Database, redis_url: str) -> None:
+    run, _ = await add_ungraded(database, F1, FORMAT, outputs=['{"answer": "Tower"}'] * 24)
+    async with grading(database, redis_url), grading(database, redis_url):
+        found = await settled(database, run, 24)
+    assert {one.tries for one in found} == {1}
+    assert len(await rewards(database, run)) == 48
+
+
+async def test_settling_after_another_grader_took_the_lease_changes_nothing(database: Database) -> None:
+    run, _ = await add_ungraded(database, F1, outputs=["x"])
+    async with database.session() as session:
+        (late,) = await lease_gradings(session, "late", 5, 30.0)
+    async with database.session() as session:
+        assert await lease_gradings(session, "other", 5, 30.0) == []
+        await session.execute(
+            update(tables.Grading).values(lease_expires_at=func.now() - func.make_interval(0, 0, 0, 0, 0, 1))
+        )
+    async with database.session() as session:
+        (lease,) = await lease_gradings(session, "other", 5, 30.0)
+        assert (lease.tries, await heartbeat_gradings(session, [late.lease_id], 30.0)) == (2, set())
+        assert await settle_gradings(session, [Settled(late, 1.0, None, ())]) == set()
+        assert await settle_gradings(session, [Settled(lease, 0.5, None, ())]) == {lease.lease_id}
+        assert await settle_gradings(session, [Settled(lease, 0.7, None, ())]) == set()
+    assert [one.total for one in await gradings(database, run)] == [0.5]
+
+
+@pytest.mark.parametrize("point", ["grader.leased", "grader.graded", "grader.total_written", "grader.settled"])
+async def test_a_killed_grader_repeats_and_doubles_nothing(
+    database: Database, redis_url: str, tmp_path: Path, point: str
+) -> None:
+    run, _ = await add_ungraded(database, F1, FORMAT, outputs=['{"answer": "Tower"}', '{"answer": "Eiffel"}', "no"])
+    injector = FaultInjector(tmp_path / "faults")
+    injector.arm(point)
+    environment = {"LEYDEN_DATABASE_URL": database.dsn, "LEYDEN_REDIS_URL": redis_url, "GRADER_LEASE_SECONDS": "1"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "leyden.services.grader", env={**os.environ, **environment, **injector.environment}
+    )
+    assert await process.wait() == -signal.SIGKILL
+    assert injector.fired(point, 0.0)
+    async with grading(database, redis_url):
+        found = await settled(database, run, 3)
+    assert [one.total for one in found] == [pytest.approx(0.9 * 2 / 3), pytest.approx(0.9 * 2 / 3), 0.0]
+    assert len(await rewards(database, run)) == 6

@@ -1,0 +1,58 @@
+"""The pool of graders' processes: hangs, crashes, errors and cancellations end no other grading."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from leyden.libs.contracts.config import Component
+from leyden.libs.contracts.states import ComponentState
+from leyden.libs.grading.facts import AttemptFacts
+from leyden.services.grader.pool import Pool
+
+WORDS = {"type": "length", "at_most": 3}
+HANGS = {"type": "regex", "pattern": "^(a+)+$"}
+BAIT = AttemptFacts({"answer": "x"}, "a" * 64 + "!")
+
+
+def components(*graders: dict[str, Any]) -> list[Component]:
+    return [Component.model_validate({"name": f"c{n}", "grader": one}) for n, one in enumerate(graders)]
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[Pool]:
+    opened = Pool(1, component_seconds=1.0)
+    yield opened
+    await opened.close()
+
+
+async def test_a_component_that_hangs_fails_alone(pool: Pool) -> None:
+    first, hung, last = await pool.grade(components(WORDS, HANGS, WORDS), BAIT)
+    assert (first.grade.value, last.grade.value, first.crashed) == (1.0, 1.0, False)
+    assert (hung.grade.state, hung.crashed) == (ComponentState.FAILED, True)
+    assert hung.grade.explanation == "it took longer than 1 s"
+
+
+async def test_an_error_of_a_grader_is_its_finding_and_no_crash(pool: Pool) -> None:
+    broken = {"type": "json_schema", "json_schema": {"type": "nonsense"}}
+    nameless = {"type": "numeric", "reference": "{task.answer}"}
+    for found in await pool.grade(components(broken, nameless), AttemptFacts({"answer": "x"}, "{}")):
+        assert (found.grade.state, found.crashed) == (ComponentState.FAILED, False)
+        assert found.grade.explanation.startswith("ValueError" if "number" in found.grade.explanation else "Validation")
+
+
+async def test_a_cancelled_grading_leaves_no_answer_for_the_next_one(pool: Pool) -> None:
+    cancelled = asyncio.create_task(pool.grade(components(WORDS, HANGS), BAIT))
+    await asyncio.sleep(0.6)
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    (found,) = await pool.grade(components({**WORDS, "output": "one two three four five six"}), BAIT)
+    assert found.grade.value == 0.0
+
+
+async def test_gradings_beyond_the_processes_wait(pool: Pool) -> None:
+    found = await asyncio.gather(*(pool.grade(components(WORDS), AttemptFacts({}, "word " * n)) for n in range(8)))
+    assert [one[0].grade.explanation for one in found] == [f"{n} words" for n in range(8)]
