@@ -29,7 +29,7 @@ CHANGES := $(shell [ -z "$$(git status --porcelain -- $(SOURCES) 2>/dev/null)" ]
 	{ git diff HEAD -- $(SOURCES); $(NEW); $(NEW) | git hash-object --stdin-paths; } | git hash-object --stdin | cut -c 1-10)
 IMAGE_TAG := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)$(REVISION:%=-g%)$(CHANGES:%=-%)
 endif
-SERVICES ?= api controller runner gateway collector credit
+SERVICES ?= api controller runner gateway collector credit grader
 IMAGE_PREFIX ?= leyden
 STAMP = --build-arg VERSION=$(IMAGE_TAG) --build-arg REVISION=$(or $(REVISION),unknown)
 VARIANT = $(if $(filter cpu,$(IMAGES)),-cpu)

@@ -1,5 +1,5 @@
 # One service that needs no torch: docker build -f docker/service.Dockerfile --build-arg SERVICE=gateway .
-# SERVICE is api, controller, runner, gateway, collector or credit. Any of them migrates the database.
+# SERVICE is api, controller, runner, gateway, collector, credit or grader. Any of them migrates the database.
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS wheel
