@@ -55,7 +55,7 @@ END_OF_AUDIT = [
 ]
 AT_WORK = "SELECT rollout_id FROM attempts WHERE run_id = %s AND state = 'running'"
 SEEN = "SELECT written, array_agg(DISTINCT writer) FROM audit GROUP BY written"
-SERVICES = {"api", "controller", "runner", "gateway", "collector", "credit", "trainer", "migrations"}
+SERVICES = {"api", "controller", "runner", "gateway", "collector", "credit", "grader", "trainer", "migrations"}
 NOT_WRITTEN = {
     *("rewards", "agent_objects", "evaluations", "state_transitions", "step_replays", "engine_adapters"),
     *("weight_transfers", "damaged_steps", "trainer_ends"),
@@ -90,6 +90,9 @@ def test_every_row_was_written_by_the_service_that_its_table_names(
         [(rollout_id,), *_] = connection.execute(AT_WORK, [run.id]).fetchall()
         client.give_reward(rollout_id, RewardRequest(key="mine", value=1.0))
         until(lambda: client.run(run.id).phase == "completed", "the end of the run")
+        reward = {"components": [{"name": "outcome", "from": "agent"}]}
+        graded = client.create_run(bandit_run(received, "graded", 1, reward=reward, **QUICK))
+        until(lambda: client.run(graded.id).phase == "completed", "the end of the graded run")
         seen = {table: set(writers) for table, writers in connection.execute(SEEN.encode()).fetchall()}
         for statement in END_OF_AUDIT:
             connection.execute(statement.encode())
