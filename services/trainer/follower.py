@@ -12,7 +12,8 @@ import torch
 from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.faults import fault_point
 from leyden.libs.telemetry import logger
-from leyden.services.trainer.ranks.collectives import Adopt, Gather, Leave, Load, RankFailed, Ranks, Save, Step
+from leyden.services.trainer.ranks.collectives import RankFailed, Ranks
+from leyden.services.trainer.ranks.messages import Adopt, Gather, Load, Save, Step
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.state.checkpoints import CheckpointDamaged
 from leyden.services.trainer.state.learner import (
@@ -51,7 +52,7 @@ def _follow(settings: Settings, ranks: Ranks, asked: Callable[[], bool]) -> None
         torch.set_num_threads(settings.threads)
     run: tuple[Load, Learner] | None = None
     thread = ThreadPoolExecutor(1, "checkpoint", initializer=os.nice, initargs=(10,))
-    while not isinstance(message := ranks.receive(), Leave):
+    while (message := ranks.receive()) is not None:
         try:
             if isinstance(message, Load):
                 # Two learners at once may exceed the device's memory.

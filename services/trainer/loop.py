@@ -18,11 +18,12 @@ from leyden.libs.store import training
 from leyden.libs.store.database import Database
 from leyden.libs.store.locks import AdvisoryLock
 from leyden.libs.telemetry import logger
-from leyden.services.trainer.ranks.collectives import Step
+from leyden.services.trainer.ranks.messages import Step
 from leyden.services.trainer.rows.batch import Sample
+from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.rows.selection import Selection, select_groups
 from leyden.services.trainer.settings import Settings
-from leyden.services.trainer.state.checkpoints import Export, Progress, checkpoint_folder, version_folder
+from leyden.services.trainer.state.checkpoints import Export, checkpoint_folder, version_folder
 from leyden.services.trainer.state.learner import begin_checkpoint, compare_at, export_learner
 from leyden.services.trainer.state.resume import decode_samples, export_again
 from leyden.services.trainer.state.saving import PHASE_SECONDS, Saver, lock_check

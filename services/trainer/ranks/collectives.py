@@ -1,7 +1,8 @@
-"""The processes of one trainer. Rank 0 leads: it alone knows the database and writes files; `follower` obeys it.
+"""Collectives of the processes of one trainer. Rank 0 leads: it sends each message to all other ranks, and does itself
+what the message says.
 
-Rank 0 sends each message to all other ranks and does itself what it says. Inside a message all ranks call the same
-collectives in the same order. A trainer of one process is rank 0 of 1: it has no process group and sends nothing.
+Inside a message all ranks call the same collectives in the same order. A trainer of one process is rank 0 of 1: it has
+no process group and sends nothing.
 """
 
 from __future__ import annotations
@@ -9,12 +10,10 @@ from __future__ import annotations
 import ctypes
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING
+from enum import Enum
 
 import torch
 import torch.distributed as dist
@@ -22,12 +21,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from leyden.libs.contracts.config import RunConfig
 from leyden.libs.telemetry import logger
-from leyden.services.trainer.rows.batch import Sample
-
-if TYPE_CHECKING:
-    from leyden.services.trainer.state.checkpoints import Progress
 
 log = logger()
 
@@ -45,62 +39,11 @@ class RankLost(RuntimeError):
     """Another process of this trainer died, or did not answer in time."""
 
 
-@dataclass(frozen=True)
-class Load:
-    """Load the learner of version 0, or the one right after the step of `progress` from `weights` and `checkpoint`.
+class _Control(Enum):
+    """Words between messages."""
 
-    `start`: the weights of version 0 where they are not the base model's; `step`, `reference`: see `resume_learner`.
-    """
-
-    base: Path
-    config: RunConfig
-    resumed: tuple[Path, Path, Progress] | None = None
-    start: Path | None = None
-    step: int | None = None
-    reference: tuple[Path, str] | None = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """Make a step on the rows of `samples`; all ranks have all of them, and each computes its share."""
-
-    samples: Sequence[Sample]
-    zero_variance: Sequence[Sample]
-
-
-@dataclass(frozen=True)
-class Adopt:
-    """Replace the learner's weights by those of a folder, whose hash is `weights_sha256`."""
-
-    weights: Path
-    content_sha256: str
-
-
-@dataclass(frozen=True)
-class Gather:
-    """Send rank 0 your parts of some of the learner's weights."""
-
-    names: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Save:
-    """Write your part of the optimiser's state into `folder`, in the background."""
-
-    folder: Path
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Nothing to do yet."""
-
-
-@dataclass(frozen=True)
-class Leave:
-    """The trainer ends."""
-
-
-Message = Load | Step | Adopt | Gather | Save | Wait | Leave
+    WAIT = "wait"
+    LEAVE = "leave"
 
 
 class Ranks:
@@ -126,7 +69,7 @@ class Ranks:
         self._beat_seconds = min(WAIT_SECONDS, timeout_seconds / 4)
 
     @contextmanager
-    def sending(self, message: Message) -> Iterator[None]:
+    def sending(self, message: object) -> Iterator[None]:
         """Rank 0 sends a message and does inside the block what it says."""
         with self._lock:
             if self.size > 1:
@@ -146,16 +89,17 @@ class Ranks:
                 waits = not is_done(self._beat_seconds)
             waits = self.any(waits)
 
-    def receive(self) -> Message:
-        """Rank 0's next message."""
-        box: list[Message] = [Wait()]
-        with self.answering():
-            dist.broadcast_object_list(box, src=0)
-        return box[0]
+    def receive(self) -> object:
+        """Rank 0's next message; None once the trainer ends."""
+        box: list[object] = [_Control.WAIT]
+        while box[0] is _Control.WAIT:
+            with self.answering():
+                dist.broadcast_object_list(box, src=0)
+        return None if box[0] is _Control.LEAVE else box[0]
 
     @contextmanager
     def beating(self, stop: Callable[[], object]) -> Iterator[None]:
-        """Rank 0 sends `Wait` between its messages, and `Leave` at the end of the block unless it raises.
+        """Rank 0 shows that it lives between its messages, and ends the trainer after the block unless that raises.
 
         Args:   stop: called, from another thread, once another rank wants to stop or is lost
         Raises: RankLost: at the end of the block
@@ -168,7 +112,7 @@ class Ranks:
         def beat() -> None:
             try:
                 while not over.wait(self._beat_seconds):
-                    with self.sending(Wait()):
+                    with self.sending(_Control.WAIT):
                         pass
                     if self._stop_announced():
                         stop()
@@ -186,11 +130,11 @@ class Ranks:
         thread.join()
         if lost:
             raise lost[0]
-        with self.sending(Leave()):
+        with self.sending(_Control.LEAVE):
             self.close()
 
     def close(self) -> None:
-        """Ends the process group; every rank does so after `Leave`."""
+        """Ends the process group; every rank does so at the end."""
         dist.destroy_process_group()
 
     def announce_stop(self) -> None:

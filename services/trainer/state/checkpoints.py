@@ -43,6 +43,7 @@ from leyden.services.trainer.model.lora import (
 from leyden.services.trainer.model.remedies import raising_host_memory
 from leyden.services.trainer.model.sharding import divided_like, replace_values, rounds_to
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
+from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.state.shards import read_shards, write_shards
 from leyden.services.trainer.step.optimizers import SCALES, restore_moment
 
@@ -74,15 +75,6 @@ class Export:
     path: Path
     content_sha256: str
     size_bytes: int
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The high-water mark: `step` is the last step whose effect is in the files; `content_sha256` is of its weights."""
-
-    run_id: str
-    step: int
-    content_sha256: str
 
 
 def version_folder(root: Path, run_id: str, version: int) -> Path:

@@ -19,13 +19,14 @@ from leyden.services.trainer.model.lora import BasePolicy, adapter_parameters, a
 from leyden.services.trainer.model.remedies import naming_settings, raising_host_memory
 from leyden.services.trainer.model.sharding import gather, replace_values, shard
 from leyden.services.trainer.model.value_model import ValueModel, require_same_tokens
-from leyden.services.trainer.ranks.collectives import ALONE, Gather, Load, Ranks, Save
+from leyden.services.trainer.ranks.collectives import ALONE, Ranks
+from leyden.services.trainer.ranks.messages import Gather, Load, Save
 from leyden.services.trainer.rows.batch import Sample, trained_tokens
+from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.state.checkpoints import (
     CheckpointDamaged,
     Export,
     LockCheck,
-    Progress,
     describe,
     export_weights,
     load_checkpoint,

@@ -27,12 +27,13 @@ from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database, ReadSession
 from leyden.libs.telemetry import logger
-from leyden.services.trainer.ranks.collectives import ALONE, Adopt, Load, Ranks, Step
+from leyden.services.trainer.ranks.collectives import ALONE, Ranks
+from leyden.services.trainer.ranks.messages import Adopt, Load, Step
 from leyden.services.trainer.rows.batch import Sample
+from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.state.checkpoints import (
     CheckpointDamaged,
     LockCheck,
-    Progress,
     no_lock,
     remove_folder,
     save_checkpoint,

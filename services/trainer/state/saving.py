@@ -24,10 +24,10 @@ from leyden.libs.store.database import Database
 from leyden.libs.store.locks import AdvisoryLock
 from leyden.libs.telemetry import SECONDS_BUCKETS
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
+from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.state.checkpoints import (
     LockCheck,
-    Progress,
     checkpoint_folder,
     remove_folder,
     save_checkpoint,

@@ -29,12 +29,12 @@ from leyden.libs.store.runs import retention
 from leyden.services.trainer import loop as trainer_loop
 from leyden.services.trainer import worker
 from leyden.services.trainer.model.load import UnsupportedModel, load_model
+from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.state import saving
 from leyden.services.trainer.state.checkpoints import (
     CheckpointDamaged,
     LockCheck,
-    Progress,
     copy_version,
     describe,
     export_weights,

@@ -19,12 +19,13 @@ from leyden.services.trainer.model.lora import (
 )
 from leyden.services.trainer.model.sharding import gather, replace_values, shard
 from leyden.services.trainer.model.value_model import ValueModel
-from leyden.services.trainer.ranks.collectives import ALONE, Gather, Ranks, join_ranks
+from leyden.services.trainer.ranks.collectives import ALONE, Ranks, join_ranks
+from leyden.services.trainer.ranks.messages import Gather
 from leyden.services.trainer.rows import tree
+from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.state import checkpoints, shards
 from leyden.services.trainer.state.checkpoints import (
     LockCheck,
-    Progress,
     load_checkpoint,
     no_lock,
     own_weights,

@@ -15,13 +15,14 @@ from leyden.libs.contracts.weights import weight_files
 from leyden.libs.store.locks import LockLost
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.load import load_model
-from leyden.services.trainer.ranks.collectives import ALONE, Load
+from leyden.services.trainer.ranks.collectives import ALONE
+from leyden.services.trainer.ranks.messages import Load
+from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.state import checkpoints
 from leyden.services.trainer.state.checkpoints import (
     WEIGHTS_NAME,
     CheckpointDamaged,
     LockCheck,
-    Progress,
     clear_scratch,
     describe,
     export_weights,

@@ -12,7 +12,8 @@ from leyden.libs.contracts.config import PpoClip, RunConfig
 from leyden.services.trainer.model.cpu.products import use_fast_products
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.remedies import CompilationFailed, naming_settings
-from leyden.services.trainer.ranks.collectives import ALONE, Load
+from leyden.services.trainer.ranks.collectives import ALONE
+from leyden.services.trainer.ranks.messages import Load
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_of
 from leyden.services.trainer.state import learner

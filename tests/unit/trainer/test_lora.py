@@ -18,10 +18,10 @@ from leyden.services.trainer.model.load import load_model
 from leyden.services.trainer.model.lora import adapter_state, add_adapters
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.batch import trained_tokens
+from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.state.checkpoints import (
     CheckpointDamaged,
     Export,
-    Progress,
     export_weights,
     optimizer_state,
     save_checkpoint,

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from leyden.libs.contracts.config import Optimizer, RunConfig
-from leyden.services.trainer.state.checkpoints import Progress, optimizer_state, save_checkpoint
+from leyden.services.trainer.rows.progress import Progress
+from leyden.services.trainer.state.checkpoints import optimizer_state, save_checkpoint
 from leyden.services.trainer.state.learner import (
     export_learner,
     make_accelerator,

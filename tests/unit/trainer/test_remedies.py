@@ -9,9 +9,11 @@ import torch
 from leyden.libs.contracts.config import RunConfig
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.remedies import HostOutOfMemory, naming_settings
-from leyden.services.trainer.ranks.collectives import ALONE, Load
+from leyden.services.trainer.ranks.collectives import ALONE
+from leyden.services.trainer.ranks.messages import Load
+from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.state import checkpoints, learner
-from leyden.services.trainer.state.checkpoints import Progress, describe, optimizer_state, save_checkpoint
+from leyden.services.trainer.state.checkpoints import describe, optimizer_state, save_checkpoint
 from leyden.services.trainer.state.learner import compare_at, load_learner, make_accelerator, start_learner
 from leyden.services.trainer.step.step import optimizer_step
 from tests.support.builders import run_document

@@ -14,7 +14,8 @@ from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.value_model import ValueModel
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_of
-from leyden.services.trainer.state.checkpoints import Progress, export_weights, optimizer_state, save_checkpoint
+from leyden.services.trainer.rows.progress import Progress
+from leyden.services.trainer.state.checkpoints import export_weights, optimizer_state, save_checkpoint
 from leyden.services.trainer.state.learner import make_accelerator, resume_learner, start_learner
 from leyden.services.trainer.step.gradients import Anchors, accumulate_gradients
 from leyden.services.trainer.step.optimizers import make_optimizer
