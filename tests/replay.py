@@ -24,7 +24,7 @@ from leyden.libs.store.database import Database, ReadSession
 from tests.support.shared import ROOT
 
 if TYPE_CHECKING:
-    from leyden.services.trainer.step.step import Learner
+    from leyden.services.trainer.step.learner import Learner
 
 
 def differing_versions(dsn: str, run_id: str, base: Path) -> list[int]:
@@ -40,7 +40,7 @@ def differing_versions(dsn: str, run_id: str, base: Path) -> list[int]:
 
 async def _replay(dsn: str, run_id: str, base: Path) -> list[int]:
     # Imported in the replaying process alone: its caller need not load torch.
-    from leyden.services.trainer.state.learner import make_accelerator, start_learner
+    from leyden.services.trainer.state.assembly import make_accelerator, start_learner
 
     database = Database(dsn)
     try:
@@ -58,7 +58,7 @@ async def _reproduces(
     session: ReadSession, run_id: str, config: RunConfig, learner: Learner, step: int, base: Path
 ) -> bool:
     """Makes one step and returns whether its weights are those on record."""
-    from leyden.services.trainer.state.learner import export_learner
+    from leyden.services.trainer.state.assembly import export_learner
     from leyden.services.trainer.state.resume import recorded_samples
     from leyden.services.trainer.step.step import optimizer_step
 

@@ -30,7 +30,7 @@ def _train(settings: Settings) -> None:
     # Importing torch takes seconds: a wrong setting is refused before.
     from leyden.services.trainer.follower import run_follower
     from leyden.services.trainer.ranks.collectives import join_ranks
-    from leyden.services.trainer.state.learner import runs_on_cpu
+    from leyden.services.trainer.state.assembly import runs_on_cpu
     from leyden.services.trainer.worker import run_trainer
 
     on_cpu = runs_on_cpu(settings.device)

@@ -15,17 +15,18 @@ from leyden.libs.telemetry import logger
 from leyden.services.trainer.ranks.collectives import RankFailed, Ranks
 from leyden.services.trainer.ranks.messages import Adopt, Gather, Load, Save, Step
 from leyden.services.trainer.settings import Settings
-from leyden.services.trainer.state.checkpoints import CheckpointDamaged
-from leyden.services.trainer.state.learner import (
+from leyden.services.trainer.state.assembly import (
     adopt_weights,
     checkpoint_state,
     gather_weights,
     load_learner,
     make_accelerator,
 )
+from leyden.services.trainer.state.checkpoints import CheckpointDamaged
 from leyden.services.trainer.state.shards import write_shards
 from leyden.services.trainer.step.gradients import Interrupted
-from leyden.services.trainer.step.step import Learner, TrainingDiverged, optimizer_step
+from leyden.services.trainer.step.learner import Learner
+from leyden.services.trainer.step.step import TrainingDiverged, optimizer_step
 
 log = logger()
 

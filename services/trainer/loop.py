@@ -23,13 +23,14 @@ from leyden.services.trainer.rows.batch import Sample
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.rows.selection import Selection, select_groups
 from leyden.services.trainer.settings import Settings
+from leyden.services.trainer.state.assembly import begin_checkpoint, compare_at, export_learner
 from leyden.services.trainer.state.checkpoints import Export, checkpoint_folder, version_folder
-from leyden.services.trainer.state.learner import begin_checkpoint, compare_at, export_learner
 from leyden.services.trainer.state.resume import decode_samples, export_again
 from leyden.services.trainer.state.saving import PHASE_SECONDS, Saver, lock_check
 from leyden.services.trainer.step.gradients import Interrupted
+from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.metrics import Metrics
-from leyden.services.trainer.step.step import Learner, optimizer_step
+from leyden.services.trainer.step.step import optimizer_step
 
 log = logger()
 

@@ -19,13 +19,13 @@ from leyden.libs.store.engines import Pool, pool_of_run
 from leyden.libs.store.locks import AdvisoryLock, LockLost
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.trainer.loop import Trainer, version_of
-from leyden.services.trainer.model.load import check_family
+from leyden.services.trainer.model.families import check_family
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.sender import WeightSender
 from leyden.services.trainer.settings import Settings
+from leyden.services.trainer.state.assembly import make_accelerator
 from leyden.services.trainer.state.checkpoints import clear_scratch, copy_version, describe, version_folder
-from leyden.services.trainer.state.learner import make_accelerator
 from leyden.services.trainer.state.resume import LearnerLoader
 from leyden.services.trainer.state.saving import lock_check
 from leyden.services.trainer.step.gradients import Interrupted

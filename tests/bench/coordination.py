@@ -17,8 +17,9 @@ from leyden.libs.contracts.config import RunConfig
 from leyden.services.credit.baselines import Siblings, advantages
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.rows.batch import Sample
+from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.optimizers import make_optimizer
-from leyden.services.trainer.step.step import Learner, optimizer_step
+from leyden.services.trainer.step.step import optimizer_step
 from tests.unit.trainer.cases import sample, tiny_llama
 from tests.unit.trainer.test_delayed_reward import logprobs
 from tests.unit.trainer.test_step import CPU

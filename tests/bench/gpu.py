@@ -24,7 +24,7 @@ from leyden.services.trainer.model.attention import Kernel
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.lora import add_adapters
 from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_of
-from leyden.services.trainer.state.learner import make_accelerator
+from leyden.services.trainer.state.assembly import make_accelerator
 from leyden.services.trainer.step.gradients import accumulate_gradients
 from leyden.services.trainer.step.optimizers import make_optimizer
 from tests.bench.bench_trainer import ALGORITHM, agent_samples, calls_of, padded, useful

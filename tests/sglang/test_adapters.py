@@ -29,9 +29,9 @@ from leyden.services.controller.engines.client import TargetVersion
 from leyden.services.controller.engines.discovery import StaticEngines
 from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.controller.settings import Settings
-from leyden.services.trainer.model.load import load_model
+from leyden.services.trainer.model.load import read_model
+from leyden.services.trainer.state.assembly import make_accelerator, model_of, start_learner
 from leyden.services.trainer.state.checkpoints import export_weights, version_folder
-from leyden.services.trainer.state.learner import make_accelerator, model_of, start_learner
 from leyden.services.trainer.step.step import optimizer_step
 from tests.campaigns.soak import QUICK, bandit_run, running_platform
 from tests.fakes import real_sglang
@@ -136,7 +136,7 @@ def each_token_has_the_probability_of_its_version(dsn: str, run_id: str) -> set[
     with psycopg.connect(dsn) as connection:
         statement = "SELECT version, path, content_sha256 FROM policy_versions WHERE run_id = %s"
         made = {version: rest for version, *rest in connection.execute(statement, (run_id,))}
-    models = {version: load_model(Path(path)).eval() for version, (path, _) in made.items()}
+    models = {version: read_model(Path(path)).eval() for version, (path, _) in made.items()}
     gaps: dict[tuple[int, int], float] = {}
     for row, full in asyncio.run(_calls(dsn, run_id)):
         # No call mixes adapters.

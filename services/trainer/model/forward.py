@@ -96,7 +96,7 @@ class _Cache:
 class Policy(nn.Module):
     """A causal LM that computes log-probabilities over token trees.
 
-    Args: model: full causal attention, and logits equal to the head applied to the last hidden states (`model.py`
+    Args: model: full causal attention, and logits equal to the head applied to the last hidden states (`families`
         checks both); activation_checkpointing: recompute each layer in the backward pass; values: add a value head;
         kernel: of attention on CUDA devices; compiled: compile the parts of each layer
 

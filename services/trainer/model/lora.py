@@ -18,34 +18,12 @@ from transformers import PreTrainedModel
 
 from leyden.libs.contracts.config import Lora
 from leyden.libs.contracts.weights import ADAPTER_FOLDER
-from leyden.services.trainer.model.forward import Outputs, Policy, Reads, Trunk
 from leyden.services.trainer.model.load import freeze
-from leyden.services.trainer.model.sharding import replace_values
-from leyden.services.trainer.rows.tree import Pack
+from leyden.services.trainer.model.tensors import replace_values
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _ADAPTER = "default"
 _FILE_PREFIX = "base_model.model."
-
-
-class BasePolicy(Policy):
-    """The base model behind a policy's adapters, as the KL reference: it shares the policy's weights."""
-
-    def __init__(self, policy: Policy) -> None:
-        nn.Module.__init__(self)
-        self.policy, self.model, self.kernel, self.value_head = policy, policy.model, policy.kernel, None
-
-    def trunk(self, pack: Pack, path: Sequence[Trunk]) -> Trunk:
-        """`Policy.trunk` of the base model."""
-        with without_adapters(self.model):
-            return self.policy.trunk(pack, path)
-
-    def forward(
-        self, pack: Pack, path: Sequence[Trunk], reads: Reads, *, values_alone: bool = False, entropies: bool = False
-    ) -> Outputs:
-        """`Policy.forward` of the base model, without values."""
-        with without_adapters(self.model):
-            return Outputs(self.policy(pack, path, reads).logprobs_K)
 
 
 def add_adapters(model: PreTrainedModel, config: Lora, frozen: Sequence[str], base: Path) -> None:

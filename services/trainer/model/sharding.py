@@ -6,7 +6,7 @@ each rank makes its own passes on them, and one equal pass of all ranks at the e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -14,11 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from leyden.services.trainer.model.forward import Outputs, Policy, Reads
-from leyden.services.trainer.model.memory_8bit import dequantize, quantize
 from leyden.services.trainer.rows.tree import plan_forest
 
 
@@ -74,77 +72,6 @@ def sum_gradients(policy: Policy, *, values_alone: bool = False) -> None:
         module.set_requires_gradient_sync(True, recurse=False)
         module.set_reshard_after_backward(True, recurse=False)
     torch.autograd.backward(_equal_pass(policy, values_alone=values_alone) * 0)
-
-
-def gather(tensors: Mapping[str, Tensor], *, wanted: bool, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """The complete tensors, on the CPU those that were sharded; one at a time on the device. All ranks call it.
-
-    Args: wanted: whether this rank keeps them; the others get an empty dictionary; dtype: None for each tensor's own
-    """
-    found = {}
-    for name, stored in tensors.items():
-        tensor = stored if dtype is None else stored.to(dtype)
-        complete = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        if wanted:
-            found[name] = complete.cpu() if isinstance(tensor, DTensor) else complete
-    return found
-
-
-def complete_number(value: Tensor) -> float:
-    """A scalar that may be sharded. All ranks call it."""
-    return float(value.full_tensor() if isinstance(value, DTensor) else value)
-
-
-def divided_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """This rank's part of a tensor that is complete or sharded already, placed as `like` is; no collective."""
-    if isinstance(tensor, DTensor) or not isinstance(like, DTensor):
-        return tensor.to(like.device)
-    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
-
-
-def rounds_to(complete: Tensor, rounded: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a tensor, complete or sharded, rounds to one that may be sharded, by this rank's values of it."""
-    new = divided_like(complete, rounded)
-    if isinstance(rounded, DTensor) and isinstance(new, DTensor):
-        rounded, new = rounded.to_local(), new.to_local()
-    return torch.equal(new.to(dtype), rounded.to(dtype))
-
-
-def replace_values(own: Tensor, complete: Tensor, dtype: torch.dtype | None = None) -> float:
-    """Copies a complete tensor into one that may be sharded. Returns the largest change of a value on this rank.
-
-    Args: dtype: the type to which `complete` was rounded: a value that rounds to the same one stays
-    """
-    new = divided_like(complete, own)
-    if isinstance(own, DTensor) and isinstance(new, DTensor):
-        own, new = own.to_local(), new.to_local()
-    if dtype is not None:
-        new = torch.where(own.to(dtype) == new, own, new)
-    difference = (own - new).abs()
-    own.copy_(new)
-    return float(difference.max()) if difference.numel() else 0.0
-
-
-def quantize_shards(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
-    """`quantize` of a tensor that may be sharded: its rows are divided, and with them codes and scales."""
-    if not isinstance(values, DTensor):
-        return quantize(values, signed=signed)
-    codes, scales = quantize(values.to_local(), signed=signed)
-    return _divided(codes, values), _divided(scales, values)
-
-
-def dequantize_shards(codes: Tensor, scales: Tensor, dtype: torch.dtype, *, signed: bool) -> Tensor:
-    """`dequantize` of tensors that may be sharded."""
-    if not (isinstance(codes, DTensor) and isinstance(scales, DTensor)):
-        return dequantize(codes, scales, dtype, signed=signed)
-    return _divided(dequantize(codes.to_local(), scales.to_local(), dtype, signed=signed), codes)
-
-
-def _divided(local: Tensor, like: DTensor) -> DTensor:
-    """This rank's rows as a part of a tensor whose rows are divided as those of `like`."""
-    shape = torch.Size([like.shape[0], *local.shape[1:]])
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(local, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
 
 
 def _sharded(policy: nn.Module) -> list[FSDPModule]:

@@ -41,7 +41,7 @@ from leyden.services.trainer.model.lora import (
     save_adapter_config,
 )
 from leyden.services.trainer.model.remedies import raising_host_memory
-from leyden.services.trainer.model.sharding import divided_like, replace_values, rounds_to
+from leyden.services.trainer.model.tensors import divided_like, replace_values, rounds_to
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.state.shards import read_shards, write_shards

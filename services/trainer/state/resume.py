@@ -31,6 +31,12 @@ from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.ranks.messages import Adopt, Load, Step
 from leyden.services.trainer.rows.batch import Sample
 from leyden.services.trainer.rows.progress import Progress
+from leyden.services.trainer.state.assembly import (
+    adopt_weights,
+    begin_checkpoint,
+    export_learner,
+    load_learner,
+)
 from leyden.services.trainer.state.checkpoints import (
     CheckpointDamaged,
     LockCheck,
@@ -38,13 +44,8 @@ from leyden.services.trainer.state.checkpoints import (
     remove_folder,
     save_checkpoint,
 )
-from leyden.services.trainer.state.learner import (
-    adopt_weights,
-    begin_checkpoint,
-    export_learner,
-    load_learner,
-)
-from leyden.services.trainer.step.step import Learner, optimizer_step
+from leyden.services.trainer.step.learner import Learner
+from leyden.services.trainer.step.step import optimizer_step
 
 log = logger()
 

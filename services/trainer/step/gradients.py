@@ -19,7 +19,6 @@ from leyden.services.trainer.loss.critic import Estimates, value_loss
 from leyden.services.trainer.loss.objective import Objective, Terms, objective
 from leyden.services.trainer.model.forward import Outputs, Policy, Reads, Trunk
 from leyden.services.trainer.model.sharding import sum_gradients, unsharded
-from leyden.services.trainer.model.value_model import ValueModel
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.rows.batch import Sample, TrainedTokens
 from leyden.services.trainer.rows.tree import Forest, Pack, plan_forest, share_rows
@@ -158,7 +157,7 @@ def accumulate_gradients(
     accelerator: Accelerator,
     anchors: Anchors = Anchors(),
     values_alone: bool = False,
-    value_model: ValueModel | None = None,
+    value_model: Policy | None = None,
     ranks: Ranks = ALONE,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Computed:

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from leyden.libs.contracts.config import Critic, Optimizer
 from leyden.services.trainer.model.forward import Policy
-from leyden.services.trainer.model.sharding import dequantize_shards, quantize_shards
-from leyden.services.trainer.model.value_model import ValueModel
+from leyden.services.trainer.model.tensors import dequantize_shards, quantize_shards
 
 SCALES = "_scales"
 SIGNED = {"exp_avg"}
@@ -22,7 +21,7 @@ LEAST_VALUES, LEAST_ROW = 4096, 64
 
 
 def make_optimizer(
-    policy: Policy, config: Optimizer, critic: Critic | None = None, value_model: ValueModel | None = None
+    policy: Policy, config: Optimizer, critic: Critic | None = None, value_model: Policy | None = None
 ) -> torch.optim.AdamW:
     """AdamW over the parameters that are not frozen, and after them over the critic's: its head, then its model.
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import nn
 
@@ -19,9 +18,7 @@ from leyden.services.trainer.loss.critic import estimate
 from leyden.services.trainer.loss.losses import kl
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.remedies import naming_settings
-from leyden.services.trainer.model.sharding import complete_number
-from leyden.services.trainer.model.value_model import ValueModel
-from leyden.services.trainer.ranks.collectives import ALONE, Ranks
+from leyden.services.trainer.model.tensors import complete_number
 from leyden.services.trainer.rows.batch import (
     Sample,
     TrainedTokens,
@@ -33,36 +30,13 @@ from leyden.services.trainer.rows.batch import (
     with_whitened_advantages,
 )
 from leyden.services.trainer.step.gradients import Anchors, accumulate_gradients, batch_outputs, plan_batch
+from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.metrics import Batch, Metrics, Update, step_metrics
 from leyden.services.trainer.step.optimizers import learning_rate
-from leyden.services.trainer.step.reference import Reference
 
 
 class TrainingDiverged(ArithmeticError):
     """Loss or gradient norm is not a finite number: no weights are exported."""
-
-
-@dataclass
-class Learner:
-    """The policy's weights and the optimiser's moments, which every step changes; `step` counts the steps made.
-
-    value_model: the critic, where it is a model of its own. export_dtype: the type to which versions round the weights;
-    None where they do not.
-    """
-
-    policy: Policy
-    optimizer: torch.optim.Optimizer
-    accelerator: Accelerator
-    reference: Reference | None = None
-    step: int = 0
-    ranks: Ranks = ALONE
-    value_model: ValueModel | None = None
-    export_dtype: torch.dtype | None = None
-
-    @property
-    def values(self) -> nn.Module | None:
-        """The weights of the critic alone, which checkpoints hold and versions do not; None without a critic."""
-        return self.policy.value_head if self.value_model is None else self.value_model
 
 
 def optimizer_step(

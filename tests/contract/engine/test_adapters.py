@@ -20,9 +20,10 @@ from leyden.libs.contracts.weights import ADAPTER_FOLDER
 from leyden.services.controller.engines.client import EngineClient as Control
 from leyden.services.controller.engines.client import EngineRefused
 from leyden.services.controller.settings import Settings
+from leyden.services.trainer.state.assembly import make_accelerator, model_of, start_learner
 from leyden.services.trainer.state.checkpoints import export_weights
-from leyden.services.trainer.state.learner import make_accelerator, model_of, start_learner
-from leyden.services.trainer.step.step import Learner, optimizer_step
+from leyden.services.trainer.step.learner import Learner
+from leyden.services.trainer.step.step import optimizer_step
 from tests.contract.conftest import KINDS
 from tests.fakes import real_sglang
 from tests.fakes.engine_client import ADMIN_KEY, KEY, EngineClient

@@ -7,10 +7,11 @@ import numpy as np
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.services.trainer.rows.batch import Sample, trained_tokens
+from leyden.services.trainer.state.assembly import make_accelerator, start_learner
 from leyden.services.trainer.state.checkpoints import export_weights
-from leyden.services.trainer.state.learner import make_accelerator, start_learner
 from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
-from leyden.services.trainer.step.step import Learner, optimizer_step
+from leyden.services.trainer.step.learner import Learner
+from leyden.services.trainer.step.step import optimizer_step
 from tests.fakes.engine_client import EngineClient
 
 PROMPTS = ([72, 69, 76, 76, 79], [72, 69, 76, 80])

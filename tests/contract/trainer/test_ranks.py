@@ -26,7 +26,7 @@ POINTS = (STEP, SHARDS) = ("trainer.follower_step", "trainer.follower_shards_wri
 
 EXHAUSTED = """
 import os, runpy, torch
-from leyden.services.trainer.state import learner
+from leyden.services.trainer.state import assembly
 from leyden.services.trainer.step import step
 if os.environ["RANK"] == "1":
     {part} = lambda *_: torch.empty(2**50)
@@ -129,7 +129,7 @@ async def test_a_trainer_of_which_one_process_dies_ends_and_resumes_with_the_wei
     ("part", "words"),
     [
         ("step._prepare", "the step needs too much memory: lower training.micro_batch_tokens (4096)"),
-        ("learner._place", "the learner needs too much memory: train adapters with training.lora"),
+        ("assembly._place", "the learner needs too much memory: train adapters with training.lora"),
     ],
 )
 async def test_the_settings_that_a_process_without_memory_names_are_the_trainers_last_words(

@@ -28,10 +28,12 @@ from leyden.libs.store.read.warnings import run_warnings
 from leyden.libs.store.runs import retention
 from leyden.services.trainer import loop as trainer_loop
 from leyden.services.trainer import worker
-from leyden.services.trainer.model.load import UnsupportedModel, load_model
+from leyden.services.trainer.model.families import UnsupportedModel
+from leyden.services.trainer.model.load import read_model
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.state import saving
+from leyden.services.trainer.state.assembly import make_accelerator
 from leyden.services.trainer.state.checkpoints import (
     CheckpointDamaged,
     LockCheck,
@@ -41,7 +43,6 @@ from leyden.services.trainer.state.checkpoints import (
     remove_folder,
     version_folder,
 )
-from leyden.services.trainer.state.learner import make_accelerator
 from leyden.services.trainer.state.resume import LearnerLoader
 from tests.faults.proxy import FaultProxy, Trouble
 from tests.replay import differing_versions
@@ -768,13 +769,13 @@ async def test_a_run_whose_policy_drifts_within_its_lag_is_compared_at_equal_ver
         min_effective_share=0.999,
     )
     # Before the trainer's own: transformers loads one model at a time in a process.
-    models = {0: load_model(case.model)}
+    models = {0: read_model(case.model)}
     trainer = asyncio.create_task(case.train(gap_patience=1))
     for step in range(1, steps + 1):
         await until_rows(case, tables.PolicyVersion, step)
         version = max(0, step - 1 - lag)
         if version not in models:
-            models[version] = load_model(Path((await case.versions())[version].path))
+            models[version] = read_model(Path((await case.versions())[version].path))
         for number in (2 * step, 2 * step + 1):
             await case.add_group(number - 2, version=version, model=models[version])
     await trainer

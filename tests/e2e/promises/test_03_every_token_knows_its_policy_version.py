@@ -20,7 +20,7 @@ from leyden.libs.client import Client
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.records.chains import FullCall, full_calls
-from leyden.services.trainer.model.load import load_model
+from leyden.services.trainer.model.load import read_model
 from tests.campaigns.soak import bandit_run
 from tests.invariants import lost_calls, violations
 from tests.support.chaos import RunWatch, kill
@@ -56,7 +56,7 @@ async def _calls_across_versions_first(dsn: str, run_id: str) -> list[tuple[tabl
 
 def _gaps(path: str, calls: Sequence[tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]]) -> list[Any]:
     """For each call, how far each sampled token's log-probability is from that of the model in a folder."""
-    model = load_model(Path(path)).eval()
+    model = read_model(Path(path)).eval()
     gaps = []
     for prompt, sampled, logprobs in calls:
         tokens = torch.from_numpy(np.concatenate([prompt, sampled]).astype(np.int64))[None]

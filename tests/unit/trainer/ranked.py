@@ -12,18 +12,16 @@ from torch.distributed.tensor import DTensor
 
 from leyden.libs.contracts.config import Lora, RunConfig
 from leyden.services.trainer.model.forward import Policy
-from leyden.services.trainer.model.lora import (
-    BasePolicy,
-    adapter_parameters,
-    add_adapters,
-)
-from leyden.services.trainer.model.sharding import gather, replace_values, shard
+from leyden.services.trainer.model.lora import adapter_parameters, add_adapters
+from leyden.services.trainer.model.sharding import shard
+from leyden.services.trainer.model.tensors import gather, replace_values
 from leyden.services.trainer.model.value_model import ValueModel
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks, join_ranks
 from leyden.services.trainer.ranks.messages import Gather
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.state import checkpoints, shards
+from leyden.services.trainer.state.assembly import checkpoint_state, export_learner, gather_weights, model_of
 from leyden.services.trainer.state.checkpoints import (
     LockCheck,
     load_checkpoint,
@@ -32,14 +30,13 @@ from leyden.services.trainer.state.checkpoints import (
     parts_of,
     save_checkpoint,
 )
-from leyden.services.trainer.state.learner import checkpoint_state, export_learner, gather_weights, model_of
 from leyden.services.trainer.state.shards import write_shards
 from leyden.services.trainer.step import optimizers
 from leyden.services.trainer.step.gradients import Interrupted
+from leyden.services.trainer.step.learner import BasePolicy, Learner, Reference, copied
 from leyden.services.trainer.step.metrics import Metrics
 from leyden.services.trainer.step.optimizers import make_optimizer
-from leyden.services.trainer.step.reference import Reference, copied
-from leyden.services.trainer.step.step import Learner, optimizer_step
+from leyden.services.trainer.step.step import optimizer_step
 from tests.unit.trainer.cases import agent_samples, one_call, sample, tiny_llama, tiny_qwen
 
 SEVERAL = {"mini_batches": 2, "epochs": 2, "correction": {"type": "decoupled"}}

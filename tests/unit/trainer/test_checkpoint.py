@@ -14,11 +14,21 @@ from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.weights import weight_files
 from leyden.libs.store.locks import LockLost
 from leyden.services.trainer.model.forward import Policy
-from leyden.services.trainer.model.load import load_model
+from leyden.services.trainer.model.load import read_model
 from leyden.services.trainer.ranks.collectives import ALONE
 from leyden.services.trainer.ranks.messages import Load
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.state import checkpoints
+from leyden.services.trainer.state.assembly import (
+    _export_dtype,
+    adopt_weights,
+    begin_checkpoint,
+    export_learner,
+    load_learner,
+    make_accelerator,
+    resume_learner,
+    start_learner,
+)
 from leyden.services.trainer.state.checkpoints import (
     WEIGHTS_NAME,
     CheckpointDamaged,
@@ -31,17 +41,8 @@ from leyden.services.trainer.state.checkpoints import (
     remove_folder,
     save_checkpoint,
 )
-from leyden.services.trainer.state.learner import (
-    _export_dtype,
-    adopt_weights,
-    begin_checkpoint,
-    export_learner,
-    load_learner,
-    make_accelerator,
-    resume_learner,
-    start_learner,
-)
-from leyden.services.trainer.step.step import Learner, optimizer_step
+from leyden.services.trainer.step.learner import Learner
+from leyden.services.trainer.step.step import optimizer_step
 from tests.unit.trainer.cases import agent_samples
 
 CPU = make_accelerator("cpu", "float32")
@@ -152,7 +153,7 @@ def test_a_large_version_has_files_of_bounded_size_and_an_index(
     assert all(torch.equal(tensor, single[name]) for name, tensor in found.items())
     index = json.loads((version / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in single.values())
-    assert {name: tensor.shape for name, tensor in load_model(version).state_dict().items()} == {
+    assert {name: tensor.shape for name, tensor in read_model(version).state_dict().items()} == {
         name: tensor.shape for name, tensor in learner.policy.model.state_dict().items()
     }
     assert adopt_weights(learner, version) == 0

@@ -16,8 +16,8 @@ from leyden.services.trainer.ranks.collectives import ALONE
 from leyden.services.trainer.ranks.messages import Load
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_of
-from leyden.services.trainer.state import learner
-from leyden.services.trainer.state.learner import make_accelerator
+from leyden.services.trainer.state import assembly
+from leyden.services.trainer.state.assembly import make_accelerator
 from leyden.services.trainer.step.gradients import accumulate_gradients
 from tests.support.builders import run_document
 from tests.unit.trainer.cases import agent_samples, tiny_qwen
@@ -74,7 +74,7 @@ def test_a_learner_that_cannot_be_compiled_names_the_setting(monkeypatch: pytest
     def fail(*_: object) -> None:
         raise TorchDynamoException("no compiler")
 
-    monkeypatch.setattr(learner, "start_learner", fail)
+    monkeypatch.setattr(assembly, "start_learner", fail)
     load = Load(Path("base"), RunConfig.model_validate(run_document()))
     with pytest.raises(CompilationFailed, match=r"write training.compile false.*no compiler"):
-        learner.load_learner(load, CPU, ALONE)
+        assembly.load_learner(load, CPU, ALONE)

@@ -18,11 +18,12 @@ from leyden.services.trainer.loss.critic import Estimates, estimate, value_loss
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.rows.batch import Sample, mini_batches, trained_tokens, weights_of
 from leyden.services.trainer.rows.progress import Progress
+from leyden.services.trainer.state.assembly import make_accelerator, resume_learner, start_learner
 from leyden.services.trainer.state.checkpoints import export_weights, optimizer_state, save_checkpoint
-from leyden.services.trainer.state.learner import make_accelerator, resume_learner, start_learner
 from leyden.services.trainer.step.gradients import Anchors, accumulate_gradients, batch_outputs, plan_batch
+from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.optimizers import make_optimizer
-from leyden.services.trainer.step.step import Learner, optimizer_step
+from leyden.services.trainer.step.step import optimizer_step
 from tests.unit.credit.cases import call
 from tests.unit.trainer import oracle
 from tests.unit.trainer.cases import VOCABULARY, one_call, sample, tiny_llama

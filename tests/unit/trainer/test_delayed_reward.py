@@ -13,8 +13,9 @@ from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.value_model import ValueModel
 from leyden.services.trainer.rows.batch import Sample, trained_tokens
 from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
+from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.optimizers import make_optimizer
-from leyden.services.trainer.step.step import Learner, optimizer_step
+from leyden.services.trainer.step.step import optimizer_step
 from tests.unit.trainer.cases import sample, tiny_llama
 from tests.unit.trainer.test_step import CPU
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from leyden.libs.contracts.config import PpoClip, RunConfig
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.batch import trained_tokens
-from leyden.services.trainer.state.learner import export_learner, make_accelerator, start_learner
+from leyden.services.trainer.state.assembly import export_learner, make_accelerator, start_learner
 from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
 from leyden.services.trainer.step.step import optimizer_step
 from tests.support.builders import run_document

@@ -14,11 +14,18 @@ from transformers import AutoModelForCausalLM
 from leyden.libs.contracts.config import Lora, PpoClip, RunConfig
 from leyden.libs.contracts.weights import weights_sha256
 from leyden.services.trainer.model.forward import Policy
-from leyden.services.trainer.model.load import load_model
+from leyden.services.trainer.model.load import read_model
 from leyden.services.trainer.model.lora import adapter_state, add_adapters
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.batch import trained_tokens
 from leyden.services.trainer.rows.progress import Progress
+from leyden.services.trainer.state.assembly import (
+    adopt_weights,
+    make_accelerator,
+    model_of,
+    resume_learner,
+    start_learner,
+)
 from leyden.services.trainer.state.checkpoints import (
     CheckpointDamaged,
     Export,
@@ -26,15 +33,9 @@ from leyden.services.trainer.state.checkpoints import (
     optimizer_state,
     save_checkpoint,
 )
-from leyden.services.trainer.state.learner import (
-    adopt_weights,
-    make_accelerator,
-    model_of,
-    resume_learner,
-    start_learner,
-)
 from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
-from leyden.services.trainer.step.step import Learner, optimizer_step
+from leyden.services.trainer.step.learner import Learner
+from leyden.services.trainer.step.step import optimizer_step
 from tests.unit.trainer.cases import agent_samples, tiny_llama
 from tests.unit.trainer.test_compute import assert_same, plain_gradients, shared_gradients
 
@@ -78,7 +79,7 @@ def exported(learner: Learner, base: Path, folder: Path) -> Export:
 
 
 def test_adapters_train_and_the_base_model_stays(tiny_model: Path, tmp_path: Path) -> None:
-    before = load_model(tiny_model).state_dict()
+    before = read_model(tiny_model).state_dict()
     learner = trained(tiny_model, run_config())
     after = model_of(learner).state_dict()
     for name, weight in before.items():
@@ -95,8 +96,8 @@ def test_the_merged_export_computes_what_the_adapters_do(tiny_model: Path, tmp_p
     learner = trained(tiny_model, run_config())
     export = exported(learner, tiny_model, tmp_path / "2")
     wanted = logits(model_of(learner))
-    assert not torch.allclose(wanted, logits(load_model(tiny_model)), atol=1e-3)
-    assert torch.allclose(logits(load_model(export.path)), wanted, atol=1e-5)
+    assert not torch.allclose(wanted, logits(read_model(tiny_model)), atol=1e-3)
+    assert torch.allclose(logits(read_model(export.path)), wanted, atol=1e-5)
     assert {name: tensor.shape for name, tensor in load_file(export.path / "model.safetensors").items()} == {
         name: tensor.shape for name, tensor in load_file(tiny_model / "model.safetensors").items()
     }
@@ -112,7 +113,7 @@ def test_the_reference_is_the_base_model(tiny_model: Path) -> None:
     samples = agent_samples(5)
     plan = plan_batch(samples, trained_tokens(samples), 40)
     size = len(trained_tokens(samples))
-    base = batch_logprobs(Policy(load_model(tiny_model)), plan, size, CPU)
+    base = batch_logprobs(Policy(read_model(tiny_model)), plan, size, CPU)
     assert np.allclose(batch_logprobs(learner.reference.policy, plan, size, CPU), base, atol=1e-5)
     assert not np.allclose(batch_logprobs(learner.policy, plan, size, CPU), base, atol=1e-2)
     assert optimizer_step(learner, samples, config)["kl_reference"] > 0

@@ -11,7 +11,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from leyden.services.trainer.model.load import (
+from leyden.services.trainer.model.families import (
     UnsupportedModel,
     _lowest_layers,
     _ordinary_ids,
@@ -19,9 +19,8 @@ from leyden.services.trainer.model.load import (
     check_arithmetic,
     check_family,
     check_structure,
-    freeze,
-    load_model,
 )
+from leyden.services.trainer.model.load import freeze, read_model
 from tests.unit.trainer.cases import tiny_llama
 
 SIZES = {
@@ -123,7 +122,7 @@ def test_the_check_asks_tokens_of_the_middle_of_the_vocabulary() -> None:
 
 def test_weights_that_a_run_made_are_loaded_without_a_question(tmp_path: Path) -> None:
     tiny("stablelm").save_pretrained(tmp_path)
-    assert load_model(tmp_path).dtype is torch.float32
+    assert read_model(tmp_path).dtype is torch.float32
     with pytest.raises(UnsupportedModel, match="nats"):
         check_family(tmp_path)
 

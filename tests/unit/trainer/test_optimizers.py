@@ -8,16 +8,17 @@ import torch
 
 from leyden.libs.contracts.config import Optimizer, RunConfig
 from leyden.services.trainer.rows.progress import Progress
-from leyden.services.trainer.state.checkpoints import optimizer_state, save_checkpoint
-from leyden.services.trainer.state.learner import (
+from leyden.services.trainer.state.assembly import (
     export_learner,
     make_accelerator,
     model_of,
     resume_learner,
     start_learner,
 )
+from leyden.services.trainer.state.checkpoints import optimizer_state, save_checkpoint
+from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.optimizers import LEAST_VALUES, CompactAdamW, uses_codes
-from leyden.services.trainer.step.step import Learner, optimizer_step
+from leyden.services.trainer.step.step import optimizer_step
 from tests.support.builders import run_document
 from tests.unit.trainer.cases import agent_samples
 

@@ -12,9 +12,9 @@ from leyden.services.trainer.model.remedies import HostOutOfMemory, naming_setti
 from leyden.services.trainer.ranks.collectives import ALONE
 from leyden.services.trainer.ranks.messages import Load
 from leyden.services.trainer.rows.progress import Progress
-from leyden.services.trainer.state import checkpoints, learner
+from leyden.services.trainer.state import assembly, checkpoints
+from leyden.services.trainer.state.assembly import compare_at, load_learner, make_accelerator, start_learner
 from leyden.services.trainer.state.checkpoints import describe, optimizer_state, save_checkpoint
-from leyden.services.trainer.state.learner import compare_at, load_learner, make_accelerator, start_learner
 from leyden.services.trainer.step.step import optimizer_step
 from tests.support.builders import run_document
 from tests.unit.trainer.cases import agent_samples
@@ -78,7 +78,7 @@ def test_numpys_error_is_one_for_want_of_memory_too() -> None:
 
 
 def test_a_model_that_cannot_be_loaded_names_the_settings(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learner, "load_model", exhaust)
+    monkeypatch.setattr(assembly, "read_model", exhaust)
     with pytest.raises(HostOutOfMemory, match=r"the learner .* training.lora.*smaller model.*can't allocate"):
         load_learner(Load(tiny_model, run_config()), CPU, ALONE)
 
@@ -98,5 +98,5 @@ def test_a_checkpoint_for_which_there_is_no_memory_is_not_damaged(
 def test_a_version_for_which_there_is_no_memory_is_not_compared(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learner, "load_model", exhaust)
+    monkeypatch.setattr(assembly, "read_model", exhaust)
     assert compare_at(0, tiny_model, agent_samples(0), run_config(), CPU) == {}

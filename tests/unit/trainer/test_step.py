@@ -13,11 +13,11 @@ from leyden.services.trainer.loop import PoliciesDisagree, require_agreement
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.rows.batch import Sample, mini_batches, to_go, trained_tokens, with_whitened_advantages
 from leyden.services.trainer.rows.selection import select_groups
-from leyden.services.trainer.state.learner import compare_at
+from leyden.services.trainer.state.assembly import compare_at
 from leyden.services.trainer.step.gradients import Interrupted, batch_logprobs, plan_batch
+from leyden.services.trainer.step.learner import Learner, Reference
 from leyden.services.trainer.step.optimizers import learning_rate, make_optimizer
-from leyden.services.trainer.step.reference import Reference
-from leyden.services.trainer.step.step import Learner, TrainingDiverged, optimizer_step
+from leyden.services.trainer.step.step import TrainingDiverged, optimizer_step
 from tests.unit.trainer.cases import agent_samples, sample, tiny_llama
 
 CPU = Accelerator(cpu=True)

@@ -15,11 +15,12 @@ from leyden.services.trainer.model.value_model import ValueModel
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_of
 from leyden.services.trainer.rows.progress import Progress
+from leyden.services.trainer.state.assembly import make_accelerator, resume_learner, start_learner
 from leyden.services.trainer.state.checkpoints import export_weights, optimizer_state, save_checkpoint
-from leyden.services.trainer.state.learner import make_accelerator, resume_learner, start_learner
 from leyden.services.trainer.step.gradients import Anchors, accumulate_gradients
+from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.optimizers import make_optimizer
-from leyden.services.trainer.step.step import Learner, TrainingDiverged, optimizer_step
+from leyden.services.trainer.step.step import TrainingDiverged, optimizer_step
 from tests.support.tiny_model import make_tiny_model
 from tests.unit.trainer.cases import tiny_llama, tiny_qwen
 from tests.unit.trainer.test_critic import CPU, agent_forest, agent_rows, config, gradients, plain_values

@@ -14,10 +14,11 @@ from leyden.libs.contracts.config import Critic, RunConfig
 from leyden.libs.telemetry import logger
 from leyden.services.trainer.model.cpu.products import use_fast_products
 from leyden.services.trainer.model.forward import Policy
-from leyden.services.trainer.model.load import freeze, load_model
-from leyden.services.trainer.model.lora import BasePolicy, adapter_parameters, add_adapters, has_adapters, load_adapter
+from leyden.services.trainer.model.load import freeze, read_model
+from leyden.services.trainer.model.lora import adapter_parameters, add_adapters, has_adapters, load_adapter
 from leyden.services.trainer.model.remedies import naming_settings, raising_host_memory
-from leyden.services.trainer.model.sharding import gather, replace_values, shard
+from leyden.services.trainer.model.sharding import shard
+from leyden.services.trainer.model.tensors import gather, replace_values
 from leyden.services.trainer.model.value_model import ValueModel, require_same_tokens
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.ranks.messages import Gather, Load, Save
@@ -37,10 +38,9 @@ from leyden.services.trainer.state.checkpoints import (
     parts_of,
 )
 from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
+from leyden.services.trainer.step.learner import BasePolicy, Learner, Reference, copied
 from leyden.services.trainer.step.metrics import Metrics, gap_metrics
 from leyden.services.trainer.step.optimizers import make_optimizer
-from leyden.services.trainer.step.reference import Reference, copied
-from leyden.services.trainer.step.step import Learner
 
 log = logger()
 
@@ -158,7 +158,7 @@ def adopt_weights(learner: Learner, weights: Path) -> float:
     if has_adapters(model_of(learner)):
         return load_adapter(model_of(learner), weights)
     own, largest = model_of(learner).state_dict(), 0.0
-    for name, loaded in load_model(weights).state_dict().items():
+    for name, loaded in read_model(weights).state_dict().items():
         largest = max(largest, replace_values(own[name], loaded, learner.export_dtype))
     return largest
 
@@ -281,7 +281,7 @@ def _frozen(weights: Path, config: RunConfig, accelerator: Accelerator) -> Polic
 
 def _trained_model(base: Path, weights: Path, config: RunConfig, device: torch.device) -> PreTrainedModel:
     lora = config.training.lora
-    model = load_model(weights if lora is None else base)
+    model = read_model(weights if lora is None else base)
     if lora is None:
         freeze(model, config.training.frozen)
     else:
@@ -302,7 +302,7 @@ def _place(policy: Policy, config: RunConfig, accelerator: Accelerator, ranks: R
 
 
 def _load(folder: Path, config: RunConfig, device: torch.device) -> PreTrainedModel:
-    return _with_precision(load_model(folder), config, device)
+    return _with_precision(read_model(folder), config, device)
 
 
 def _with_precision(model: PreTrainedModel, config: RunConfig, device: torch.device) -> PreTrainedModel:
