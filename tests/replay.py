@@ -40,13 +40,13 @@ def differing_versions(dsn: str, run_id: str, base: Path) -> list[int]:
 
 async def _replay(dsn: str, run_id: str, base: Path) -> list[int]:
     # Imported in the replaying process alone: its caller need not load torch.
-    from leyden.services.trainer.state.assembly import make_accelerator, start_learner
+    from leyden.services.trainer.state.assembly import assemble_learner, make_accelerator
 
     database = Database(dsn)
     try:
         async with database.read() as session:
             config = await training.read_run_config(session, run_id)
-            learner = start_learner(base, config, make_accelerator("cpu", config.training.precision))
+            learner = assemble_learner(base, config, make_accelerator("cpu", config.training.precision))
             last = await training.last_committed_step(session, run_id)
             steps = range(1, 1 + (last.number if last else 0))
             return [step for step in steps if not await _reproduces(session, run_id, config, learner, step, base)]
@@ -58,15 +58,15 @@ async def _reproduces(
     session: ReadSession, run_id: str, config: RunConfig, learner: Learner, step: int, base: Path
 ) -> bool:
     """Makes one step and returns whether its weights are those on record."""
-    from leyden.services.trainer.state.assembly import export_learner
     from leyden.services.trainer.state.resume import recorded_samples
+    from leyden.services.trainer.state.versions import export_version
     from leyden.services.trainer.step.step import optimizer_step
 
     samples, zero_variance = await recorded_samples(session, run_id, step, config.sampling)
     optimizer_step(learner, samples, config, zero_variance=zero_variance)
     recorded = await training.read_version(session, run_id, step)
     with tempfile.TemporaryDirectory() as folder:
-        export = export_learner(learner, base, Path(folder) / "version")
+        export = export_version(learner, base, Path(folder) / "version")
     return recorded is not None and export.content_sha256 == recorded.content_sha256
 
 

@@ -15,15 +15,12 @@ from leyden.libs.telemetry import logger
 from leyden.services.trainer.ranks.collectives import RankFailed, Ranks
 from leyden.services.trainer.ranks.messages import Adopt, Gather, Load, Save, Step
 from leyden.services.trainer.settings import Settings
-from leyden.services.trainer.state.assembly import (
-    adopt_weights,
-    checkpoint_state,
-    gather_weights,
-    load_learner,
-    make_accelerator,
-)
-from leyden.services.trainer.state.checkpoints import CheckpointDamaged
+from leyden.services.trainer.state.assembly import make_accelerator
+from leyden.services.trainer.state.checkpoints import checkpoint_state
+from leyden.services.trainer.state.folders import CheckpointDamaged
+from leyden.services.trainer.state.resume import restore_learner
 from leyden.services.trainer.state.shards import write_shards
+from leyden.services.trainer.state.versions import adopt_weights, gather_weights
 from leyden.services.trainer.step.gradients import Interrupted
 from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.step import TrainingDiverged, optimizer_step
@@ -59,7 +56,7 @@ def _follow(settings: Settings, ranks: Ranks, asked: Callable[[], bool]) -> None
                 # Two learners at once may exceed the device's memory.
                 run = None
                 accelerator = make_accelerator(settings.device, message.config.training.precision)
-                run = message, load_learner(message, accelerator, ranks)
+                run = message, restore_learner(message, accelerator, ranks)
             elif isinstance(message, Step) and run is not None:
                 load, learner = run
                 fault_point("trainer.follower_step")

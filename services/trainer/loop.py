@@ -19,14 +19,14 @@ from leyden.libs.store.database import Database
 from leyden.libs.store.locks import AdvisoryLock
 from leyden.libs.telemetry import logger
 from leyden.services.trainer.ranks.messages import Step
-from leyden.services.trainer.rows.batch import Sample
+from leyden.services.trainer.rows.batch import Sample, decode_samples
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.rows.selection import Selection, select_groups
 from leyden.services.trainer.settings import Settings
-from leyden.services.trainer.state.assembly import begin_checkpoint, compare_at, export_learner
-from leyden.services.trainer.state.checkpoints import Export, checkpoint_folder, version_folder
-from leyden.services.trainer.state.resume import decode_samples, export_again
-from leyden.services.trainer.state.saving import PHASE_SECONDS, Saver, lock_check
+from leyden.services.trainer.state.assembly import compare_at
+from leyden.services.trainer.state.folders import checkpoint_folder, version_folder
+from leyden.services.trainer.state.saving import PHASE_SECONDS, Saver, begin_checkpoint, lock_check
+from leyden.services.trainer.state.versions import Export, export_again, export_version
 from leyden.services.trainer.step.gradients import Interrupted
 from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.metrics import Metrics
@@ -238,7 +238,7 @@ class Trainer:
             )
         started = time.perf_counter()
         folder = version_folder(self.settings.folder.absolute(), self.settings.run_id, self.learner.step)
-        export = export_learner(self.learner, self.base, folder, self._check_lock)
+        export = export_version(self.learner, self.base, folder, self._check_lock)
         return {**metrics, **moments, "export_seconds": time.perf_counter() - started}, export
 
     def _report(self, metrics: Metrics, selection: Selection) -> None:

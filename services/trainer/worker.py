@@ -25,9 +25,10 @@ from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.sender import WeightSender
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.state.assembly import make_accelerator
-from leyden.services.trainer.state.checkpoints import clear_scratch, copy_version, describe, version_folder
-from leyden.services.trainer.state.resume import LearnerLoader
+from leyden.services.trainer.state.folders import clear_scratch, version_folder
+from leyden.services.trainer.state.resume import RecordedRun
 from leyden.services.trainer.state.saving import lock_check
+from leyden.services.trainer.state.versions import copy_version, describe
 from leyden.services.trainer.step.gradients import Interrupted
 
 log = logger()
@@ -151,8 +152,8 @@ async def _open_trainer(
     if config.training.steps == 0:
         return None
     accelerator = make_accelerator(settings.device, config.training.precision)
-    loader = LearnerLoader(database, run_id, config, base, accelerator, lock_check(lock), ranks, start, inherited)
-    learner = await loader.load(stop.is_set)
+    loader = RecordedRun(database, run_id, config, base, accelerator, lock_check(lock), ranks, start, inherited)
+    learner = await loader.restore(stop.is_set)
     log.info("learner ready", step=learner.step, device=str(accelerator.device), ranks=ranks.size)
     return Trainer(settings, config, base, database, notifications, lock, learner)
 

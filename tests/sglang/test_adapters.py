@@ -30,8 +30,9 @@ from leyden.services.controller.engines.discovery import StaticEngines
 from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.controller.settings import Settings
 from leyden.services.trainer.model.load import read_model
-from leyden.services.trainer.state.assembly import make_accelerator, model_of, start_learner
-from leyden.services.trainer.state.checkpoints import export_weights, version_folder
+from leyden.services.trainer.state.assembly import assemble_learner, make_accelerator
+from leyden.services.trainer.state.folders import version_folder
+from leyden.services.trainer.state.versions import export_version
 from leyden.services.trainer.step.step import optimizer_step
 from tests.campaigns.soak import QUICK, bandit_run, running_platform
 from tests.fakes import real_sglang
@@ -214,9 +215,9 @@ def version_of(base: Path, weights: Path, run_id: str, version: int) -> TargetVe
     """A version whose adapter changes the model; `version` seeds it."""
     document = {"name": "n", "dataset": "d", "agent": {"command": ["x"]}, "training": {"lora": {"rank": 4}}}
     config = RunConfig.model_validate({**document, "optimizer": {"learning_rate": 1e-2}})
-    learner = start_learner(base, config, make_accelerator("cpu", "float32"))
+    learner = assemble_learner(base, config, make_accelerator("cpu", "float32"))
     optimizer_step(learner, agent_samples(version), config)
-    export = export_weights(model_of(learner), base, version_folder(weights, run_id, version))
+    export = export_version(learner, base, version_folder(weights, run_id, version))
     return TargetVersion(run_id, version, str(export.path), export.content_sha256)
 
 

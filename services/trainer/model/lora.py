@@ -115,7 +115,7 @@ def save_adapter_config(model: PreTrainedModel, folder: Path) -> None:
     model.peft_config[_ADAPTER].save_pretrained(folder)
 
 
-def load_adapter(model: PreTrainedModel, weights: Path) -> float:
+def read_adapter(model: PreTrainedModel, weights: Path) -> float:
     """Copies the adapter of a version's folder into the model. Returns the largest change of any weight.
 
     Raises: OSError, LookupError, ValueError: there is none, or it is another model's

@@ -1,4 +1,4 @@
-"""What rank 0 asks of all ranks; `follower` obeys. Inside a message all ranks call the same collectives."""
+"""The messages of rank 0 to all ranks; `follower` obeys. Inside a message all ranks call the same collectives."""
 
 from __future__ import annotations
 

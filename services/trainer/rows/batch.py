@@ -5,7 +5,7 @@ Axes: N samples (rows), T tokens of one row, K trained tokens of all rows in row
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from leyden.libs.contracts.config import Weighting
 from leyden.libs.contracts.samples import RowCall
+from leyden.libs.store import tables
 from leyden.services.trainer.rows.token_weights import token_weights
 
 
@@ -49,6 +50,31 @@ class Sample:
             raise ValueError(f"sample {self.id}: a trained token was sampled at temperature 0, which has no gradient")
         if not all(np.isfinite(c[self.mask]).all() for c in (self.generator_logprobs, self.advantages)):
             raise ValueError(f"sample {self.id}: a log-probability or advantage is not finite")
+
+
+def decode_sample(row: tables.Sample) -> Sample:
+    """Decodes a stored row into arrays.
+
+    Raises: ValueError: its columns differ in length or contain numbers that cannot be trained.
+    """
+    return Sample(
+        id=row.id,
+        rollout_id=row.rollout_id,
+        group_id=row.group_id,
+        token_ids=np.frombuffer(row.token_ids, "<i4"),
+        mask=np.frombuffer(row.mask, np.uint8).astype(bool),
+        generator_logprobs=np.frombuffer(row.generator_logprobs, "<f4"),
+        advantages=np.frombuffer(row.advantages, "<f4"),
+        temperatures=np.frombuffer(row.temperatures, "<f4"),
+        policy_versions=np.frombuffer(row.policy_versions, "<i4"),
+        calls=tuple(RowCall(**call) for call in row.calls or ()),
+    )
+
+
+def decode_samples(rows: Iterable[tables.Sample], trained: set[str]) -> tuple[list[Sample], list[Sample]]:
+    """Decodes rows and separates the samples of the groups in `trained` from those of the zero-variance groups."""
+    samples = [decode_sample(row) for row in rows]
+    return [one for one in samples if one.group_id in trained], [one for one in samples if one.group_id not in trained]
 
 
 @dataclass(frozen=True)

@@ -12,69 +12,69 @@ whole is, and the steps after that one are made again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from accelerate import Accelerator
-from prometheus_client import Counter
 
 from leyden.libs.contracts.config import RunConfig, Sampling
-from leyden.libs.contracts.samples import RowCall
 from leyden.libs.contracts.states import ConsumptionVerdict
 from leyden.libs.contracts.weights import weights_sha256
-from leyden.libs.store import tables, training
+from leyden.libs.store import training
 from leyden.libs.store.database import Database, ReadSession
 from leyden.libs.telemetry import logger
+from leyden.services.trainer.model.remedies import naming_settings
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.ranks.messages import Adopt, Load, Step
-from leyden.services.trainer.rows.batch import Sample
+from leyden.services.trainer.rows.batch import Sample, decode_samples
 from leyden.services.trainer.rows.progress import Progress
-from leyden.services.trainer.state.assembly import (
-    adopt_weights,
-    begin_checkpoint,
-    export_learner,
-    load_learner,
-)
-from leyden.services.trainer.state.checkpoints import (
-    CheckpointDamaged,
-    LockCheck,
-    no_lock,
-    remove_folder,
-    save_checkpoint,
-)
+from leyden.services.trainer.state.assembly import assemble_learner
+from leyden.services.trainer.state.folders import CheckpointDamaged, LockCheck, no_lock
+from leyden.services.trainer.state.reading import read_checkpoint
+from leyden.services.trainer.state.saving import begin_checkpoint, save_checkpoint
+from leyden.services.trainer.state.versions import adopt_weights, describe, export_again
 from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.step import optimizer_step
 
 log = logger()
 
-VERSIONS_EXPORTED_AGAIN = Counter("trainer_versions_exported_again_total", "Versions whose files were damaged or lost.")
 
+def restore_learner(load: Load, accelerator: Accelerator, ranks: Ranks = ALONE) -> Learner:
+    """The learner that a message describes; where it restores a step, it is as it was right after that, and on a CPU
+    it continues bit for bit. All ranks call it.
 
-def decode_sample(row: tables.Sample) -> Sample:
-    """Decodes a stored row into arrays.
-
-    Raises: ValueError: its columns differ in length or contain numbers that cannot be trained.
+    Raises: CheckpointDamaged: weights or optimiser state are missing or are not what the store recorded, on any rank;
+        torch.OutOfMemoryError; CompilationFailed: several ranks make a pass to shard a model
     """
-    return Sample(
-        id=row.id,
-        rollout_id=row.rollout_id,
-        group_id=row.group_id,
-        token_ids=np.frombuffer(row.token_ids, "<i4"),
-        mask=np.frombuffer(row.mask, np.uint8).astype(bool),
-        generator_logprobs=np.frombuffer(row.generator_logprobs, "<f4"),
-        advantages=np.frombuffer(row.advantages, "<f4"),
-        temperatures=np.frombuffer(row.temperatures, "<f4"),
-        policy_versions=np.frombuffer(row.policy_versions, "<i4"),
-        calls=tuple(RowCall(**call) for call in row.calls or ()),
-    )
+    with naming_settings(load.config, "the learner"):
+        if load.resumed is None:
+            return assemble_learner(load.base, load.config, accelerator, ranks, load.start)
+        try:
+            return _restored(load, *load.resumed, accelerator, ranks)
+        except CheckpointDamaged:
+            # The learner of an older step follows: without this the accelerator holds the model of both.
+            accelerator.free_memory()
+            raise
 
 
-def decode_samples(rows: Iterable[tables.Sample], trained: set[str]) -> tuple[list[Sample], list[Sample]]:
-    """Decodes rows and separates the samples of the groups in `trained` from those of the zero-variance groups."""
-    samples = [decode_sample(row) for row in rows]
-    return [one for one in samples if one.group_id in trained], [one for one in samples if one.group_id not in trained]
+def _restored(
+    load: Load, weights: Path, checkpoint: Path, expected: Progress, accelerator: Accelerator, ranks: Ranks
+) -> Learner:
+    with ranks.agreeing_on(CheckpointDamaged):
+        for folder, sha256 in ((weights, expected.content_sha256), *((load.reference,) if load.reference else ())):
+            if describe(folder).content_sha256 != sha256:
+                raise CheckpointDamaged(f"{folder} is not what the store recorded of this version: restore it")
+    with ranks.agreeing_on(CheckpointDamaged):
+        reference = load.reference[0] if load.reference else None
+        try:
+            learner = assemble_learner(load.base, load.config, accelerator, ranks, weights, reference)
+        # The hash covers the weights alone: transformers reports a damaged config with one of these errors.
+        except (OSError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointDamaged(f"{weights} cannot be loaded ({error}): restore it from a backup") from error
+        read_checkpoint(learner, checkpoint, expected)
+        learner.step = expected.step if load.step is None else load.step
+        return learner
 
 
 async def recorded_samples(
@@ -92,22 +92,6 @@ async def recorded_samples(
     return decode_samples(rows, trained | set(replayed))
 
 
-def export_again(learner: Learner, base: Path, version: training.Version, check_lock: LockCheck) -> None:
-    """Exports a version whose files are damaged or lost; `learner` is the one right after its step.
-
-    Raises: CheckpointDamaged: the learner's weights are not those that the store recorded
-    """
-    folder = Path(version.path)
-    if export_learner(learner, base, folder, check_lock).content_sha256 != version.content_sha256:
-        remove_folder(folder)
-        raise CheckpointDamaged(
-            f"{folder} is damaged or lost, and this machine or release writes other weights than those on record:"
-            " restore it"
-        )
-    VERSIONS_EXPORTED_AGAIN.inc()
-    log.warning("version exported again", version=version.version, path=version.path)
-
-
 def _steps_with_checkpoint(checkpoint: Path, oldest: int, last: int) -> list[int]:
     """The steps of these that have one beside `checkpoint`, newest first, and 0 where only one step was made."""
     steps = [step for step in range(last, max(0, oldest - 1), -1) if checkpoint.with_name(str(step)).is_dir()]
@@ -115,8 +99,8 @@ def _steps_with_checkpoint(checkpoint: Path, oldest: int, last: int) -> list[int
 
 
 @dataclass(frozen=True)
-class LearnerLoader:
-    """Loads a run's learner from the store's record, the base model and the run's files.
+class RecordedRun:
+    """A run as the store, its base model and its files have it.
 
     Args: check_lock: called before a checkpoint is written; start: the weights of version 0, where the run continues
         another one; inherited: that run's checkpoint and its high-water mark, None for a new optimiser
@@ -132,7 +116,7 @@ class LearnerLoader:
     start: Path | None = None
     inherited: tuple[Path, Progress] | None = None
 
-    async def load(self, interrupted: Callable[[], bool]) -> Learner:
+    async def restore(self, interrupted: Callable[[], bool]) -> Learner:
         """Returns the learner right after the run's last committed step, or of version 0 if no step is committed.
 
         Args:   interrupted: asked before every pack if a step is made again
@@ -142,12 +126,12 @@ class LearnerLoader:
             last = await training.last_committed_step(session, self.run_id)
         if last is None:
             return await asyncio.to_thread(self._start)
-        learner = await self._load_newest(last.number, Path(last.checkpoint))
+        learner = await self._restore_newest(last.number, Path(last.checkpoint))
         while learner.step < last.number:
-            await self._make_again(learner, Path(last.checkpoint), interrupted)
+            await self.remake_step(learner, Path(last.checkpoint), interrupted)
         return learner
 
-    async def _load_newest(self, last: int, checkpoint: Path) -> Learner:
+    async def _restore_newest(self, last: int, checkpoint: Path) -> Learner:
         """Returns the learner right after the newest step whose files are whole: `last`, or one before it.
 
         Raises: CheckpointDamaged: with the reason of each step that was tried
@@ -155,7 +139,7 @@ class LearnerLoader:
         oldest, reasons = last - self.config.training.keep_checkpoints, list[str]()
         for step in await asyncio.to_thread(_steps_with_checkpoint, checkpoint, oldest, last):
             try:
-                return await asyncio.to_thread(self._start) if step == 0 else await self._load_step(step, checkpoint)
+                return await asyncio.to_thread(self._start) if step == 0 else await self._restore_step(step, checkpoint)
             except CheckpointDamaged as damage:
                 log.warning("files of a step damaged", step=step, cause=str(damage))
                 reasons.append(str(damage))
@@ -167,7 +151,7 @@ class LearnerLoader:
             " resume the run from an older version"
         )
 
-    async def _load_step(self, step: int, checkpoint: Path) -> Learner:
+    async def _restore_step(self, step: int, checkpoint: Path) -> Learner:
         """Args: checkpoint: the folder of any step's"""
         version = await self._version(step)
         expected = Progress(self.run_id, step, version.content_sha256)
@@ -176,21 +160,21 @@ class LearnerLoader:
             found = await self._version(number)
             reference = Path(found.path), found.content_sha256
         resumed = Path(version.path), checkpoint.with_name(str(step)), expected
-        return await asyncio.to_thread(self._load, Load(self.base, self.config, resumed, reference=reference))
+        return await asyncio.to_thread(self._restore, Load(self.base, self.config, resumed, reference=reference))
 
     def _start(self) -> Learner:
         if self.inherited is not None and self.start is not None:
             try:
-                return self._load(Load(self.base, self.config, (self.start, *self.inherited), step=0))
+                return self._restore(Load(self.base, self.config, (self.start, *self.inherited), step=0))
             except CheckpointDamaged as error:
                 log.warning("optimiser starts anew", cause=str(error))
-        return self._load(Load(self.base, self.config, start=self.start))
+        return self._restore(Load(self.base, self.config, start=self.start))
 
-    def _load(self, load: Load) -> Learner:
+    def _restore(self, load: Load) -> Learner:
         with self.ranks.sending(load):
-            return load_learner(load, self.accelerator, self.ranks)
+            return restore_learner(load, self.accelerator, self.ranks)
 
-    async def _make_again(self, learner: Learner, checkpoint: Path, interrupted: Callable[[], bool]) -> None:
+    async def remake_step(self, learner: Learner, checkpoint: Path, interrupted: Callable[[], bool]) -> None:
         """Makes the next recorded step again, with the samples on record, and writes its missing checkpoint."""
         step = learner.step + 1
         async with self.database.read() as session:

@@ -1,4 +1,4 @@
-"""Writes the checkpoint of a recorded step in the background, then removes old files.
+"""Writes checkpoints: that of a recorded step in the background, before it removes old files.
 
 A thread writes the optimiser's state while the next samples arrive and their gradients are computed. The next update of
 weights and moments waits for that thread.
@@ -7,32 +7,43 @@ weights and moments waits for that thread.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
 from collections.abc import Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from prometheus_client import Histogram
+from torch import Tensor
 
 from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.weights import file_sha256
 from leyden.libs.faults import fault_point
 from leyden.libs.store import training
 from leyden.libs.store.database import Database
 from leyden.libs.store.locks import AdvisoryLock
 from leyden.libs.telemetry import SECONDS_BUCKETS
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
+from leyden.services.trainer.ranks.messages import Save
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.settings import Settings
-from leyden.services.trainer.state.checkpoints import (
+from leyden.services.trainer.state.checkpoints import MANIFEST_NAME, STATE_NAME, checkpoint_state
+from leyden.services.trainer.state.folders import (
     LockCheck,
     checkpoint_folder,
+    in_parts,
+    named,
+    new_scratch,
+    no_lock,
     remove_folder,
-    save_checkpoint,
+    save_tensors,
     version_folder,
 )
+from leyden.services.trainer.state.shards import write_shards
+from leyden.services.trainer.step.learner import Learner
 
 PHASE_SECONDS = Histogram("trainer_phase_seconds", "Time of one phase of a step.", ["phase"], buckets=SECONDS_BUCKETS)
 
@@ -41,6 +52,53 @@ def lock_check(lock: AdvisoryLock) -> LockCheck:
     """A check that other threads than the running event loop's may call; it raises LockLost."""
     loop = asyncio.get_running_loop()
     return lambda: asyncio.run_coroutine_threadsafe(lock.check(), loop).result()
+
+
+def begin_checkpoint(
+    learner: Learner, folder: Path, check_lock: LockCheck = no_lock
+) -> tuple[dict[str, Tensor], Path | None]:
+    """The learner's state, and the scratch folder where the other ranks begin to write theirs, if there are others.
+
+    Rank 0 calls it. It must then give both to `save_checkpoint`: the others wait for it.
+    """
+    scratch = None
+    if learner.ranks.size > 1:
+        scratch = new_scratch(folder.absolute(), check_lock)
+        with learner.ranks.sending(Save(scratch)):
+            pass
+    return checkpoint_state(learner), scratch
+
+
+def save_checkpoint(
+    state: Mapping[str, Tensor],
+    progress: Progress,
+    folder: Path,
+    check_lock: LockCheck = no_lock,
+    ranks: Ranks = ALONE,
+    scratch: Path | None = None,
+) -> None:
+    """Writes what a resumed trainer needs beside the weights, in files of `FILE_BYTES`, or in those of all ranks.
+
+    Args:   state, scratch: see `begin_checkpoint`
+    Raises: OSError: a file of any rank cannot be written; RankLost; whatever `check_lock` raises
+    """
+    scratch = scratch or new_scratch(folder, check_lock)
+    with named(scratch, folder, check_lock, moment="trainer.checkpoint_unnamed"):
+        # No pickle: reading a checkpoint runs no code.
+        files = write_shards(state, scratch, ranks) if ranks.size > 1 else _write_parts(state, scratch)
+        fault_point("trainer.state_written")
+        document = {**asdict(progress), "files": files}
+        (scratch / MANIFEST_NAME).write_text(json.dumps(document, indent=2) + "\n")
+
+
+def _write_parts(state: Mapping[str, Tensor], folder: Path) -> dict[str, str]:
+    """Returns the hash of each file by its name."""
+    files = dict[str, str]()
+    for names in in_parts(state):
+        file = folder / (f"{len(files)}-{STATE_NAME}" if files else STATE_NAME)
+        save_tensors({name: state[name] for name in names}, file)
+        files[file.name] = file_sha256(file)
+    return files
 
 
 class Saver:
@@ -61,7 +119,7 @@ class Saver:
         self._task: asyncio.Future[None] = asyncio.wrap_future(self._written)
         self._hurry = threading.Event()
 
-    def save(self, state: Mapping[str, torch.Tensor], progress: Progress, scratch: Path | None = None) -> None:
+    def save(self, state: Mapping[str, Tensor], progress: Progress, scratch: Path | None = None) -> None:
         """Starts to save a step: after `checkpoint_delay_seconds`, or at once when somebody waits for it.
 
         Args: scratch: see `begin_checkpoint`

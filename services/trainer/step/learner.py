@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from leyden.services.trainer.model.forward import Outputs, Policy, Reads, Trunk
-from leyden.services.trainer.model.lora import adapter_parameters, without_adapters
+from leyden.services.trainer.model.lora import adapter_parameters, of_adapter, without_adapters
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.rows.tree import Pack
 
@@ -99,6 +100,19 @@ class Learner:
     ranks: Ranks = ALONE
     value_model: Policy | None = None
     export_dtype: torch.dtype | None = None
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The policy's model."""
+        model: PreTrainedModel = self.accelerator.unwrap_model(self.policy).model
+        return model
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The model's state without the second names of tied weights. Adapters come first."""
+        tied: dict[str, str] = self.model.all_tied_weights_keys
+        own = {name: tensor for name, tensor in self.model.state_dict().items() if name not in tied}
+        return dict(sorted(own.items(), key=lambda item: not of_adapter(item[0])))
 
     @property
     def values(self) -> nn.Module | None:

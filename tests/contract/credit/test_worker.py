@@ -24,7 +24,7 @@ from leyden.libs.store.read.runs import create_run
 from leyden.services.credit import worker
 from leyden.services.credit.settings import Settings
 from leyden.services.credit.worker import credit_pending, work
-from leyden.services.trainer.state.resume import decode_sample
+from leyden.services.trainer.rows.batch import decode_sample
 from tests.support.builders import (
     add_attempt,
     add_call,

@@ -20,8 +20,8 @@ from leyden.libs.contracts.weights import ADAPTER_FOLDER
 from leyden.services.controller.engines.client import EngineClient as Control
 from leyden.services.controller.engines.client import EngineRefused
 from leyden.services.controller.settings import Settings
-from leyden.services.trainer.state.assembly import make_accelerator, model_of, start_learner
-from leyden.services.trainer.state.checkpoints import export_weights
+from leyden.services.trainer.state.assembly import assemble_learner, make_accelerator
+from leyden.services.trainer.state.versions import export_version
 from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.step import optimizer_step
 from tests.contract.conftest import KINDS
@@ -95,10 +95,10 @@ def trained(base: Path, folder: Path, seed: int, **lora: Any) -> tuple[Learner, 
         "sampling": {"seed": seed},
     }
     config = RunConfig.model_validate(document)
-    learner = start_learner(base, config, make_accelerator("cpu", "float32"))
+    learner = assemble_learner(base, config, make_accelerator("cpu", "float32"))
     for number in range(2):
         optimizer_step(learner, agent_samples(10 * seed + number), config)
-    return learner, export_weights(model_of(learner), base, folder).path / ADAPTER_FOLDER
+    return learner, export_version(learner, base, folder).path / ADAPTER_FOLDER
 
 
 def gap(learner: Learner, answer: dict[str, Any]) -> float:
@@ -106,7 +106,7 @@ def gap(learner: Learner, answer: dict[str, Any]) -> float:
     ids = answer["output_ids"]
     claimed = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
     with torch.no_grad():
-        scores = model_of(learner)(input_ids=torch.tensor([PROMPT + ids])).logits[0].log_softmax(-1)
+        scores = learner.model(input_ids=torch.tensor([PROMPT + ids])).logits[0].log_softmax(-1)
     computed = scores[range(len(PROMPT) - 1, len(PROMPT) + len(ids) - 1), ids].numpy()
     return float(np.abs(computed - claimed).max())
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.services.trainer.rows.batch import Sample, trained_tokens
-from leyden.services.trainer.state.assembly import make_accelerator, start_learner
-from leyden.services.trainer.state.checkpoints import export_weights
+from leyden.services.trainer.state.assembly import assemble_learner, make_accelerator
+from leyden.services.trainer.state.versions import export_version
 from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
 from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.step import optimizer_step
@@ -62,13 +62,13 @@ async def test_trainer_and_engine_agree_on_every_token_before_and_after_a_step(
     config = RunConfig.model_validate(
         {"name": "n", "dataset": "d", "agent": {"command": ["x"]}, "optimizer": {"learning_rate": 1e-3}}
     )
-    learner = start_learner(tiny_model, config, make_accelerator("cpu", "float32"))
+    learner = assemble_learner(tiny_model, config, make_accelerator("cpu", "float32"))
     before = await sampled(engine, 0)
     assert largest_gap(learner, before) < TOLERANCE
     metrics = optimizer_step(learner, before, config)
     assert metrics["logprob_gap_max"] < TOLERANCE
 
-    export = export_weights(learner.policy.model, tiny_model, tmp_path / "1")
+    export = export_version(learner, tiny_model, tmp_path / "1")
     answer = await engine.control(
         "/update_weights_from_disk", model_path=str(export.path), weight_version="run:1", flush_cache=True
     )

@@ -14,7 +14,8 @@ from leyden.libs.contracts.weights import file_sha256
 from leyden.libs.faults import FaultInjector
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.services.trainer.state.checkpoints import STATE_NAME, describe
+from leyden.services.trainer.state.checkpoints import STATE_NAME
+from leyden.services.trainer.state.versions import describe
 from tests.contract.trainer.test_steps import Case
 from tests.fakes.forked_trainer import forked_trainer
 from tests.support import builders

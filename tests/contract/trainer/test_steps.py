@@ -34,16 +34,9 @@ from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.state import saving
 from leyden.services.trainer.state.assembly import make_accelerator
-from leyden.services.trainer.state.checkpoints import (
-    CheckpointDamaged,
-    LockCheck,
-    copy_version,
-    describe,
-    export_weights,
-    remove_folder,
-    version_folder,
-)
-from leyden.services.trainer.state.resume import LearnerLoader
+from leyden.services.trainer.state.folders import CheckpointDamaged, LockCheck, remove_folder, version_folder
+from leyden.services.trainer.state.resume import RecordedRun
+from leyden.services.trainer.state.versions import copy_version, describe, export_version
 from tests.faults.proxy import FaultProxy, Trouble
 from tests.replay import differing_versions
 from tests.support import builders
@@ -318,7 +311,7 @@ async def interrupted_once(case: Case, monkeypatch: pytest.MonkeyPatch, name: st
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(training, "load_samples"), (trainer_loop, "export_learner"), (training, "commit_step")],
+    [(training, "load_samples"), (trainer_loop, "export_version"), (training, "commit_step")],
 )
 async def test_a_crash_anywhere_in_a_step_changes_nothing_of_the_result(
     case: Case, monkeypatch: pytest.MonkeyPatch, owner: object, name: str
@@ -486,9 +479,9 @@ async def test_a_recomputed_step_uses_the_recorded_weights(
     remove_folder(case.folder / case.run.id / "checkpoints" / "1")
     # Like another machine: the step made again computes other weights.
     config = RunConfig.model_validate(case.run.config | {"optimizer": {"learning_rate": 5e-3}})
-    loader = LearnerLoader(case.database, case.run.id, config, case.model, make_accelerator("cpu", "float32"))
-    learner = await loader.load(lambda: False)
-    again = export_weights(learner.policy.model, case.model, case.folder / "again")
+    loader = RecordedRun(case.database, case.run.id, config, case.model, make_accelerator("cpu", "float32"))
+    learner = await loader.restore(lambda: False)
+    again = export_version(learner, case.model, case.folder / "again")
     assert (learner.step, again.content_sha256) == (1, (await case.versions())[1].content_sha256)
 
 

@@ -21,9 +21,8 @@ from sqlalchemy import select
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.services.credit.worker import credit_pending
-from leyden.services.trainer.rows.batch import Sample, trained_tokens
+from leyden.services.trainer.rows.batch import Sample, decode_sample, trained_tokens
 from leyden.services.trainer.rows.tree import plan_forest
-from leyden.services.trainer.state.resume import decode_sample
 from tests.fakes.chat_model import CHATML, CHATML_WITH_TOOLS, EOS, HE
 from tests.fakes.gateway import Scene, scene
 from tests.fakes.scripted_engine import logprob_of

@@ -21,16 +21,12 @@ from leyden.services.trainer.ranks.messages import Gather
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.state import checkpoints, shards
-from leyden.services.trainer.state.assembly import checkpoint_state, export_learner, gather_weights, model_of
-from leyden.services.trainer.state.checkpoints import (
-    LockCheck,
-    load_checkpoint,
-    no_lock,
-    own_weights,
-    parts_of,
-    save_checkpoint,
-)
+from leyden.services.trainer.state.checkpoints import checkpoint_state
+from leyden.services.trainer.state.folders import LockCheck, no_lock
+from leyden.services.trainer.state.reading import read_checkpoint
+from leyden.services.trainer.state.saving import save_checkpoint
 from leyden.services.trainer.state.shards import write_shards
+from leyden.services.trainer.state.versions import export_version, gather_weights, parts_of
 from leyden.services.trainer.step import optimizers
 from leyden.services.trainer.step.gradients import Interrupted
 from leyden.services.trainer.step.learner import BasePolicy, Learner, Reference, copied
@@ -119,15 +115,15 @@ def save(model: str, folder: Path, ranks: Ranks = ALONE) -> None:
     folder = folder / model
     learner, config = start(model, ranks)
     train(learner, config, until=2)
-    weights = gather_weights(learner, list(own_weights(model_of(learner))))
+    weights = gather_weights(learner, list(learner.weights))
     state, scratch = checkpoint_state(learner), made(folder / ".checkpoint.partial", ranks)
     with nothing_gathered():
         write(state, scratch, folder / "checkpoint", ranks)
     if ranks.rank == 0:
         torch.save(weights, folder / "weights.pt")
-        export_learner(learner, folder / "checkpoint", folder / "version")
+        export_version(learner, folder / "checkpoint", folder / "version")
     else:
-        for _ in parts_of(model_of(learner)):
+        for _ in parts_of(learner):
             message = ranks.receive()
             assert isinstance(message, Gather)
             assert gather_weights(learner, message.names) == {}
@@ -167,12 +163,12 @@ def resume(model: str, folder: Path, ranks: Ranks = ALONE) -> Found:
     folder = folder / model
     learner, config = start(model, ranks)
     weights = torch.load(folder / "weights.pt")
-    for name, own in own_weights(model_of(learner)).items():
+    for name, own in learner.weights.items():
         replace_values(own, weights[name])
     learner.step = 2
     with nothing_gathered():
-        own = own_weights(model_of(learner)) if learner.export_dtype else None
-        load_checkpoint(learner.optimizer, folder / "checkpoint", PROGRESS, learner.values, own)
+        own = learner.weights if learner.export_dtype else None
+        read_checkpoint(learner, folder / "checkpoint", PROGRESS)
     return train(learner, config)
 
 

@@ -18,29 +18,13 @@ from leyden.services.trainer.model.load import read_model
 from leyden.services.trainer.ranks.collectives import ALONE
 from leyden.services.trainer.ranks.messages import Load
 from leyden.services.trainer.rows.progress import Progress
-from leyden.services.trainer.state import checkpoints
-from leyden.services.trainer.state.assembly import (
-    _export_dtype,
-    adopt_weights,
-    begin_checkpoint,
-    export_learner,
-    load_learner,
-    make_accelerator,
-    resume_learner,
-    start_learner,
-)
-from leyden.services.trainer.state.checkpoints import (
-    WEIGHTS_NAME,
-    CheckpointDamaged,
-    LockCheck,
-    clear_scratch,
-    describe,
-    export_weights,
-    no_lock,
-    optimizer_state,
-    remove_folder,
-    save_checkpoint,
-)
+from leyden.services.trainer.state import folders, saving
+from leyden.services.trainer.state.assembly import _export_dtype, assemble_learner, make_accelerator
+from leyden.services.trainer.state.checkpoints import checkpoint_state
+from leyden.services.trainer.state.folders import CheckpointDamaged, LockCheck, clear_scratch, no_lock, remove_folder
+from leyden.services.trainer.state.resume import restore_learner
+from leyden.services.trainer.state.saving import begin_checkpoint, save_checkpoint
+from leyden.services.trainer.state.versions import WEIGHTS_NAME, adopt_weights, describe, export_version
 from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.step import optimizer_step
 from tests.unit.trainer.cases import agent_samples
@@ -56,15 +40,16 @@ def step(learner: Learner, seed: int) -> float:
 
 
 def test_a_resumed_run_continues_bit_for_bit(tiny_model: Path, tmp_path: Path) -> None:
-    straight = start_learner(tiny_model, CONFIG, CPU)
+    straight = assemble_learner(tiny_model, CONFIG, CPU)
     step(straight, 0)
-    export = export_weights(straight.policy.model, tiny_model, tmp_path / "versions" / "1")
+    export = export_version(straight, tiny_model, tmp_path / "versions" / "1")
     progress = Progress("run-a", 1, export.content_sha256)
-    save_checkpoint(optimizer_state(straight.optimizer), progress, tmp_path / "checkpoints" / "1")
+    save_checkpoint(checkpoint_state(straight), progress, tmp_path / "checkpoints" / "1")
     expected_loss = step(straight, 1)
 
-    resumed = resume_learner(
-        tiny_model, export.path, tmp_path / "checkpoints" / "1", progress, CONFIG, make_accelerator("cpu", "float32")
+    resumed = restore_learner(
+        Load(tiny_model, CONFIG, (export.path, tmp_path / "checkpoints" / "1", progress)),
+        make_accelerator("cpu", "float32"),
     )
     assert resumed.step == 1
     assert step(resumed, 1) == expected_loss
@@ -78,9 +63,9 @@ def test_a_run_whose_versions_round_the_weights_continues_bit_for_bit(
     config = RunConfig.model_validate(
         {**CONFIG.model_dump(exclude_unset=True), "training": {"export_dtype": "bfloat16"}}
     )
-    straight = start_learner(tiny_model, config, CPU)
+    straight = assemble_learner(tiny_model, config, CPU)
     optimizer_step(straight, agent_samples(0), config)
-    export = export_learner(straight, tiny_model, tmp_path / "1")
+    export = export_version(straight, tiny_model, tmp_path / "1")
     version = load_file(export.path / WEIGHTS_NAME)
     weights = straight.policy.model.state_dict()
     assert all(torch.equal(tensor, weights[name].bfloat16()) for name, tensor in version.items())
@@ -96,14 +81,14 @@ def test_a_run_whose_versions_round_the_weights_continues_bit_for_bit(
 
     progress = Progress("run-a", 1, export.content_sha256)
     state, _ = begin_checkpoint(straight, tmp_path / "c")
-    monkeypatch.setattr(checkpoints, "FILE_BYTES", 300_000)
+    monkeypatch.setattr(folders, "FILE_BYTES", 300_000)
     save_checkpoint(state, progress, tmp_path / "c")
     assert len(weight_files(tmp_path / "c")) > 3
     expected_loss = optimizer_step(straight, agent_samples(1), config)["loss"]
     # A document may change the type: the weights are still those of the checkpoint.
     for dtype in ("bfloat16", "float32"):
         changed = config.model_copy(update={"training": config.training.model_copy(update={"export_dtype": dtype})})
-        resumed = resume_learner(tiny_model, export.path, tmp_path / "c", progress, changed, CPU)
+        resumed = restore_learner(Load(tiny_model, changed, (export.path, tmp_path / "c", progress)), CPU)
         assert optimizer_step(resumed, agent_samples(1), changed)["loss"] == expected_loss
         pairs = zip(straight.policy.state_dict().values(), resumed.policy.state_dict().values(), strict=True)
         assert all(torch.equal(a, b) for a, b in pairs)
@@ -113,24 +98,24 @@ def test_a_checkpoint_that_lacks_one_of_its_weights_is_damaged(tiny_model: Path,
     config = RunConfig.model_validate(
         {**CONFIG.model_dump(exclude_unset=True), "training": {"export_dtype": "bfloat16"}}
     )
-    learner = start_learner(tiny_model, config, CPU)
-    export = export_learner(learner, tiny_model, tmp_path / "1")
+    learner = assemble_learner(tiny_model, config, CPU)
+    export = export_version(learner, tiny_model, tmp_path / "1")
     state, _ = begin_checkpoint(learner, tmp_path / "c")
     del state["weights.model.norm.weight"]
     progress = Progress("run-a", 1, export.content_sha256)
     save_checkpoint(state, progress, tmp_path / "c")
     with pytest.raises(CheckpointDamaged, match=r"weights\.model\.norm\.weight"):
-        resume_learner(tiny_model, export.path, tmp_path / "c", progress, config, CPU)
+        restore_learner(Load(tiny_model, config, (export.path, tmp_path / "c", progress)), CPU)
 
 
 def test_an_export_is_a_complete_hugging_face_folder(tiny_model: Path, tmp_path: Path) -> None:
-    learner = start_learner(tiny_model, CONFIG, CPU)
-    export = export_weights(learner.policy.model, tiny_model, tmp_path / "1")
+    learner = assemble_learner(tiny_model, CONFIG, CPU)
+    export = export_version(learner, tiny_model, tmp_path / "1")
     assert {file.name for file in tiny_model.iterdir() if file.suffix != ".safetensors"} <= {
         file.name for file in export.path.iterdir()
     }
     assert export.size_bytes == sum(file.stat().st_size for file in export.path.iterdir())
-    again = start_learner(export.path, CONFIG, CPU)
+    again = assemble_learner(export.path, CONFIG, CPU)
     pairs = zip(learner.policy.state_dict().values(), again.policy.state_dict().values(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
@@ -139,10 +124,10 @@ def test_an_export_is_a_complete_hugging_face_folder(tiny_model: Path, tmp_path:
 def test_a_large_version_has_files_of_bounded_size_and_an_index(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = start_learner(tiny_model, CONFIG, CPU)
-    single = load_file(export_learner(learner, tiny_model, tmp_path / "1").path / WEIGHTS_NAME)
-    monkeypatch.setattr(checkpoints, "FILE_BYTES", 100_000)
-    version = export_learner(learner, tiny_model, tmp_path / "2").path
+    learner = assemble_learner(tiny_model, CONFIG, CPU)
+    single = load_file(export_version(learner, tiny_model, tmp_path / "1").path / WEIGHTS_NAME)
+    monkeypatch.setattr(folders, "FILE_BYTES", 100_000)
+    version = export_version(learner, tiny_model, tmp_path / "2").path
     files = weight_files(version)
     assert files[0].name == f"model-00001-of-{len(files):05}.safetensors"
     parts = [load_file(file) for file in files]
@@ -177,20 +162,20 @@ def test_versions_have_the_precision_of_a_gpu_unless_the_document_names_a_type(
 
 
 def test_the_hash_covers_only_the_weights(tiny_model: Path, tmp_path: Path) -> None:
-    learner = start_learner(tiny_model, CONFIG, CPU)
-    one = export_weights(learner.policy.model, tiny_model, tmp_path / "1")
-    two = export_weights(learner.policy.model, tiny_model, tmp_path / "2")
+    learner = assemble_learner(tiny_model, CONFIG, CPU)
+    one = export_version(learner, tiny_model, tmp_path / "1")
+    two = export_version(learner, tiny_model, tmp_path / "2")
     (two.path / "config.json").write_text((two.path / "config.json").read_text() + "\n")
     assert describe(two.path).content_sha256 == one.content_sha256
     step(learner, 0)
-    assert export_weights(learner.policy.model, tiny_model, tmp_path / "2").content_sha256 != one.content_sha256
+    assert export_version(learner, tiny_model, tmp_path / "2").content_sha256 != one.content_sha256
 
 
 def test_a_failed_write_preserves_the_old_folder(tiny_model: Path, tmp_path: Path) -> None:
-    learner = start_learner(tiny_model, CONFIG, CPU)
-    old = export_weights(learner.policy.model, tiny_model, tmp_path / "1")
+    learner = assemble_learner(tiny_model, CONFIG, CPU)
+    old = export_version(learner, tiny_model, tmp_path / "1")
     with pytest.raises(FileNotFoundError):
-        export_weights(learner.policy.model, tmp_path / "missing", tmp_path / "1")
+        export_version(learner, tmp_path / "missing", tmp_path / "1")
     assert describe(tmp_path / "1").content_sha256 == old.content_sha256
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
 
@@ -203,7 +188,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def sync(path: Path) -> None:
         names.append(path.name)
 
-    monkeypatch.setattr(checkpoints, "_sync", sync)
+    monkeypatch.setattr(folders, "_sync", sync)
     return names
 
 
@@ -221,9 +206,9 @@ def test_a_folder_has_its_name_only_once_it_is_durable(
         if point == f"trainer.{kind}_unnamed":
             at_the_name.extend(synced)
 
-    monkeypatch.setattr(checkpoints, "fault_point", fault_point)
+    monkeypatch.setattr(folders, "fault_point", fault_point)
     if kind == "version":
-        export_weights(start_learner(tiny_model, CONFIG, CPU).policy.model, tiny_model, folder)
+        export_version(assemble_learner(tiny_model, CONFIG, CPU), tiny_model, folder)
     else:
         write_checkpoint(folder)
     assert sorted(at_the_name[:-1]) == sorted(file.name for file in folder.iterdir())
@@ -247,8 +232,8 @@ def test_a_file_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path)
 def test_a_trainer_that_lost_the_run_does_not_remove_its_successors_folder(
     tiny_model: Path, tmp_path: Path, lost_at: str
 ) -> None:
-    learner = start_learner(tiny_model, CONFIG, CPU)
-    old = export_weights(learner.policy.model, tiny_model, tmp_path / "1")
+    learner = assemble_learner(tiny_model, CONFIG, CPU)
+    old = export_version(learner, tiny_model, tmp_path / "1")
     step(learner, 0)
     answers = iter([] if lost_at == "the beginning" else [None])
     scratches: list[str] = []
@@ -259,7 +244,7 @@ def test_a_trainer_that_lost_the_run_does_not_remove_its_successors_folder(
             raise LockLost("another trainer may have gone on")
 
     with pytest.raises(LockLost):
-        export_weights(learner.policy.model, tiny_model, tmp_path / "1", check_lock)
+        export_version(learner, tiny_model, tmp_path / "1", check_lock)
     assert describe(tmp_path / "1").content_sha256 == old.content_sha256
     assert len(scratches) == (0 if lost_at == "the beginning" else 1)
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
@@ -268,14 +253,14 @@ def test_a_trainer_that_lost_the_run_does_not_remove_its_successors_folder(
 def test_a_step_is_repeated_even_if_the_first_files_cannot_be_removed(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = start_learner(tiny_model, CONFIG, CPU)
+    learner = assemble_learner(tiny_model, CONFIG, CPU)
     folder = tmp_path / "run-a" / "versions" / "1"
-    export_weights(learner.policy.model, tiny_model, folder)
+    export_version(learner, tiny_model, folder)
     step(learner, 0)
     with monkeypatch.context() as patch:
         # NFS refuses while an engine has them mapped.
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)
-        assert export_weights(learner.policy.model, tiny_model, folder) == describe(folder)
+        assert export_version(learner, tiny_model, folder) == describe(folder)
     clear_scratch(tmp_path, "run-a")
     assert list(folder.parent.iterdir()) == [folder]
 
@@ -285,7 +270,7 @@ def test_a_step_is_repeated_even_if_the_first_files_cannot_be_removed(
 def test_a_version_replaced_by_another_trainer_is_an_error(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str, is_lost: bool
 ) -> None:
-    learner = start_learner(tiny_model, CONFIG, CPU)
+    learner = assemble_learner(tiny_model, CONFIG, CPU)
     folder, others = tmp_path / "versions" / "1", tmp_path / "others"
     others.mkdir()
     (others / "model.safetensors").write_bytes(b"of another trainer")
@@ -302,9 +287,9 @@ def test_a_version_replaced_by_another_trainer_is_an_error(
         if another_came and is_lost:
             raise LockLost("another trainer may have gone on")
 
-    monkeypatch.setattr(checkpoints, "_sync", sync)
+    monkeypatch.setattr(folders, "_sync", sync)
     with pytest.raises(LockLost if is_lost else OSError, match="go" if is_lost else str(folder)):
-        export_weights(learner.policy.model, tiny_model, folder, check_lock)
+        export_version(learner, tiny_model, folder, check_lock)
     assert [file.name for file in folder.parent.glob("*/*")] == (["model.safetensors"] if by == "replaced" else [])
 
 
@@ -312,7 +297,7 @@ def test_a_version_replaced_by_another_trainer_is_an_error(
 def test_a_version_that_cannot_be_brought_to_the_disk_gets_no_name(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lost: bool
 ) -> None:
-    learner = start_learner(tiny_model, CONFIG, CPU)
+    learner = assemble_learner(tiny_model, CONFIG, CPU)
     tried: list[Path] = []
 
     def sync(path: Path) -> None:
@@ -323,10 +308,10 @@ def test_a_version_that_cannot_be_brought_to_the_disk_gets_no_name(
         if tried and is_lost:
             raise LockLost("another trainer may have gone on")
 
-    monkeypatch.setattr(checkpoints, "_sync", sync)
+    monkeypatch.setattr(folders, "_sync", sync)
     folder = tmp_path / "versions" / "1"
     with pytest.raises(LockLost if is_lost else OSError, match="go" if is_lost else "no room"):
-        export_weights(learner.policy.model, tiny_model, folder, check_lock)
+        export_version(learner, tiny_model, folder, check_lock)
     assert list(folder.parent.iterdir()) == []
 
 
@@ -344,7 +329,7 @@ def test_files_that_the_next_trainer_cleared_report_the_lost_lock(
         if cleared and is_lost:
             raise LockLost("another trainer may have gone on")
 
-    monkeypatch.setattr(checkpoints, "fault_point", clear)
+    monkeypatch.setattr(saving, "fault_point", clear)
     folder = tmp_path / "run-a" / "checkpoints" / "1"
     with pytest.raises(LockLost if is_lost else FileNotFoundError):
         write_checkpoint(folder, check_lock)
@@ -354,11 +339,11 @@ def test_files_that_the_next_trainer_cleared_report_the_lost_lock(
 
 @pytest.mark.parametrize("damage", ["weights", "state", "progress"])
 def test_damage_is_an_error_and_never_trained(tiny_model: Path, tmp_path: Path, damage: str) -> None:
-    learner = start_learner(tiny_model, CONFIG, CPU)
+    learner = assemble_learner(tiny_model, CONFIG, CPU)
     step(learner, 0)
-    export = export_weights(learner.policy.model, tiny_model, tmp_path / "v")
+    export = export_version(learner, tiny_model, tmp_path / "v")
     expected = Progress("run-a", 1, export.content_sha256)
-    save_checkpoint(optimizer_state(learner.optimizer), expected, tmp_path / "c")
+    save_checkpoint(checkpoint_state(learner), expected, tmp_path / "c")
     if damage == "weights":
         file = tmp_path / "v" / "model.safetensors"
         file.write_bytes(file.read_bytes()[:-4] + b"abcd")
@@ -367,7 +352,7 @@ def test_damage_is_an_error_and_never_trained(tiny_model: Path, tmp_path: Path, 
     else:
         expected = Progress("run-a", 2, export.content_sha256)
     with pytest.raises(CheckpointDamaged, match="restore it"):
-        resume_learner(tiny_model, export.path, tmp_path / "c", expected, CONFIG, CPU)
+        restore_learner(Load(tiny_model, CONFIG, (export.path, tmp_path / "c", expected)), CPU)
 
 
 def test_a_folder_without_weights_is_an_error(tmp_path: Path) -> None:
@@ -432,26 +417,26 @@ def short_random(root: Path) -> None:
 def test_truncated_files_and_garbage_are_errors_and_never_trained(
     tiny_model: Path, tmp_path: Path, damage: Damage
 ) -> None:
-    learner = start_learner(tiny_model, CONFIG, CPU)
+    learner = assemble_learner(tiny_model, CONFIG, CPU)
     step(learner, 0)
-    export = export_weights(learner.policy.model, tiny_model, tmp_path / "v")
+    export = export_version(learner, tiny_model, tmp_path / "v")
     expected = Progress("run-a", 1, export.content_sha256)
-    save_checkpoint(optimizer_state(learner.optimizer), expected, tmp_path / "c")
+    save_checkpoint(checkpoint_state(learner), expected, tmp_path / "c")
     damage(tmp_path)
     with pytest.raises(CheckpointDamaged, match="restore it"):
-        resume_learner(tiny_model, export.path, tmp_path / "c", expected, CONFIG, CPU)
+        restore_learner(Load(tiny_model, CONFIG, (export.path, tmp_path / "c", expected)), CPU)
 
 
 def test_the_learner_of_a_damaged_checkpoint_leaves_the_memory(tiny_model: Path, tmp_path: Path) -> None:
-    learner = start_learner(tiny_model, CONFIG, CPU)
+    learner = assemble_learner(tiny_model, CONFIG, CPU)
     step(learner, 0)
-    export = export_weights(learner.policy.model, tiny_model, tmp_path / "v")
+    export = export_version(learner, tiny_model, tmp_path / "v")
     expected = Progress("run-a", 1, export.content_sha256)
-    save_checkpoint(optimizer_state(learner.optimizer), expected, tmp_path / "c")
+    save_checkpoint(checkpoint_state(learner), expected, tmp_path / "c")
     flipped(tmp_path / "c" / "optimizer.safetensors", -1)
     accelerator, before = make_accelerator("cpu", "float32"), policies_in_memory()
     with pytest.raises(CheckpointDamaged):
-        load_learner(Load(tiny_model, CONFIG, (export.path, tmp_path / "c", expected)), accelerator, ALONE)
+        restore_learner(Load(tiny_model, CONFIG, (export.path, tmp_path / "c", expected)), accelerator, ALONE)
     assert policies_in_memory() == before
 
 
@@ -472,15 +457,15 @@ def flipped(file: Path, place: int) -> None:
 def test_a_flipped_bit_is_never_trained(tiny_model: Path, tmp_path: Path, dtype: str, place: int) -> None:
     """Neither of a moment nor of a weight that the version rounds."""
     config = RunConfig.model_validate({**CONFIG.model_dump(exclude_unset=True), "training": {"export_dtype": dtype}})
-    learner = start_learner(tiny_model, config, CPU)
+    learner = assemble_learner(tiny_model, config, CPU)
     step(learner, 0)
-    export = export_learner(learner, tiny_model, tmp_path / "v")
+    export = export_version(learner, tiny_model, tmp_path / "v")
     expected = Progress("run-a", 1, export.content_sha256)
     state, scratch = begin_checkpoint(learner, tmp_path / "c")
     save_checkpoint(state, expected, tmp_path / "c", scratch=scratch)
     flipped(tmp_path / "c" / "optimizer.safetensors", place)
     with pytest.raises(CheckpointDamaged, match=r"optimizer.safetensors is not the file that was written"):
-        resume_learner(tiny_model, export.path, tmp_path / "c", expected, config, CPU)
+        restore_learner(Load(tiny_model, config, (export.path, tmp_path / "c", expected)), CPU)
 
 
 def test_weights_that_do_not_round_to_those_of_the_version_are_never_trained(tiny_model: Path, tmp_path: Path) -> None:
@@ -488,16 +473,16 @@ def test_weights_that_do_not_round_to_those_of_the_version_are_never_trained(tin
     config = RunConfig.model_validate(
         {**CONFIG.model_dump(exclude_unset=True), "training": {"export_dtype": "bfloat16"}}
     )
-    learner = start_learner(tiny_model, config, CPU)
+    learner = assemble_learner(tiny_model, config, CPU)
     step(learner, 0)
-    export = export_learner(learner, tiny_model, tmp_path / "v")
+    export = export_version(learner, tiny_model, tmp_path / "v")
     expected, file = Progress("run-a", 1, export.content_sha256), tmp_path / "c" / "optimizer.safetensors"
     save_checkpoint(begin_checkpoint(learner, tmp_path / "c")[0], expected, tmp_path / "c")
     manifest = tmp_path / "c" / "progress.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "files": [file.name]}))
-    resume_learner(tiny_model, export.path, tmp_path / "c", expected, config, CPU)
+    restore_learner(Load(tiny_model, config, (export.path, tmp_path / "c", expected)), CPU)
     state = load_file(file)
     state["weights.model.norm.weight"][3] *= 1.01
     save_file(state, file)
     with pytest.raises(CheckpointDamaged, match=r"weights.model.norm.weight does not round to the weights of the"):
-        resume_learner(tiny_model, export.path, tmp_path / "c", expected, config, CPU)
+        restore_learner(Load(tiny_model, config, (export.path, tmp_path / "c", expected)), CPU)

@@ -16,7 +16,7 @@ from leyden.services.trainer.ranks.collectives import ALONE
 from leyden.services.trainer.ranks.messages import Load
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_of
-from leyden.services.trainer.state import assembly
+from leyden.services.trainer.state import resume
 from leyden.services.trainer.state.assembly import make_accelerator
 from leyden.services.trainer.step.gradients import accumulate_gradients
 from tests.support.builders import run_document
@@ -74,7 +74,7 @@ def test_a_learner_that_cannot_be_compiled_names_the_setting(monkeypatch: pytest
     def fail(*_: object) -> None:
         raise TorchDynamoException("no compiler")
 
-    monkeypatch.setattr(assembly, "start_learner", fail)
+    monkeypatch.setattr(resume, "assemble_learner", fail)
     load = Load(Path("base"), RunConfig.model_validate(run_document()))
     with pytest.raises(CompilationFailed, match=r"write training.compile false.*no compiler"):
-        assembly.load_learner(load, CPU, ALONE)
+        resume.restore_learner(load, CPU, ALONE)

@@ -16,10 +16,14 @@ from leyden.services.credit.forest import Forest, Node, call_forest
 from leyden.services.credit.paths import paths, row_calls
 from leyden.services.trainer.loss.critic import Estimates, estimate, value_loss
 from leyden.services.trainer.model.forward import Policy
+from leyden.services.trainer.ranks.messages import Load
 from leyden.services.trainer.rows.batch import Sample, mini_batches, trained_tokens, weights_of
 from leyden.services.trainer.rows.progress import Progress
-from leyden.services.trainer.state.assembly import make_accelerator, resume_learner, start_learner
-from leyden.services.trainer.state.checkpoints import export_weights, optimizer_state, save_checkpoint
+from leyden.services.trainer.state.assembly import assemble_learner, make_accelerator
+from leyden.services.trainer.state.checkpoints import checkpoint_state
+from leyden.services.trainer.state.resume import restore_learner
+from leyden.services.trainer.state.saving import save_checkpoint
+from leyden.services.trainer.state.versions import export_version
 from leyden.services.trainer.step.gradients import Anchors, accumulate_gradients, batch_outputs, plan_batch
 from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.optimizers import make_optimizer
@@ -332,23 +336,24 @@ def test_warm_up_leaves_every_weight_of_the_policy_as_it_is() -> None:
 
 def test_the_value_head_is_resumed_bit_for_bit_and_never_exported(tiny_model: Path, tmp_path: Path) -> None:
     document = config()
-    straight = start_learner(tiny_model, document, make_accelerator("cpu", "float32"))
+    straight = assemble_learner(tiny_model, document, make_accelerator("cpu", "float32"))
     rows = agent_rows(*agent_forest(1, "r.0.0"), "r.0.0")
     optimizer_step(straight, rows, document)
-    export = export_weights(straight.policy.model, tiny_model, tmp_path / "versions" / "1")
+    export = export_version(straight, tiny_model, tmp_path / "versions" / "1")
     progress = Progress("run-a", 1, export.content_sha256)
-    state = optimizer_state(straight.optimizer, straight.policy.value_head)
+    state = checkpoint_state(straight)
     save_checkpoint(state, progress, tmp_path / "c")
     expected = optimizer_step(straight, rows, document)
 
     place = make_accelerator("cpu", "float32")
-    resumed = resume_learner(tiny_model, export.path, tmp_path / "c", progress, document, place)
+    resumed = restore_learner(Load(tiny_model, document, (export.path, tmp_path / "c", progress)), place)
     assert optimizer_step(resumed, rows, document)["value_loss"] == expected["value_loss"]
     pairs = zip(straight.policy.state_dict().items(), resumed.policy.state_dict().values(), strict=True)
     assert [name for (name, one), other in pairs if not torch.equal(one, other)] == []
     assert resumed.policy.state_dict()["value_head.weight"].any()
     assert not any(
-        "value_head" in name for name in Policy(start_learner(export.path, document, place).policy.model).state_dict()
+        "value_head" in name
+        for name in Policy(assemble_learner(export.path, document, place).policy.model).state_dict()
     )
 
 

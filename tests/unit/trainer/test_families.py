@@ -11,7 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from leyden.libs.contracts.config import PpoClip, RunConfig
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.batch import trained_tokens
-from leyden.services.trainer.state.assembly import export_learner, make_accelerator, start_learner
+from leyden.services.trainer.state.assembly import assemble_learner, make_accelerator
+from leyden.services.trainer.state.versions import export_version
 from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
 from leyden.services.trainer.step.step import optimizer_step
 from tests.support.builders import run_document
@@ -70,9 +71,9 @@ def test_loss_and_gradients_over_trees_are_those_of_separate_rows(name: str) -> 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_exported_version_computes_what_the_trainer_does(name: str, tmp_path: Path) -> None:
     tiny(name).save_pretrained(tmp_path / "base")
-    learner = start_learner(tmp_path / "base", CONFIG, CPU)
+    learner = assemble_learner(tmp_path / "base", CONFIG, CPU)
     optimizer_step(learner, agent_samples(0), CONFIG)
-    export = export_learner(learner, tmp_path / "base", tmp_path / "1")
+    export = export_version(learner, tmp_path / "base", tmp_path / "1")
     samples = agent_samples(1)
     tokens = trained_tokens(samples)
     own_K = batch_logprobs(learner.policy, plan_batch(samples, tokens, 40), len(tokens), CPU)

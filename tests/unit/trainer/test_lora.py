@@ -16,23 +16,16 @@ from leyden.libs.contracts.weights import weights_sha256
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.load import read_model
 from leyden.services.trainer.model.lora import adapter_state, add_adapters
+from leyden.services.trainer.ranks.messages import Load
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.batch import trained_tokens
 from leyden.services.trainer.rows.progress import Progress
-from leyden.services.trainer.state.assembly import (
-    adopt_weights,
-    make_accelerator,
-    model_of,
-    resume_learner,
-    start_learner,
-)
-from leyden.services.trainer.state.checkpoints import (
-    CheckpointDamaged,
-    Export,
-    export_weights,
-    optimizer_state,
-    save_checkpoint,
-)
+from leyden.services.trainer.state.assembly import assemble_learner, make_accelerator
+from leyden.services.trainer.state.checkpoints import checkpoint_state
+from leyden.services.trainer.state.folders import CheckpointDamaged
+from leyden.services.trainer.state.resume import restore_learner
+from leyden.services.trainer.state.saving import save_checkpoint
+from leyden.services.trainer.state.versions import Export, adopt_weights, export_version
 from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
 from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.step import optimizer_step
@@ -62,7 +55,7 @@ def run_config(lora: dict[str, Any] | None = None, *, kl_coefficient: float = 0.
 
 
 def trained(model: Path, config: RunConfig, steps: int = 2) -> Learner:
-    learner = start_learner(model, config, CPU)
+    learner = assemble_learner(model, config, CPU)
     for seed in range(steps):
         optimizer_step(learner, agent_samples(seed), config)
     return learner
@@ -75,19 +68,19 @@ def logits(model: Any) -> Tensor:
 
 
 def exported(learner: Learner, base: Path, folder: Path) -> Export:
-    return export_weights(model_of(learner), base, folder)
+    return export_version(learner, base, folder)
 
 
 def test_adapters_train_and_the_base_model_stays(tiny_model: Path, tmp_path: Path) -> None:
     before = read_model(tiny_model).state_dict()
     learner = trained(tiny_model, run_config())
-    after = model_of(learner).state_dict()
+    after = learner.model.state_dict()
     for name, weight in before.items():
         found = after[name] if name in after else after[name.replace(".weight", ".base_layer.weight")]
         assert torch.equal(found, weight), name
-    assert all(tensor.abs().max() > 0 for tensor in adapter_state(model_of(learner).state_dict()).values())
-    moments = {key for key in optimizer_state(learner.optimizer) if key.endswith("exp_avg")}
-    assert len(moments) == len(adapter_state(model_of(learner).state_dict()))
+    assert all(tensor.abs().max() > 0 for tensor in adapter_state(learner.model.state_dict()).values())
+    moments = {key for key in checkpoint_state(learner) if key.endswith("exp_avg")}
+    assert len(moments) == len(adapter_state(learner.model.state_dict()))
 
 
 # peft reads a property that transformers has renamed.
@@ -95,7 +88,7 @@ def test_adapters_train_and_the_base_model_stays(tiny_model: Path, tmp_path: Pat
 def test_the_merged_export_computes_what_the_adapters_do(tiny_model: Path, tmp_path: Path) -> None:
     learner = trained(tiny_model, run_config())
     export = exported(learner, tiny_model, tmp_path / "2")
-    wanted = logits(model_of(learner))
+    wanted = logits(learner.model)
     assert not torch.allclose(wanted, logits(read_model(tiny_model)), atol=1e-3)
     assert torch.allclose(logits(read_model(export.path)), wanted, atol=1e-5)
     assert {name: tensor.shape for name, tensor in load_file(export.path / "model.safetensors").items()} == {
@@ -109,7 +102,7 @@ def test_the_reference_is_the_base_model(tiny_model: Path) -> None:
     config = run_config(kl_coefficient=0.1)
     learner = trained(tiny_model, config)
     assert learner.reference is not None
-    assert model_of(learner) is learner.reference.policy.model
+    assert learner.model is learner.reference.policy.model
     samples = agent_samples(5)
     plan = plan_batch(samples, trained_tokens(samples), 40)
     size = len(trained_tokens(samples))
@@ -137,11 +130,11 @@ def test_a_resumed_run_continues_bit_for_bit(tiny_model: Path, tmp_path: Path, c
     straight = trained(tiny_model, config, steps=1)
     export = exported(straight, tiny_model, tmp_path / "1")
     progress = Progress("run-a", 1, export.content_sha256)
-    save_checkpoint(optimizer_state(straight.optimizer), progress, tmp_path / "checkpoint")
+    save_checkpoint(checkpoint_state(straight), progress, tmp_path / "checkpoint")
     expected = optimizer_step(straight, agent_samples(1), config)["loss"]
-    resumed = resume_learner(tiny_model, export.path, tmp_path / "checkpoint", progress, config, CPU)
+    resumed = restore_learner(Load(tiny_model, config, (export.path, tmp_path / "checkpoint", progress)), CPU)
     assert optimizer_step(resumed, agent_samples(1), config)["loss"] == expected
-    own, other = (adapter_state(model_of(learner).state_dict()) for learner in (straight, resumed))
+    own, other = (adapter_state(learner.model.state_dict()) for learner in (straight, resumed))
     assert all(torch.equal(own[name], other[name]) for name in own)
     assert exported(resumed, tiny_model, tmp_path / "2").content_sha256 == weights_sha256(
         exported(straight, tiny_model, tmp_path / "3").path
@@ -153,30 +146,33 @@ def test_a_damaged_or_other_adapter_is_refused(tiny_model: Path, tmp_path: Path)
     learner = trained(tiny_model, config, steps=1)
     export = exported(learner, tiny_model, tmp_path / "1")
     progress = Progress("run-a", 1, export.content_sha256)
-    save_checkpoint(optimizer_state(learner.optimizer), progress, tmp_path / "checkpoint")
+    save_checkpoint(checkpoint_state(learner), progress, tmp_path / "checkpoint")
     with pytest.raises(CheckpointDamaged, match="other layers"):
-        resume_learner(
-            tiny_model, export.path, tmp_path / "checkpoint", progress, run_config({"target_modules": ["q_proj"]}), CPU
+        restore_learner(
+            Load(
+                tiny_model, run_config({"target_modules": ["q_proj"]}), (export.path, tmp_path / "checkpoint", progress)
+            ),
+            CPU,
         )
     with (export.path / "adapter" / "adapter_model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x7f")
     with pytest.raises(CheckpointDamaged, match="not what the store recorded"):
-        resume_learner(tiny_model, export.path, tmp_path / "checkpoint", progress, config, CPU)
+        restore_learner(Load(tiny_model, config, (export.path, tmp_path / "checkpoint", progress)), CPU)
 
 
 def test_a_learner_adopts_a_versions_adapter(tiny_model: Path, tmp_path: Path) -> None:
     learner = trained(tiny_model, run_config())
     export = exported(learner, tiny_model, tmp_path / "2")
-    other = start_learner(tiny_model, run_config(), CPU)
+    other = assemble_learner(tiny_model, run_config(), CPU)
     assert adopt_weights(other, export.path) > 0
-    assert torch.equal(logits(model_of(other)), logits(model_of(learner)))
+    assert torch.equal(logits(other.model), logits(learner.model))
     assert adopt_weights(other, export.path) == 0
 
 
 def test_chosen_layers_alone_get_adapters(tiny_model: Path) -> None:
     config = run_config({"target_modules": ["q_proj", "v_proj"]}, frozen=["model.layers.0.*"])
-    names = set(adapter_state(model_of(start_learner(tiny_model, config, CPU)).state_dict()))
+    names = set(adapter_state(assemble_learner(tiny_model, config, CPU).model.state_dict()))
     assert names
     assert {name.split(".layers.")[1].split(".")[2] for name in names} == {"q_proj", "v_proj"}
     assert not any(".layers.0." in name for name in names)
@@ -194,4 +190,4 @@ def test_layers_that_cannot_be_trained_are_refused(
     tiny_model: Path, lora: dict[str, Any], frozen: list[str], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        start_learner(tiny_model, run_config(lora, frozen=frozen), CPU)
+        assemble_learner(tiny_model, run_config(lora, frozen=frozen), CPU)

@@ -7,15 +7,13 @@ import pytest
 import torch
 
 from leyden.libs.contracts.config import Optimizer, RunConfig
+from leyden.services.trainer.ranks.messages import Load
 from leyden.services.trainer.rows.progress import Progress
-from leyden.services.trainer.state.assembly import (
-    export_learner,
-    make_accelerator,
-    model_of,
-    resume_learner,
-    start_learner,
-)
-from leyden.services.trainer.state.checkpoints import optimizer_state, save_checkpoint
+from leyden.services.trainer.state.assembly import assemble_learner, make_accelerator
+from leyden.services.trainer.state.checkpoints import checkpoint_state
+from leyden.services.trainer.state.resume import restore_learner
+from leyden.services.trainer.state.saving import save_checkpoint
+from leyden.services.trainer.state.versions import export_version
 from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.optimizers import LEAST_VALUES, CompactAdamW, uses_codes
 from leyden.services.trainer.step.step import optimizer_step
@@ -34,21 +32,21 @@ def config_of(**optimizer: Any) -> RunConfig:
 
 
 def trained(model: Path, config: RunConfig, steps: int) -> Learner:
-    learner = start_learner(model, config, CPU)
+    learner = assemble_learner(model, config, CPU)
     for seed in range(steps):
         optimizer_step(learner, agent_samples(seed), config)
     return learner
 
 
 def resumed(learner: Learner, model: Path, folder: Path, config: RunConfig) -> Learner:
-    export = export_learner(learner, model, folder / "1")
+    export = export_version(learner, model, folder / "1")
     progress = Progress("run-a", 1, export.content_sha256)
-    save_checkpoint(optimizer_state(learner.optimizer), progress, folder / "checkpoint")
-    return resume_learner(model, export.path, folder / "checkpoint", progress, config, CPU)
+    save_checkpoint(checkpoint_state(learner), progress, folder / "checkpoint")
+    return restore_learner(Load(model, config, (export.path, folder / "checkpoint", progress)), CPU)
 
 
 def difference(one: Learner, other: Learner) -> float:
-    found, wanted = model_of(one).state_dict(), model_of(other).state_dict()
+    found, wanted = one.model.state_dict(), other.model.state_dict()
     return max(float((found[name] - weight).abs().max()) for name, weight in wanted.items())
 
 
@@ -73,7 +71,7 @@ def test_updates_are_those_of_adamw_after_a_restart_too(
         optimizer_step(one, agent_samples(1), document)
     assert difference(learner, again) == 0.0
     assert difference(learner, expected) <= most
-    assert difference(learner, start_learner(tiny_model, plain, CPU)) > 1e-3
+    assert difference(learner, assemble_learner(tiny_model, plain, CPU)) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -92,13 +90,13 @@ def test_a_run_continues_with_the_other_optimiser(
 
 def test_moments_in_bfloat16_take_half_the_space(tiny_model: Path) -> None:
     learner = trained(tiny_model, config_of(**COMPACT), 1)
-    names = {name for name, tensor in optimizer_state(learner.optimizer).items() if tensor.dtype == torch.bfloat16}
+    names = {name for name, tensor in checkpoint_state(learner).items() if tensor.dtype == torch.bfloat16}
     assert len(names) == 2 * len(list(learner.policy.model.parameters()))
 
 
 def test_moments_in_8_bits_take_a_byte_and_a_scale_for_each_block(tiny_model: Path) -> None:
     learner = trained(tiny_model, config_of(**EIGHT), 1)
-    state = optimizer_state(learner.optimizer)
+    state = checkpoint_state(learner)
     parameters = list(learner.policy.model.parameters())
     for number, parameter in enumerate(parameters):
         moment = state[f"{number}.exp_avg_sq"]

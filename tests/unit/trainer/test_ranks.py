@@ -17,7 +17,7 @@ from leyden.services.controller.trainers.kubernetes import RANK_LOST
 from leyden.services.trainer.ranks.collectives import RankFailed, Ranks
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.tree import share_rows
-from leyden.services.trainer.state.checkpoints import CheckpointDamaged
+from leyden.services.trainer.state.folders import CheckpointDamaged
 from leyden.services.trainer.step.step import optimizer_step
 from tests.fakes.forked_trainer import run_forked
 from tests.support.shared import free_port

@@ -12,9 +12,12 @@ from leyden.services.trainer.model.remedies import HostOutOfMemory, naming_setti
 from leyden.services.trainer.ranks.collectives import ALONE
 from leyden.services.trainer.ranks.messages import Load
 from leyden.services.trainer.rows.progress import Progress
-from leyden.services.trainer.state import assembly, checkpoints
-from leyden.services.trainer.state.assembly import compare_at, load_learner, make_accelerator, start_learner
-from leyden.services.trainer.state.checkpoints import describe, optimizer_state, save_checkpoint
+from leyden.services.trainer.state import assembly, reading
+from leyden.services.trainer.state.assembly import assemble_learner, compare_at, make_accelerator
+from leyden.services.trainer.state.checkpoints import checkpoint_state
+from leyden.services.trainer.state.resume import restore_learner
+from leyden.services.trainer.state.saving import save_checkpoint
+from leyden.services.trainer.state.versions import describe
 from leyden.services.trainer.step.step import optimizer_step
 from tests.support.builders import run_document
 from tests.unit.trainer.cases import agent_samples
@@ -64,7 +67,7 @@ def test_other_errors_stay_as_they_are(error: type[Exception]) -> None:
 def test_every_rank_names_the_settings_where_a_step_exhausts_the_host(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject = start_learner(tiny_model, run_config(), CPU)
+    subject = assemble_learner(tiny_model, run_config(), CPU)
     monkeypatch.setattr(Policy, "forward", exhaust)
     with pytest.raises(HostOutOfMemory, match=r"the step .* training.micro_batch_tokens \(4096\).*machine") as raised:
         optimizer_step(subject, agent_samples(0), run_config())
@@ -80,19 +83,19 @@ def test_numpys_error_is_one_for_want_of_memory_too() -> None:
 def test_a_model_that_cannot_be_loaded_names_the_settings(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembly, "read_model", exhaust)
     with pytest.raises(HostOutOfMemory, match=r"the learner .* training.lora.*smaller model.*can't allocate"):
-        load_learner(Load(tiny_model, run_config()), CPU, ALONE)
+        restore_learner(Load(tiny_model, run_config()), CPU, ALONE)
 
 
 def test_a_checkpoint_for_which_there_is_no_memory_is_not_damaged(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     progress = Progress("run-a", 1, describe(tiny_model).content_sha256)
-    state = optimizer_state(start_learner(tiny_model, run_config(), CPU).optimizer)
+    state = checkpoint_state(assemble_learner(tiny_model, run_config(), CPU))
     save_checkpoint(state, progress, tmp_path / "checkpoint")
-    monkeypatch.setattr(checkpoints, "read_shards", exhaust)
+    monkeypatch.setattr(reading, "read_shards", exhaust)
     load = Load(tiny_model, run_config(), (tiny_model, tmp_path / "checkpoint", progress))
     with pytest.raises(HostOutOfMemory, match=r"the learner .* training.lora"):
-        load_learner(load, CPU, ALONE)
+        restore_learner(load, CPU, ALONE)
 
 
 def test_a_version_for_which_there_is_no_memory_is_not_compared(

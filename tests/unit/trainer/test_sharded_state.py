@@ -14,7 +14,9 @@ from safetensors import safe_open
 
 from leyden.libs.store.locks import LockLost
 from leyden.services.trainer.ranks.collectives import RankLost
-from leyden.services.trainer.state.checkpoints import CheckpointDamaged, load_checkpoint, optimizer_state
+from leyden.services.trainer.state.checkpoints import checkpoint_state
+from leyden.services.trainer.state.folders import CheckpointDamaged
+from leyden.services.trainer.state.reading import read_checkpoint
 from leyden.services.trainer.state.shards import _ShardWriter, read_shards
 from leyden.services.trainer.step.step import optimizer_step
 from tests.fakes.forked_trainer import run_forked
@@ -90,18 +92,18 @@ def test_a_missing_or_damaged_file_of_a_rank_is_named(
     for file in (of_two / "lora" / "checkpoint").iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     learner = start("lora")[0]
-    load_checkpoint(learner.optimizer, folder, PROGRESS)
+    read_checkpoint(learner, folder, PROGRESS)
     [damaged, *_] = sorted(folder.glob(f"shard-0000{rank}-*"))
     damage(damaged)
     with pytest.raises(CheckpointDamaged, match=f"{damaged} cannot be read .*: restore it"):
-        load_checkpoint(start("lora")[0].optimizer, folder, PROGRESS)
+        read_checkpoint(start("lora")[0], folder, PROGRESS)
 
 
 def _fail_and_write_again(rank: int, size: int, port: int, folder: Path) -> None:
     ranks = ranked.join(rank, size, port)
     learner, config = start("llama", ranks)
     train(learner, config, until=1)
-    state, real = optimizer_state(learner.optimizer), _ShardWriter.write_data
+    state, real = checkpoint_state(learner), _ShardWriter.write_data
 
     def full_disk(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no space left")
@@ -127,7 +129,7 @@ def _fail_and_write_again(rank: int, size: int, port: int, folder: Path) -> None
     write(state, made(folder / ".3.partial", ranks), folder / "1", ranks)
     ranks.any(flag=False)
     assert [path.name for path in folder.iterdir()] == ["1"]
-    load_checkpoint(start("llama", ranks)[0].optimizer, folder / "1", PROGRESS)
+    read_checkpoint(start("llama", ranks)[0], folder / "1", PROGRESS)
     ranks.close()
 
 
@@ -142,7 +144,7 @@ def _write_into_two_storages(rank: int, size: int, port: int, folder: Path) -> N
     scratch = made(folder / ".1.partial", ranks)
     scratch = scratch if rank == 0 else folder / "another" / ".1.partial"
     with pytest.raises(FileNotFoundError, match=r"rank 1 does not see it: check the storage"):
-        write(optimizer_state(learner.optimizer), scratch, folder / "1", ranks)
+        write(checkpoint_state(learner), scratch, folder / "1", ranks)
     ranks.any(flag=False)
     assert list(folder.iterdir()) == []
     ranks.close()
@@ -156,7 +158,7 @@ def _die_after_writing(rank: int, size: int, port: int, folder: Path) -> None:
     ranks = ranked.join(rank, size, port)
     learner, config = start("llama", ranks)
     train(learner, config, until=1)
-    state, real = optimizer_state(learner.optimizer), _ShardWriter.write_data
+    state, real = checkpoint_state(learner), _ShardWriter.write_data
     scratch = made(folder / ".1.partial", ranks)
     if rank == 0:
         began = time.monotonic()
@@ -183,7 +185,7 @@ def _write_during_a_step(rank: int, size: int, port: int, folder: Path) -> None:
     ranks = ranked.join(rank, size, port)
     learner, config = start("llama", ranks)
     train(learner, config, until=1)
-    state, real = optimizer_state(learner.optimizer), _ShardWriter.write_data
+    state, real = checkpoint_state(learner), _ShardWriter.write_data
     moments = [parameter["exp_avg"].to_local() for parameter in learner.optimizer.state.values()]
 
     def slow(*arguments: object) -> object:
@@ -221,7 +223,7 @@ def _read_a_flipped_bit(rank: int, size: int, port: int, folder: Path) -> None:
     ranks = ranked.join(rank, size, port)
     learner, config = start("llama", ranks)
     train(learner, config, until=1)
-    write(optimizer_state(learner.optimizer), made(folder / ".1.partial", ranks), folder / "1", ranks)
+    write(checkpoint_state(learner), made(folder / ".1.partial", ranks), folder / "1", ranks)
     ranks.any(flag=False)
     for file in sorted((folder / "1").glob("shard-*")):
         content = file.read_bytes()
@@ -232,7 +234,7 @@ def _read_a_flipped_bit(rank: int, size: int, port: int, folder: Path) -> None:
             pytest.raises(CheckpointDamaged, match=f"{file.name} is not the file"),
             ranks.agreeing_on(CheckpointDamaged),
         ):
-            load_checkpoint(start("llama", ranks)[0].optimizer, folder / "1", PROGRESS, ranks=ranks)
+            read_checkpoint(start("llama", ranks)[0], folder / "1", PROGRESS)
         if rank == 0:
             file.write_bytes(content)
         ranks.any(flag=False)

@@ -12,11 +12,15 @@ from leyden.libs.contracts.config import RunConfig
 from leyden.services.trainer.loss.critic import estimate, value_loss
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.value_model import ValueModel
+from leyden.services.trainer.ranks.messages import Load
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_of
 from leyden.services.trainer.rows.progress import Progress
-from leyden.services.trainer.state.assembly import make_accelerator, resume_learner, start_learner
-from leyden.services.trainer.state.checkpoints import export_weights, optimizer_state, save_checkpoint
+from leyden.services.trainer.state.assembly import assemble_learner, make_accelerator
+from leyden.services.trainer.state.checkpoints import checkpoint_state
+from leyden.services.trainer.state.resume import restore_learner
+from leyden.services.trainer.state.saving import save_checkpoint
+from leyden.services.trainer.state.versions import export_version
 from leyden.services.trainer.step.gradients import Anchors, accumulate_gradients
 from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.optimizers import make_optimizer
@@ -187,16 +191,16 @@ def test_it_is_resumed_bit_for_bit_and_never_exported(
     document["optimizer"] |= optimizer
     document["training"]["lora"] = lora
     document = RunConfig.model_validate(document)
-    straight = start_learner(tiny_model, document, make_accelerator("cpu", "float32"))
+    straight = assemble_learner(tiny_model, document, make_accelerator("cpu", "float32"))
     rows = several_rows()
     optimizer_step(straight, rows, document)
-    export = export_weights(straight.policy.model, tiny_model, tmp_path / "versions" / "1")
+    export = export_version(straight, tiny_model, tmp_path / "versions" / "1")
     progress = Progress("run-a", 1, export.content_sha256)
-    save_checkpoint(optimizer_state(straight.optimizer, straight.values), progress, tmp_path / "c")
+    save_checkpoint(checkpoint_state(straight), progress, tmp_path / "c")
     expected = optimizer_step(straight, rows, document)
 
     place = make_accelerator("cpu", "float32")
-    resumed = resume_learner(tiny_model, export.path, tmp_path / "c", progress, document, place)
+    resumed = restore_learner(Load(tiny_model, document, (export.path, tmp_path / "c", progress)), place)
     assert optimizer_step(resumed, rows, document)["value_loss"] == expected["value_loss"]
     assert straight.value_model is not None
     assert resumed.value_model is not None
@@ -208,4 +212,4 @@ def test_it_is_resumed_bit_for_bit_and_never_exported(
 def test_a_model_with_other_tokens_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     make_tiny_model(tmp_path / "other", vocab_size=500)
     with pytest.raises(ValueError, match=r"algorithm\.critic\.model: the tokens of .* choose a model of the same"):
-        start_learner(tiny_model, own(model=str(tmp_path / "other")), make_accelerator("cpu", "float32"))
+        assemble_learner(tiny_model, own(model=str(tmp_path / "other")), make_accelerator("cpu", "float32"))

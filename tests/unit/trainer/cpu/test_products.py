@@ -52,6 +52,6 @@ def test_fast_products_do_not_affect_other_precisions() -> None:
 @pytest.mark.parametrize(("device", "replaced"), [("cpu", True), ("cuda", False)])
 def test_off_the_cpu_the_plain_modules_run(tiny_model: Path, device: str, replaced: bool) -> None:
     config = RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}})
-    model = assembly._load(tiny_model, config, torch.device(device))
+    model = assembly._read(tiny_model, config, torch.device(device))
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     assert any(type(layer) is not nn.Linear for layer in layers) == replaced

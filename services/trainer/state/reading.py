@@ -1,0 +1,97 @@
+"""Reads a checkpoint into a learner, and refuses what is not what was written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from leyden.libs.contracts.weights import file_sha256
+from leyden.services.trainer.model.remedies import raising_host_memory
+from leyden.services.trainer.model.tensors import divided_like, replace_values, rounds_to
+from leyden.services.trainer.ranks.collectives import Ranks
+from leyden.services.trainer.rows.progress import Progress
+from leyden.services.trainer.state.checkpoints import (
+    MANIFEST_NAME,
+    RANDOM,
+    ROUNDED,
+    STATE_NAME,
+    critic_weights,
+    master_weights,
+)
+from leyden.services.trainer.state.folders import CheckpointDamaged
+from leyden.services.trainer.state.shards import read_shards
+from leyden.services.trainer.step.learner import Learner
+from leyden.services.trainer.step.optimizers import SCALES, restore_moment
+
+
+def read_checkpoint(learner: Learner, folder: Path, expected: Progress) -> None:
+    """Restores optimiser and random state, and a critic's own weights; of what is sharded, this rank's shards.
+
+    The learner has the weights of the step's version. A checkpoint that has weights, too, has what the version rounded,
+    and they are restored. Each rank hashes its share of the files.
+
+    Raises: CheckpointDamaged: files are missing, or differ from those that were written, or belong to another run, step
+                or weights than `expected`; torch.OutOfMemoryError
+    """
+    _check_files(folder, _read_manifest(folder, expected), learner.ranks)
+    try:
+        with raising_host_memory():
+            _restore(learner, folder)
+    except torch.OutOfMemoryError:
+        raise
+    except (LookupError, OSError, RuntimeError, TypeError, ValueError, SafetensorError) as error:
+        raise CheckpointDamaged(f"{folder} holds no such state ({error}): restore it from a backup") from error
+
+
+def _read_manifest(folder: Path, expected: Progress) -> dict[str, str | None]:
+    """The hash of each file of a checkpoint by its name; None where a release wrote it that knew no hashes."""
+    file = folder / MANIFEST_NAME
+    try:
+        document = dict(json.loads(file.read_text()))
+        files = document.pop("files", [STATE_NAME])
+        hashes = dict(files) if isinstance(files, dict) else dict.fromkeys(map(str, files))
+        found = Progress(**document)
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointDamaged(f"{file} cannot be read ({error}): restore it from a backup") from error
+    if found != expected:
+        raise CheckpointDamaged(f"{folder} holds {found}, but the store recorded {expected}: restore it from a backup")
+    return hashes
+
+
+def _check_files(folder: Path, hashes: Mapping[str, str | None], ranks: Ranks) -> None:
+    """Raises CheckpointDamaged unless all files are there and this rank's share of them has the recorded hashes."""
+    for number, (name, sha256) in enumerate(sorted(hashes.items())):
+        file = folder / name
+        try:
+            # torch would leave out what a missing file held.
+            safe_open(file, "pt")
+            damaged = number % ranks.size == ranks.rank and sha256 is not None and sha256 != file_sha256(file)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointDamaged(f"{file} cannot be read ({error}): restore it from a backup") from error
+        if damaged:
+            raise CheckpointDamaged(f"{file} is not the file that was written, by its hash: restore it from a backup")
+
+
+def _restore(learner: Learner, folder: Path) -> None:
+    optimizer = learner.optimizer
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    own, master = critic_weights(learner), master_weights(learner)
+    named = {**own, **master}
+    numbered = {str(number): parameter for number, parameter in enumerate(parameters)}
+    state = read_shards(folder, lambda key: named.get(key, numbered.get(key.partition(".")[0])))
+    torch.set_rng_state(state.pop(RANDOM))
+    # A version that rounds no weights has them all.
+    for key, tensor in (own if master.keys().isdisjoint(state) else named).items():
+        if key in master and not rounds_to(state[key], tensor, ROUNDED):
+            raise ValueError(f"{key} does not round to the weights of the version")
+        replace_values(tensor, state.pop(key))
+    for key, tensor in state.items():
+        number, _, name = key.partition(".")
+        if not name.endswith(SCALES):
+            like, scales = parameters[int(number)], state.get(key + SCALES)
+            scales = None if scales is None else divided_like(scales, like)
+            restore_moment(optimizer, like, name, tensor.to(like.device), scales)
