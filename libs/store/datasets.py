@@ -157,5 +157,13 @@ async def task_without(session: ReadSession, dataset_id: str, field: Sequence[st
     return await session.scalar(select(table.number).where(lacks).order_by(table.number).limit(1))
 
 
+async def has_field(session: ReadSession, dataset_id: str, field: Sequence[str], *, first: int) -> bool:
+    """Whether any task among the first of a dataset has the field with a value. Args: field: see `task_without`"""
+    tasks = select(tables.Task).where(tables.Task.dataset_id == dataset_id).order_by(tables.Task.number).limit(first)
+    table = aliased(tables.Task, tasks.subquery())
+    has = table.payload.op("#>>")(cast_as(list(field), ARRAY(Text))).is_not(None)
+    return await session.scalar(select(table.number).where(has).limit(1)) is not None
+
+
 def _dataset(row: tables.Dataset) -> Dataset:
     return Dataset.model_validate(row, from_attributes=True)

@@ -13,7 +13,7 @@ from leyden.libs.contracts.judgements import judge
 from leyden.libs.contracts.model_folder import serving_mismatch
 from leyden.libs.service import Problem
 from leyden.libs.store.database import ReadSession
-from leyden.libs.store.datasets import find_dataset, task_without
+from leyden.libs.store.datasets import find_dataset, has_field, task_without
 from leyden.libs.store.engines import Pool
 
 CHECKED_TASKS = 1000
@@ -111,6 +111,23 @@ async def check_task_fields(session: ReadSession, config: RunConfig) -> None:
             if number is not None:
                 placeholder = f"{{task.{'.'.join(field)}}}"
                 raise refusal("agent", f"task {number} of dataset {dataset.name!r} has no field for {placeholder}")
+
+
+async def check_references(session: ReadSession, config: RunConfig) -> None:
+    """Passes a run whose graders read fields that some of its first tasks have: a task may lack a reference.
+
+    Raises: Problem: no task has a field; UnknownDataset
+    """
+    if config.reward is None:
+        return
+    dataset = await find_dataset(session, config.dataset)
+    for place, field in config.reward.task_fields():
+        if not await has_field(session, dataset.id, field, first=CHECKED_TASKS):
+            raise refusal(
+                place,
+                f"none of the first {CHECKED_TASKS} tasks of dataset {dataset.name!r} has a value for"
+                f" {{task.{'.'.join(field)}}}, so that the component would never count: name a field of the tasks",
+            )
 
 
 def check_model(model: str | None, path: str = "model") -> None:

@@ -41,6 +41,7 @@ from leyden.services.api.models import (
     check_model,
     check_policies,
     check_pool,
+    check_references,
     check_task_fields,
     check_trainable,
 )
@@ -90,6 +91,7 @@ async def _check_references(session: Session, config: RunConfig) -> None:
             await asyncio.to_thread(check_model, one.algorithm.critic.model, "algorithm.critic.model")
         await asyncio.to_thread(check_trainable, one, pools)
     await check_task_fields(session, config)
+    await check_references(session, config)
 
 
 @router.get("")

@@ -94,7 +94,10 @@ def problems_of(rollout: RolloutDetail, calls: Sequence[Call]) -> Iterator[str]:
     if outcome.kind != "succeeded":
         yield f"the agent ended as {outcome.kind}: {outcome.detail or f'exit status {outcome.exit_code}'}"
     if rollout.reason == "no_reward":
-        yield 'it gave no reward: end its output with a line such as {"reward": 1.0}, or post the reward'
+        yield 'it gave no reward: end its output with a line such as {"reward": 1.0}, or name graders in `reward`'
+    for one in rollout.components:
+        if one.value is None:
+            yield f"component {one.component} of its reward is {one.state}: {one.explanation}"
     if not calls:
         yield "it made no model call: does the agent use OPENAI_BASE_URL?"
     for reason in dict.fromkeys(call.untrainable_reason for call in calls if call.status == "completed"):

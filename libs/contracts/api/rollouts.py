@@ -29,7 +29,8 @@ class Rollout(Body):
     step: int | None
     """The optimiser step that consumed it."""
     state: str
-    """queued (it waits, also between two attempts), running, finished, excluded or cancelled."""
+    """queued (it waits, also between two attempts), running, grading, finished, excluded
+    or cancelled."""
     attempt: int | None
     """The attempt whose outcome is the rollout's outcome."""
     reward: float | None

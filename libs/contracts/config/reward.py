@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from leyden.libs.contracts.config.document import Document
-from leyden.libs.contracts.config.graders import Grader
+from leyden.libs.contracts.config.graders import FIELD, Grader
 
 
 class Component(Document):
@@ -49,6 +49,17 @@ class Reward(Document):
     def needs_agents_line(self) -> bool:
         """Whether an attempt without a reward line has failed."""
         return any(one.source == "agent" and one.weight for one in self.components)
+
+    def task_fields(self) -> list[tuple[str, tuple[str, ...]]]:
+        """The paths of the task's fields that graders read, each after the place in the document that names it."""
+        return [
+            (f"reward.components.{place}.grader.{name}", tuple(path.split(".")[1:]))
+            for place, one in enumerate(self.components)
+            if one.grader is not None
+            for name, text in one.grader.model_dump(include={"output", "reference"}).items()
+            for path in FIELD.findall(text)
+            if path.startswith("task.")
+        ]
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Reward:

@@ -87,7 +87,7 @@ def warnings_of(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
     found = [*_failures(attempts)]
     silent = [one for one in attempts if one["reason"] == "no_reward" and one["kind"] == "succeeded"]
     if len(silent) > SHARE * len(attempts):
-        remedy = 'end its output with a line such as {"reward": 1.0}, or post the reward'
+        remedy = 'end its output with a line such as {"reward": 1.0}, or name graders in `reward`'
         found.append(f"{_count(silent, attempts)} gave no reward: {remedy}")
     mute = [one for one in attempts if not one["calls"] and one["kind"] != "infra_error"]
     if len(mute) > SHARE * len(attempts):

@@ -164,6 +164,28 @@ async def test_a_run_whose_tasks_lack_a_field_of_its_command_is_refused(
         assert (refused.status_code, words in refused.json()["detail"]) == (422, True), refused.text
 
 
+async def test_a_run_whose_graders_read_what_no_task_has_is_refused(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    tasks = [{"question": "2+2", "answers": None}, {"question": "2+3", "answers": {"best": ["5"]}}]
+    await builders.add_dataset(database, tasks, name="answered")
+
+    async def posted(reference: str) -> httpx.Response:
+        grader = {"type": "token_f1", "reference": reference}
+        components = [{"name": "outcome", "from": "agent"}, {"name": "answer", "grader": grader}]
+        document = builders.run_document(dataset="answered", reward={"components": components})
+        return await api_http.post("/v1/runs", json=document)
+
+    accepted = [await posted(word) for word in ("{task.answers.best.0}", "{task.answers}", "4", "{output.answer}")]
+    assert [response.status_code for response in accepted] == [201] * 4
+    refused = await posted("{task.answers.worst}")
+    [problem] = refused.json()["errors"]
+    assert (refused.status_code, problem["path"]) == (422, "reward.components.1.grader.reference")
+    assert (
+        "none of the first 1000 tasks of dataset 'answered' has a value for {task.answers.worst}" in problem["message"]
+    )
+
+
 async def test_a_run_is_created_with_partitions_and_planned_evaluations(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:

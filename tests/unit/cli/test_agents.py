@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from leyden.libs.cli.commands.agents import problems_of, trial_document
-from leyden.libs.contracts.api.rollouts import Attempt, Call, Outcome, RolloutDetail
+from leyden.libs.contracts.api.rollouts import Attempt, Call, Outcome, RewardComponent, RolloutDetail
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -42,6 +42,19 @@ def test_failures_silence_and_greedy_calls_are_problems() -> None:
     assert list(problems_of(rollout(), [greedy, call(), greedy, broken])) == [
         "2 of 4 model calls cannot be trained: sampled with temperature 0",
         "1 of 4 model calls did not complete: failed",
+    ]
+
+
+def test_a_component_without_a_value_is_a_problem() -> None:
+    values = {"attempt": 1, "revision": 1, "weight": 1.0, "extracted": None, "source": "token_f1"}
+    missing = {"component": "answer", "state": "not_applicable", "value": None, "explanation": "task.answer is missing"}
+    scored = {"component": "format", "state": "scored", "value": 0.0, "explanation": "not found"}
+    components = [
+        RewardComponent.model_validate({**values, **one, "duration_seconds": 0.1, "created_at": NOW})
+        for one in (missing, scored)
+    ]
+    assert list(problems_of(rollout().model_copy(update={"components": components}), [call()])) == [
+        "component answer of its reward is not_applicable: task.answer is missing"
     ]
 
 

@@ -49,7 +49,7 @@ CRASH = {"kind": "agent_error", "reason": "agent_error", "detail": "the agent ex
         (
             {"reason": "no_reward"},
             "6 of the last 10 attempts gave no reward: end its output with a line such as "
-            '{"reward": 1.0}, or post the reward',
+            '{"reward": 1.0}, or name graders in `reward`',
         ),
         ({"calls": 0}, "6 of the last 10 attempts made no model call: does the agent use OPENAI_BASE_URL?"),
         (
