@@ -1,1 +1,1 @@
-"""The eight services; each is one folder and one process, and none imports another."""
+"""The nine services; each is one folder and one process, and none imports another."""
