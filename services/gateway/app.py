@@ -20,6 +20,7 @@ from leyden.libs.queue.attempt_liveness import AttemptLiveness
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.service import Budget, Overloaded
 from leyden.libs.service.app import create_app as create_service_app
+from leyden.libs.service.quota import Amount, Limit
 from leyden.libs.service.secrets import read_secret
 from leyden.libs.store.database import Database
 from leyden.libs.store.schema import check_schema
@@ -30,7 +31,7 @@ from leyden.services.gateway.dialects.responses.dialect import Responses
 from leyden.services.gateway.dialects.responses.routes import RESPONSE_ROUTES
 from leyden.services.gateway.embeddings import Embeddings
 from leyden.services.gateway.engine.client import EngineClient
-from leyden.services.gateway.engine.pool import EnginePool
+from leyden.services.gateway.engine.pool import Endpoint, EnginePool
 from leyden.services.gateway.errors import (
     BadRequest,
     GatewayError,
@@ -42,10 +43,11 @@ from leyden.services.gateway.errors import (
 )
 from leyden.services.gateway.prompt.models import PoolModels
 from leyden.services.gateway.prompt.rendering import Renderer
+from leyden.services.gateway.prompt.stored import StoredCalls
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.records.agent_objects import AgentObjects
 from leyden.services.gateway.records.deliveries import Deliveries
-from leyden.services.gateway.records.quotas import calls_quota, objects_quota
+from leyden.services.gateway.records.quotas import AttemptQuota
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import Recorder
 from leyden.services.gateway.routes import ROUTES
@@ -102,10 +104,14 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     # Its own connection: records never wait for a place in the pool.
     answer_seconds = min(10.0, settings.record_hold_seconds)
     recording = Database(settings.database_url, CLIENT, pool_size=1, answer_seconds=answer_seconds)
-    recorder = Recorder(recording, hold_seconds=settings.record_hold_seconds, quota=calls_quota(settings))
+    recorder = Recorder(recording, hold_seconds=settings.record_hold_seconds, quota=_calls_quota(settings))
     delivering = Database(settings.database_url, CLIENT, pool_size=1, answer_seconds=answer_seconds)
     deliveries = Deliveries(delivering, hold_seconds=settings.record_hold_seconds)
-    pool = EnginePool(reader.endpoints, static_urls=settings.engine_urls, poll_seconds=settings.engine_poll_seconds)
+
+    async def endpoints() -> list[Endpoint]:
+        return [Endpoint(one.url.rstrip("/"), *one[1:]) for one in await reader.serving()]
+
+    pool = EnginePool(endpoints, static_urls=settings.engine_urls, poll_seconds=settings.engine_poll_seconds)
     engines = EngineClient(
         pool,
         api_key=engine_key,
@@ -118,19 +124,22 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     liveness = AttemptLiveness(
         database, notifications, hold_seconds=settings.record_hold_seconds, on_end=lambda key: calls.end(key)
     )
+    models = _models(settings, reader, renderer)
+    stored = StoredCalls(reader, models.chat)
     calls = CallService(
-        _models(settings, reader, renderer),
+        models,
         engines=engines,
         providers=providers,
         recorder=recorder,
         deliveries=deliveries,
         reader=reader,
+        stored=stored,
         settings=settings,
         clock=liveness.clock.now,
     )
     hold_seconds = settings.record_hold_seconds
-    app.state.agent_objects = AgentObjects(database, hold_seconds=hold_seconds, quota=objects_quota(settings))
-    app.state.responses = Responses(reader, app.state.agent_objects)
+    app.state.agent_objects = AgentObjects(database, hold_seconds=hold_seconds, quota=_objects_quota(settings))
+    app.state.responses = Responses(stored, app.state.agent_objects)
     embeddings_key = read_secret(settings.embeddings_api_key, settings.embeddings_api_key_file)
     app.state.embeddings = Embeddings(settings.embeddings_url, embeddings_key)
     app.state.calls, app.state.give_up = calls, calls.close
@@ -173,6 +182,19 @@ def _models(settings: Settings, reader: Reader, renderer: Renderer) -> PoolModel
         tool_parsers=settings.tool_parsers,
         reasoning_parsers=settings.reasoning_parsers,
     )
+
+
+def _calls_quota(settings: Settings) -> AttemptQuota:
+    """The limit of stored calls."""
+    names = "GATEWAY_MAX_ATTEMPT_CALLS", "GATEWAY_MAX_ATTEMPT_CALL_BYTES"
+    return AttemptQuota(Limit(Amount(settings.max_attempt_calls, settings.max_attempt_call_bytes), "calls", names))
+
+
+def _objects_quota(settings: Settings) -> AttemptQuota:
+    """The limit of objects of the Responses API."""
+    names = "GATEWAY_MAX_ATTEMPT_OBJECTS", "GATEWAY_MAX_ATTEMPT_OBJECT_BYTES"
+    most = Amount(settings.max_attempt_objects, settings.max_attempt_object_bytes)
+    return AttemptQuota(Limit(most, "objects", names))
 
 
 async def _on_gateway_error(request: Request, error: Any) -> Response:

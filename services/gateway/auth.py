@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from cachetools import TTLCache
 
@@ -11,27 +10,12 @@ from leyden.libs.capability import CapabilityError, Cause, KeyRing, key_from_hea
 from leyden.libs.contracts.capability import Scope
 from leyden.libs.contracts.ids import NUMBER
 from leyden.libs.queue.attempt_liveness import AttemptEnded, AttemptLiveness
-from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import StoreAway
+from leyden.services.gateway.calls.context import Attempt
 from leyden.services.gateway.errors import KeyRefused, NotServed, Unavailable
 
 CACHE_TTL_SECONDS = 5.0
 MAX_CACHED = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """The attempt whose agent sends the request."""
-
-    run_id: str
-    rollout_id: str
-    attempt: int
-    is_greedy: bool = False
-
-    @property
-    def key(self) -> AttemptKey:
-        """Rollout id and attempt number."""
-        return AttemptKey(self.rollout_id, self.attempt)
 
 
 class Authenticator:

@@ -16,9 +16,8 @@ from starlette.routing import Route
 from leyden.libs.contracts.conversation import Json
 from leyden.libs.service import JsonResponse, Share
 from leyden.libs.service.body import read_body
-from leyden.services.gateway.auth import Attempt
 from leyden.services.gateway.calls import streaming
-from leyden.services.gateway.calls.context import Completion, ModelRequest
+from leyden.services.gateway.calls.context import Attempt, Completion, ModelRequest
 from leyden.services.gateway.calls.retries import InFlightCall
 from leyden.services.gateway.calls.service import CallService
 from leyden.services.gateway.dialects.base import WireFormat

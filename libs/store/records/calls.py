@@ -91,6 +91,10 @@ class CallDefaults(NamedTuple):
     frozen: Collection[str] = ()
     provided: Mapping[str, Policy] = MappingProxyType({})
 
+    def policy_run(self, run_id: str, role: str | None) -> str:
+        """The run whose policy answers calls of a role. Args: run_id: the run with these defaults."""
+        return self.policy_runs.get(role or "", run_id)
+
 
 _TYPES = {
     "attempt": "int4", "choice": "int4", "sequence": "int8", "trainable": "bool", "masks_forced": "bool",

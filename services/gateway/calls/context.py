@@ -1,19 +1,53 @@
-"""Requests, samples and answers without any wire format: dialects translate requests to and answers from these."""
+"""The nouns of a call, without any wire format: attempt, agent, request, prompt, samples, answer, row."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from leyden.libs.contracts import untrainable
 from leyden.libs.contracts.conversation import Dialect, Json, Turn
+from leyden.libs.contracts.states import CallStatus, Continuation
+from leyden.libs.store.attempts import AttemptKey
+from leyden.libs.store.records.agent_objects import AttemptOfRun
+from leyden.libs.store.records.calls import CallDefaults, NewCall
 
 TopLogprobs = list[tuple[float, int]]
 """Log-probability and token of the likeliest alternatives, best first."""
 
 FinishReason = Literal["stop", "length"]
+GREEDY_BELOW = 1e-6
+"""Temperatures that engines treat as 0 (SGLang's own bound)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The attempt whose agent sends the request."""
+
+    run_id: str
+    rollout_id: str
+    attempt: int
+    is_greedy: bool = False
+
+    @property
+    def key(self) -> AttemptKey:
+        return AttemptKey(self.rollout_id, self.attempt)
+
+    @property
+    def of_run(self) -> AttemptOfRun:
+        return AttemptOfRun(self.run_id, self.rollout_id, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """An agent's fingerprint. `id` hashes instructions, tool names and header to 16 hex digits; `name` may be None."""
+
+    id: str
+    name: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +180,109 @@ class Completion:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """The facts of a call before its first token. `arrived_at` is `perf_counter()`, `sequence` the store's time in ns.
+
+    `request_id` is the id of its first choice, which names the answer; `policy_run` the run whose policy answers.
+    """
+
+    attempt: Attempt
+    request: ModelRequest
+    request_id: str
+    request_sha256: bytes
+    prompt: Prompt
+    constraint: dict[str, str]
+    temperature: float
+    defaults: CallDefaults
+    trace_id: str | None
+    parent_span_id: str | None
+    agent: Agent
+    role: str | None
+    policy_run: str
+    continuation: Continuation
+    arrived_at: float
+    sequence: int
+
+    @property
+    def untrainable_reason(self) -> str | None:
+        """Why the call cannot train: its role, or parameters that make the log-probabilities differ from the policy's.
+
+        Greedy decoding does not sample from the policy. None: the call trains.
+        """
+        if self.attempt.is_greedy:
+            return untrainable.GREEDY_ROLLOUT
+        if self.role is not None and self.role in self.defaults.frozen:
+            return untrainable.of_frozen_policy(self.role)
+        if self.defaults.train is not None and self.role not in self.defaults.train:
+            return untrainable.of_role(self.role)
+        request, sampling = self.request, self.request.sampling
+        leaves_out = self.defaults.constrained_calls == "leave_out"
+        changed = {
+            "temperature": self.temperature < GREEDY_BELOW,
+            "top_p": sampling.top_p != 1.0,
+            "top_k": sampling.top_k > 0,
+            "min_p": sampling.min_p > 0,
+            "min_tokens": sampling.min_tokens > 0,
+            "frequency_penalty": sampling.frequency_penalty != 0,
+            "presence_penalty": sampling.presence_penalty != 0,
+            "repetition_penalty": sampling.repetition_penalty != 1.0,
+            "logit_bias": bool(sampling.logit_bias),
+            "json_schema": leaves_out and request.answer_schema is not None,
+            "tool_choice": leaves_out and bool(request.required_tools),
+        }
+        names = [name for name, is_changed in changed.items() if is_changed]
+        return untrainable.of_parameters(names) if names else None
+
+    def row(self, sampled: SampledTokens, status: CallStatus, reason: str | None, answer: Answer | None) -> NewCall:
+        """Returns the row of one choice: the turns and tokens that it adds to its parent call, or all without a parent.
+
+        Args: reason: why its tokens cannot train; None when they can
+        """
+        prompt, request = self.prompt, self.request
+        ended_at = sampled.ended_at or time.perf_counter()
+        versions = sampled.policy_versions
+        return NewCall(
+            run_id=self.attempt.run_id,
+            id=sampled.call_id,
+            rollout_id=self.attempt.rollout_id,
+            attempt=self.attempt.attempt,
+            request_id=self.request_id,
+            choice=sampled.index,
+            sequence=self.sequence,
+            status=status,
+            trainable=reason is None,
+            untrainable_reason=reason,
+            masks_forced=request.is_constrained and self.defaults.constrained_calls == "mask",
+            request_sha256=self.request_sha256,
+            dialect=request.dialect,
+            request=request.parameters,
+            parent_call_id=prompt.parent_call_id,
+            shared_turns=prompt.shared_turns,
+            shared_tokens=prompt.shared_tokens,
+            turns=request.turns[prompt.shared_turns :],
+            tools=request.tools if prompt.parent_call_id is None else None,
+            answer=None if answer is None else answer.turn,
+            prompt_ids=prompt.ids[prompt.shared_tokens :].astype("<i4").tobytes(),
+            sampled_ids=np.asarray(sampled.ids, dtype="<i4").tobytes(),
+            generator_logprobs=np.asarray(sampled.logprobs, dtype="<f4").tobytes(),
+            policy_versions=np.asarray(versions, dtype="<i4").tobytes(),
+            prompt_tokens=len(prompt.ids),
+            completion_tokens=len(sampled.ids),
+            cached_tokens=sampled.cached_tokens,
+            min_policy_version=min(versions, default=None),
+            max_policy_version=max(versions, default=None),
+            temperature=self.temperature,
+            finish_reason=None if answer is None else answer.finish_reason,
+            trace_id=self.trace_id,
+            parent_span_id=self.parent_span_id,
+            agent=self.agent.id,
+            agent_name=self.agent.name,
+            role=self.role,
+            continuation=self.continuation,
+            queued_seconds=(sampled.accepted_at or ended_at) - self.arrived_at,
+            first_token_seconds=None if sampled.first_token_at is None else sampled.first_token_at - self.arrived_at,
+            total_seconds=ended_at - self.arrived_at,
+        )

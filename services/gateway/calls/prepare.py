@@ -8,23 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import takewhile
 
 from leyden.libs.contracts.config import Role
-from leyden.services.gateway.calls.context import ModelRequest
+from leyden.services.gateway.calls.context import Agent, ModelRequest
 
 NAME_HEADER = "x-agent-name"
 MAX_NAME_LENGTH = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Agent:
-    """An agent's fingerprint. `id` hashes instructions, tool names and header to 16 hex digits; `name` may be None."""
-
-    id: str
-    name: str | None
 
 
 def agent_of(request: ModelRequest, header: str | None) -> Agent:

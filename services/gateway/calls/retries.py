@@ -19,13 +19,12 @@ from typing import Self
 from cachetools import LRUCache, TTLCache
 
 from leyden.libs.store.attempts import AttemptKey
-from leyden.services.gateway.calls.context import Completion, SampledTokens
+from leyden.services.gateway.calls.context import CallContext, Completion, SampledTokens
 from leyden.services.gateway.dialects.chat_client import ProvidedAnswer
 from leyden.services.gateway.errors import stopping
 from leyden.services.gateway.prompt.models import ServedModel
 from leyden.services.gateway.prompt.prefix import IndexedPrompt
 from leyden.services.gateway.records.deliveries import Delivery
-from leyden.services.gateway.records.writer import CallContext
 
 RequestKey = tuple[AttemptKey, bytes]
 """An attempt and the digest of a body."""

@@ -27,9 +27,18 @@ from leyden.libs.store.records.calls import EVER
 from leyden.libs.store.records.deliveries import NewDelivery
 from leyden.libs.telemetry import logger, parse_traceparent
 from leyden.services.gateway import metrics
-from leyden.services.gateway.auth import Attempt, refusal
-from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, Prompt, SampledTokens
-from leyden.services.gateway.calls.prepare import NAME_HEADER, Agent, agent_of, role_of
+from leyden.services.gateway.auth import refusal
+from leyden.services.gateway.calls.context import (
+    Agent,
+    Answer,
+    Attempt,
+    CallContext,
+    Completion,
+    ModelRequest,
+    Prompt,
+    SampledTokens,
+)
+from leyden.services.gateway.calls.prepare import NAME_HEADER, agent_of, role_of
 from leyden.services.gateway.calls.retries import REPEAT_SECONDS, UNDECLARED, InFlightCall, Retry, RetryIndex
 from leyden.services.gateway.dialects.base import WireFormat
 from leyden.services.gateway.engine.client import EngineClient
@@ -46,10 +55,11 @@ from leyden.services.gateway.prompt.answer import finish_answer
 from leyden.services.gateway.prompt.constraint import decoding_constraint
 from leyden.services.gateway.prompt.models import PoolModels, ServedModel
 from leyden.services.gateway.prompt.prefix import Conversation, IndexedPrompt
+from leyden.services.gateway.prompt.stored import StoredCalls
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.records.deliveries import Deliveries
 from leyden.services.gateway.records.reader import Reader
-from leyden.services.gateway.records.writer import CallContext, Recorder, call_row, untrainable_reason
+from leyden.services.gateway.records.writer import Recorder
 from leyden.services.gateway.samplers.provider import Providers
 from leyden.services.gateway.settings import Settings
 
@@ -79,6 +89,7 @@ class CallService:
         recorder: Recorder,
         deliveries: Deliveries,
         reader: Reader,
+        stored: StoredCalls,
         settings: Settings,
         clock: Callable[[], float],
     ) -> None:
@@ -88,6 +99,7 @@ class CallService:
         self._recorder = recorder
         self._deliveries = deliveries
         self._reader = reader
+        self._stored = stored
         self._retries = RetryIndex()
         self._settings = settings
         self._turns = asyncio.Semaphore(settings.max_calls)
@@ -215,14 +227,11 @@ class CallService:
         if call is not None and call.may_complete:
             metrics.REPLAYS.labels("in_flight").inc()
             return call
-        stored = await self._reader.completions(self._chat_of, attempt, request, digest)
+        stored = await self._stored.completions(attempt, request, digest)
         completion = next((done for done in stored if self._retries.claim(done.request_id, retry)), None)
         if completion is not None:
             metrics.REPLAYS.labels("store").inc()
         return completion
-
-    async def _chat_of(self, policy_run: str) -> ChatModel:
-        return (await self.models.of_run(policy_run)).chat
 
     async def _undeclared(
         self, attempt: Attempt, request: ModelRequest, digest: bytes
@@ -242,7 +251,7 @@ class CallService:
         started_at = self._clock() - age
         # Those of a gateway that died; bounded in the store, because an agent may make many equal calls from then on.
         arrived = (started_at - REPEAT_SECONDS, started_at - 1) if lost is None else EVER
-        for done in await self._reader.completions(self._chat_of, attempt, request, digest, arrived):
+        for done in await self._stored.completions(attempt, request, digest, arrived):
             if lost in {None, done.request_id} and self._retries.claim(done.request_id, UNDECLARED):
                 self._retries.undelivered.pop(key, None)
                 metrics.REPLAYS.labels("store").inc()
@@ -296,14 +305,15 @@ class CallService:
 
     async def _caller(self, attempt: Attempt, request: ModelRequest, headers: Mapping[str, str]) -> Caller:
         agent = agent_of(request, headers.get(NAME_HEADER))
-        role = role_of((await self._reader.defaults(attempt.run_id)).roles, request, agent)
-        return Caller(agent, role, await self._reader.policy_run(attempt.run_id, role))
+        defaults = await self._reader.defaults(attempt.run_id)
+        role = role_of(defaults.roles, request, agent)
+        return Caller(agent, role, defaults.policy_run(attempt.run_id, role))
 
     async def _indexed(
         self, served: ServedModel, attempt: Attempt, request: ModelRequest, policy_run: str
     ) -> IndexedPrompt:
         return await served.prefixes.prompt(
-            (attempt.key, policy_run), request, lambda known: self._reader.calls(attempt, known, policy_run)
+            (attempt.key, policy_run), request, lambda known: self._stored.calls(attempt, known, policy_run)
         )
 
     def _run(self, call: InFlightCall, wire_format: WireFormat) -> None:
@@ -413,9 +423,9 @@ class CallService:
         ]
         if call.provided is not None:
             answers = list(call.provided.answers)
-        reason = untrainable_reason(call.context)
+        reason = call.context.untrainable_reason
         rows = [
-            call_row(call.context, choice, CallStatus.COMPLETED, reason, answer)
+            call.context.row(choice, CallStatus.COMPLETED, reason, answer)
             for choice, answer in zip(call.choices, answers, strict=True)
         ]
         call.is_recorded = True
@@ -457,9 +467,7 @@ class CallService:
         metrics.CALLS.labels(status).inc(len(call.choices))
         call.is_recorded = True
         with suppress(GatewayError):
-            await self._recorder.record(
-                [call_row(call.context, choice, status, reason, None) for choice in call.choices]
-            )
+            await self._recorder.record([call.context.row(choice, status, reason, None) for choice in call.choices])
 
 
 def _delivery(attempt: Attempt, request_id: str, sequence: int, digest: bytes) -> NewDelivery:

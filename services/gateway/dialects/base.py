@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from leyden.libs.contracts.conversation import Json
-from leyden.services.gateway.auth import Attempt
-from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, TokenLogprob
+from leyden.services.gateway.calls.context import Answer, Attempt, Completion, ModelRequest, TokenLogprob
 from leyden.services.gateway.errors import GatewayError
 
 

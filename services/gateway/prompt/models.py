@@ -84,6 +84,9 @@ class PoolModels:
         served = self._served.get(source)
         return served or await self._load_once(source)
 
+    async def chat(self, run_id: str) -> ChatModel:
+        return (await self.of_run(run_id)).chat
+
     async def _load_once(self, source: _Source) -> ServedModel:
         # One lock a model: a folder that is slow to read delays no other.
         lock = self._loading.setdefault(source, asyncio.Lock())

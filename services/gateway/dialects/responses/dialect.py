@@ -15,8 +15,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from leyden.libs.contracts.conversation import Dialect, Json, Turn
-from leyden.services.gateway.auth import Attempt
-from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, Sampling, TokenLogprob
+from leyden.services.gateway.calls.context import Answer, Attempt, Completion, ModelRequest, Sampling, TokenLogprob
 from leyden.services.gateway.dialects.base import COMMENT, WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, read_object, required_tools, validated
 from leyden.services.gateway.dialects.chat_completions import logprobs_of
@@ -33,8 +32,8 @@ from leyden.services.gateway.dialects.responses.items import (
     turns_of,
 )
 from leyden.services.gateway.errors import BadRequest, GatewayError, NotServed
+from leyden.services.gateway.prompt.stored import StoredAnswer, StoredCalls
 from leyden.services.gateway.records.agent_objects import AgentObjects
-from leyden.services.gateway.records.reader import Reader, StoredAnswer
 
 RECORDED = frozenset(
     {
@@ -117,8 +116,8 @@ class ResponsesRequest(ModelRequest):
 class Responses(WireFormat):
     """The dialect of responses."""
 
-    def __init__(self, reader: Reader, objects: AgentObjects) -> None:
-        self._reader = reader
+    def __init__(self, calls: StoredCalls, objects: AgentObjects) -> None:
+        self._calls = calls
         self._objects = objects
 
     def parse(self, body: bytes, *, max_choices: int) -> ResponsesRequest:
@@ -182,7 +181,7 @@ class Responses(WireFormat):
             documents = stored_items(await self._resolved(attempt, request.items), completion.request_id)
             [answer] = completion.answers
             documents |= {item["id"]: item for item in _output(completion.request_id, answer)}
-            await self._objects.add(attempt, conversation, documents)
+            await self._objects.add(attempt.of_run, conversation, documents)
 
     def body(self, request: ModelRequest, completion: Completion) -> Json:
         """Returns a `response` object."""
@@ -199,7 +198,7 @@ class Responses(WireFormat):
 
     async def conversation(self, attempt: Attempt, conversation_id: str) -> list[Json]:
         """Returns a conversation of this attempt, then its items. Raises: NotServed."""
-        documents = await self._objects.owned(attempt, conversation_id)
+        documents = await self._objects.owned(attempt.of_run, conversation_id)
         own = found(documents.pop(conversation_id, None), "conversation", conversation_id, "conversation")
         return [own, *documents.values()]
 
@@ -208,7 +207,7 @@ class Responses(WireFormat):
         ids = {item.id for item in items if item.kind == "item_reference" and item.id is not None}
         if not ids:
             return list(items)
-        known = await self._objects.by_id(attempt, ids)
+        known = await self._objects.by_id(attempt.of_run, ids)
         for stored in (await self._answers(attempt, ids)).values():
             [answer] = stored.completion.answers
             known |= {one["id"]: one for one in (*_output(stored.completion.request_id, answer), *input_items(stored))}
@@ -224,8 +223,8 @@ class Responses(WireFormat):
         calls = {name: call_id for name in ids if (call_id := call_of(name)) is not None}
         if not calls:
             return {}
-        answers = await self._reader.answers(attempt, Dialect.RESPONSES, set(calls.values()))
-        deleted = await self._objects.by_id(attempt, [f"resp_{call_id}" for call_id in calls.values()])
+        answers = await self._calls.answers(attempt, Dialect.RESPONSES, set(calls.values()))
+        deleted = await self._objects.by_id(attempt.of_run, [f"resp_{call_id}" for call_id in calls.values()])
         stored = {
             answer.completion.request_id: answer
             for answer in answers

@@ -12,14 +12,14 @@ from starlette.routing import Route
 
 from leyden.libs.contracts.conversation import Json
 from leyden.libs.service import JsonResponse
-from leyden.services.gateway.auth import Attempt
+from leyden.services.gateway.calls.context import Attempt
 from leyden.services.gateway.calls.retries import Retry
 from leyden.services.gateway.dialects.body import read_object, validated
 from leyden.services.gateway.dialects.responses.dialect import Responses, found, input_items, response_of
 from leyden.services.gateway.dialects.responses.items import Item, stored_items
 from leyden.services.gateway.errors import BadRequest
+from leyden.services.gateway.prompt.stored import StoredAnswer
 from leyden.services.gateway.records.agent_objects import AgentObjects
-from leyden.services.gateway.records.reader import StoredAnswer
 from leyden.services.gateway.routes import BASE, authenticate, body_of
 
 MAX_ITEMS = 100
@@ -38,7 +38,7 @@ async def response(request: Request) -> Response:
 async def delete_response(request: Request) -> Response:
     """Deletes a response for its agent; the record of its call stays."""
     response_id = f"resp_{(await _stored(request)).completion.request_id}"
-    await _objects(request).add(await authenticate(request), response_id, {response_id: None})
+    await _objects(request).add((await authenticate(request)).of_run, response_id, {response_id: None})
     return JsonResponse({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -59,7 +59,7 @@ async def create_conversation(request: Request) -> Response:
     conversation_id = f"conv_{secrets.token_hex(12)}"
     own = {"id": conversation_id, "object": "conversation", "created_at": int(time.time()), "metadata": body.metadata}
     items = stored_items(body.items, secrets.token_hex(12))
-    await _objects(request).add(attempt, conversation_id, {conversation_id: own, **items})
+    await _objects(request).add(attempt.of_run, conversation_id, {conversation_id: own, **items})
     return JsonResponse(own)
 
 
@@ -73,14 +73,14 @@ async def update_conversation(request: Request) -> Response:
     """Replaces the metadata of a conversation."""
     attempt, [own, *_] = await _conversation(request)
     own |= {"metadata": (await _read(request)).metadata}
-    await _objects(request).replace(attempt, own["id"], own["id"], own)
+    await _objects(request).replace(attempt.of_run, own["id"], own["id"], own)
     return JsonResponse(own)
 
 
 async def delete_conversation(request: Request) -> Response:
     """Deletes a conversation with its items."""
     attempt, [own, *_] = await _conversation(request)
-    await _objects(request).delete(attempt, own["id"])
+    await _objects(request).delete(attempt.of_run, own["id"])
     return JsonResponse({"id": own["id"], "object": "conversation.deleted", "deleted": True})
 
 
@@ -99,7 +99,7 @@ async def add_items(request: Request) -> Response:
     if is_repeat:
         new = last
     else:
-        await _objects(request).add(attempt, own["id"], {item["id"]: item for item in new})
+        await _objects(request).add(attempt.of_run, own["id"], {item["id"]: item for item in new})
     return JsonResponse(_list(new, has_more=False))
 
 
@@ -112,7 +112,7 @@ async def conversation_item(request: Request) -> Response:
 async def delete_item(request: Request) -> Response:
     """Deletes an item of a conversation, and returns the conversation."""
     attempt, [own, *items] = await _conversation(request)
-    await _objects(request).delete(attempt, own["id"], _item(request, items)["id"])
+    await _objects(request).delete(attempt.of_run, own["id"], _item(request, items)["id"])
     return JsonResponse(own)
 
 

@@ -1,0 +1,127 @@
+"""Reads completed calls back: those that a prompt continues, answers to repeats, and responses by their ids."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+from leyden.libs.contracts.conversation import Dialect, Json, Turn, parse_turn
+from leyden.libs.contracts.ids import weight_version
+from leyden.libs.store.records.calls import EVER
+from leyden.libs.store.records.chains import FullCall
+from leyden.libs.store.tables import ModelCall
+from leyden.services.gateway.calls.context import Answer, Attempt, Completion, ModelRequest, SampledTokens
+from leyden.services.gateway.prompt.answer import text_and_stop, token_logprobs
+from leyden.services.gateway.prompt.prefix import Conversation, StoredCall
+from leyden.services.gateway.prompt.template import ChatModel
+from leyden.services.gateway.records.reader import Reader
+
+
+class StoredAnswer(NamedTuple):
+    """A completed call in full: the request's parameters, the conversation, the answer without log-probabilities."""
+
+    parameters: Json
+    conversation: Conversation
+    completion: Completion
+
+
+class StoredCalls:
+    """The completed calls of all attempts. Args: model_of: the model of a run."""
+
+    def __init__(self, reader: Reader, model_of: Callable[[str], Awaitable[ChatModel]]) -> None:
+        self._reader = reader
+        self._model_of = model_of
+
+    async def calls(self, attempt: Attempt, known: Collection[str], policy_run: str) -> list[StoredCall]:
+        """Reads the calls that the policy of a run answered, oldest first, except those in `known`."""
+        defaults = await self._reader.defaults(attempt.run_id)
+        return [
+            StoredCall(
+                row.id,
+                _conversation(row, full),
+                _answer_turn(row),
+                np.frombuffer(full.prompt_ids, dtype="<i4"),
+                np.frombuffer(row.sampled_ids, dtype="<i4"),
+            )
+            for row, full in await self._reader.completed(attempt.of_run, known)
+            # A raw prompt is no conversation that a later one continues.
+            if row.dialect != Dialect.COMPLETIONS
+            and row.role not in defaults.provided
+            and defaults.policy_run(attempt.run_id, row.role) == policy_run
+        ]
+
+    async def completions(
+        self, attempt: Attempt, request: ModelRequest, request_sha256: bytes, arrived: tuple[float, float] = EVER
+    ) -> list[Completion]:
+        """Reads the attempt's earlier answers to this request, latest first; the store has no `top_logprobs`.
+
+        Args: arrived: between these moments
+        """
+        found = []
+        rows = await self._reader.requests(attempt.of_run, request_sha256, arrived)
+        for _, group in groupby(rows, key=lambda row: row.request_id):
+            choices = list(group)
+            policy_run = await self._policy_run(choices[0])
+            model = await self._model_of(policy_run)
+            answers = [_answer(model, request, row) for row in choices]
+            found.append(_completion(request.model, choices, answers, policy_run))
+        return found
+
+    async def answers(self, attempt: Attempt, dialect: Dialect, call_ids: Collection[str]) -> list[StoredAnswer]:
+        """Reads the calls of the attempt that have these ids, completed and in this wire format."""
+        return [
+            await self._stored_answer(row, full)
+            for row, full in await self._reader.by_id(attempt.of_run, call_ids)
+            if row.dialect == dialect
+        ]
+
+    async def _stored_answer(self, row: ModelCall, full: FullCall) -> StoredAnswer:
+        answer = Answer(row.choice, _answer_turn(row), row.finish_reason or "stop", None)
+        completion = _completion(row.request["model"], [row], [answer], await self._policy_run(row))
+        return StoredAnswer(row.request, _conversation(row, full), completion)
+
+    async def _policy_run(self, row: ModelCall) -> str:
+        return (await self._reader.defaults(row.run_id)).policy_run(row.run_id, row.role)
+
+
+def _conversation(row: ModelCall, full: FullCall) -> Conversation:
+    return Conversation(full.turns, full.tools, row.request.get("chat_template_kwargs") or {})
+
+
+def _completion(model_name: str, rows: Sequence[ModelCall], answers: Sequence[Answer], policy_run: str) -> Completion:
+    first = rows[0]
+    version = first.max_policy_version
+    return Completion(
+        request_id=first.request_id,
+        model=model_name,
+        created=first.sequence // 1_000_000_000,
+        weight_version=None if version is None else weight_version(policy_run, version),
+        answers=tuple(answers),
+        prompt_tokens=first.prompt_tokens,
+        completion_tokens=sum(row.completion_tokens for row in rows),
+        cached_tokens=first.cached_tokens,
+    )
+
+
+def _answer(model: ChatModel, request: ModelRequest, row: ModelCall) -> Answer:
+    sampled = SampledTokens(
+        row.id,
+        row.choice,
+        None,
+        ids=np.frombuffer(row.sampled_ids, dtype="<i4").tolist(),
+        logprobs=np.frombuffer(row.generator_logprobs, dtype="<f4").tolist(),
+    )
+    return Answer(
+        row.choice,
+        _answer_turn(row),
+        row.finish_reason or "stop",
+        token_logprobs(model, request, sampled),
+        text_and_stop(model, request, sampled)[1],
+    )
+
+
+def _answer_turn(row: ModelCall) -> Turn:
+    return Turn("assistant", "") if row.answer is None else parse_turn(row.answer)
