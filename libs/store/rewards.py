@@ -12,5 +12,5 @@ REWARD = """(coalesce(rollouts.reward, (
                 WHERE rollout_id = rollouts.id AND coalesce(attempt, rollouts.attempt) = rollouts.attempt), 0))"""
 """SQL over `rollouts`; null unless the rollout is finished."""
 
-SOLVE_RATE = f"avg(({REWARD} >= :solved_at)::int)::double precision"
-"""SQL over grouped `rollouts` that are finished: the share with at least the reward `:solved_at`."""
+SOLVE_RATE = f"avg(({REWARD} >= 1)::int)::double precision"
+"""SQL over grouped `rollouts` that are finished: the share with a reward of at least 1."""

@@ -238,7 +238,6 @@ async def replayable_groups(session: ReadSession, run_id: str, step: int, sampli
         "oldest": step - 1 - sampling.max_policy_lag,
         "uses": sampling.replay.uses,
         "priority": sampling.replay.priority,
-        "solved_at": sampling.replay.solved_at,
         "count": sampling.replays,
     }
     return list(await session.scalars(_REPLAYABLE, scope))

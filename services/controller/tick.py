@@ -316,7 +316,7 @@ class Controller:
         async with self.database.read() as session:
             if curriculum is None:
                 return {}, await find_replacements(session, run.id)
-            return await solve_rates(session, run.id, curriculum.solved_at, curriculum.window), Replacements()
+            return await solve_rates(session, run.id, curriculum.window), Replacements()
 
     async def enqueue(self, queued: Sequence[QueuedRollout], admitted: Sequence[QueuedRollout]) -> None:
         """Enqueues waiting rollouts: new ones at once, all of them every few seconds, since Redis may be wiped."""

@@ -2,7 +2,7 @@
 
 AIR turns the return status of tool calls into rewards (Agent Lightning, arXiv 2508.03680, 3.4.2); the paper gives no
 formula. Ours: for each tool that its sampled answer asked for, a call earns the tool's weight when the tool succeeded,
-`failure` times the weight when it failed, and nothing when its status is unset; at most `max_reward` in all.
+`failure` times the weight when it failed, and nothing when its status is unset; at most `MAX_REWARD` in all.
 
 The agent writes its own spans, so a span counts only as the result of a tool call that the model sampled, and each
 sampled tool call has one result. The first of these finds it; the source is stored with the result:
@@ -20,8 +20,7 @@ hung          a tool of the attempt's last call, and the attempt ran into its ti
 lost          a tool of the attempt's last call, and the agent failed: the tool call failed
 answer        nothing more is known: the tool was the agent's last, or the agent made another call without its result
 
-An agent can name its span after any word of the answer, so a tool in the text earns its own weight alone, which the
-operator wrote, and never `default_weight`.
+An agent can name its span after any word of the answer, so a tool that the operator gave no weight earns nothing.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ from leyden.services.credit.records import AskedTool, Call, ToolResult, ToolSpan
 from leyden.services.credit.results import status_of
 
 Source = Literal["tool_call_id", "response_id", "time", "text", "result", "malformed", "hung", "lost", "answer"]
+MAX_REWARD = 1.0
 _WITHOUT_RESULT: dict[OutcomeKind, Source] = {OutcomeKind.TIMEOUT: "hung", OutcomeKind.AGENT_ERROR: "lost"}
 
 
@@ -88,7 +88,7 @@ def air_reward(uses: Iterable[ToolUse], air: Air) -> float:
     0.3
     """
     earned = sum((_earned(use, air) for use in uses), 0.0)
-    return max(-air.max_reward, min(air.max_reward, earned))
+    return max(-MAX_REWARD, min(MAX_REWARD, earned))
 
 
 def _results(calls: Sequence[Call]) -> dict[str, ToolResult]:
@@ -127,7 +127,7 @@ def _ask_of(span: ToolSpan, open_asks: OpenAsks) -> tuple[Ask, Source] | None:
 
 
 def _earned(use: ToolUse, air: Air) -> float:
-    weight = air.weights.get(use.tool, 0.0 if use.source == "text" else air.default_weight)
+    weight = air.weights.get(use.tool, 0.0)
     match use.status:
         case SpanStatus.OK:
             return weight

@@ -13,14 +13,11 @@ class Air(Document):
     """Automatic intermediate rewards from the status of a call's tools (Agent Lightning, arXiv 2508.03680, 3.4.2)."""
 
     weights: dict[Word, Annotated[float, Field(ge=-1e6, le=1e6)]] = Field(default_factory=dict, max_length=1000)
-    """Reward of a success by tool name; other tools earn `default_weight`."""
-    default_weight: float = Field(default=0.0, ge=-1e6, le=1e6)
+    """Reward of a success by tool name; other tools earn nothing. One call earns at most 1, or loses 1."""
     failure: float = Field(default=0.0, ge=-1e6, le=0.0)
     """Reward of a failed tool call: 0, or a penalty as a negative factor of the tool's weight."""
     alpha: float | None = Field(default=None, ge=0.0, le=1.0)
     """Mix: calls earn α · status and the outcome counts (1 - α). Null adds both unscaled."""
-    max_reward: float = Field(default=1.0, gt=0, le=1e6)
-    """Bound on the magnitude of one call's tool reward, before α."""
     from_results: bool = True
     """Whether a tool call without a span takes its status from the tool's result in the conversation: an error, by
     Anthropic's mark or by the forms that frameworks give to errors; nothing, such as `null`, which earns nothing; or a

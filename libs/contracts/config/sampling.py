@@ -15,11 +15,8 @@ class Curriculum(Document):
     A task's weight is 1 at `target` and before its first group, and falls linearly to `floor`.
     """
 
-    type: Literal["solve_rate"] = "solve_rate"
-    solved_at: float = Field(default=1.0, ge=-1e6, le=1e6)
-    """The reward from which a rollout counts as solved."""
     target: float = Field(default=0.5, gt=0, lt=1)
-    """The solve rate of which a group teaches most."""
+    """The solve rate of which a group teaches most: the share of rollouts with a reward of at least 1."""
     floor: float = Field(default=0.1, gt=0, le=1)
     """The smallest weight: no task is left out for good."""
     window: int = Field(default=1000, ge=1, le=100_000)
@@ -37,10 +34,9 @@ class Replay(Document):
     """Replayed groups of a step, at most, as a share of `groups_per_step`."""
     priority: Literal["freshness", "advantage", "solve_rate"] = "freshness"
     """The groups that a step prefers: `freshness` those of the newest version, `advantage` those with the largest mean
-    |advantage| of a call, `solve_rate` those of which the share of solved rollouts is nearest to a half. The choice is
-    biased: the step's gradient is that of the preferred groups more often, and no weight undoes it."""
-    solved_at: float = Field(default=1.0, ge=-1e6, le=1e6)
-    """The reward from which a rollout counts as solved."""
+    |advantage| of a call, `solve_rate` those of which the share of rollouts with a reward of at least 1 is nearest to a
+    half. The choice is biased: the step's gradient is that of the preferred groups more often, and no weight undoes
+    it."""
 
 
 class Sampling(Document):

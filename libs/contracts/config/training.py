@@ -26,19 +26,8 @@ class Optimizer(Document):
     warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
     """Steps over which the rate grows linearly to `learning_rate`."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """The rate after the warm-up: `linear` and `cosine` fall towards `minimum_share` until `training.steps`. A run that
-    continues another one counts its own steps: the rate jumps back to the start of the schedule, warm-up included."""
-    minimum_share: float = Field(default=0.0, ge=0, lt=1)
-    """The share of `learning_rate` that `linear` and `cosine` approach."""
-
-    @model_validator(mode="after")
-    def _a_minimum_needs_a_fall(self) -> Optimizer:
-        if self.minimum_share > 0 and self.schedule == "constant":
-            raise ValueError(
-                "minimum_share has no meaning with schedule 'constant': write schedule 'cosine' or 'linear', or remove"
-                " minimum_share"
-            )
-        return self
+    """The rate after the warm-up: `linear` and `cosine` fall towards 0 until `training.steps`. A run that continues
+    another one counts its own steps: the rate jumps back to the start of the schedule, warm-up included."""
 
     @model_validator(mode="after")
     def _moments_have_the_digits(self) -> Optimizer:
@@ -61,15 +50,11 @@ class EarlyStopping(Document):
     """The run stops once the metric reaches this."""
     patience: int | None = Field(default=None, ge=1, le=1000)
     """The run stops once so many values in a row were not better than the best before them."""
-    min_improvement: float = Field(default=0.0, ge=0, le=1e6)
-    """A value counts as better if it exceeds the best by more than this."""
 
     @model_validator(mode="after")
     def _something_stops(self) -> EarlyStopping:
         if self.target is None and self.patience is None:
             raise ValueError("nothing would ever stop the run: set target, patience or both")
-        if self.min_improvement > 0 and self.patience is None:
-            raise ValueError("min_improvement has no meaning without patience: set patience, or remove it")
         return self
 
 

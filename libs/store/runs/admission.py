@@ -100,11 +100,13 @@ async def admit_groups(session: Session, groups: Sequence[NewGroup], trace_paren
     await session.execute(insert(tables.Rollout).on_conflict_do_nothing(), rollouts)
 
 
-async def solve_rates(session: ReadSession, run_id: str, solved_at: float, window: int) -> dict[int, float]:
-    """The share of finished rollouts with at least the reward `solved_at`, by task, in the newest `window` complete
-    training groups."""
-    scope = {"run": run_id, "solved_at": solved_at, "window": window}
-    return {row.task_number: row.rate for row in await session.execute(_SOLVE_RATES, scope)}
+async def solve_rates(session: ReadSession, run_id: str, window: int) -> dict[int, float]:
+    """The share of finished rollouts that solved their task, by task, in the newest `window` complete training groups.
+
+    A reward of at least 1 solves it.
+    """
+    rows = await session.execute(_SOLVE_RATES, {"run": run_id, "window": window})
+    return {row.task_number: row.rate for row in rows}
 
 
 async def find_replacements(session: ReadSession, run_id: str) -> Replacements:

@@ -27,7 +27,7 @@ def stop_reason(stopping: EarlyStopping, values: Sequence[tuple[int, float]]) ->
         at, value = values[index][0], sum(window) / len(window)
         if stopping.target is not None and value >= stopping.target:
             return f"stopped early at {noun} {at}: the {metric} {value:.4g} reached the target {stopping.target:.4g}"
-        if best is None or value > best[1] + stopping.min_improvement:
+        if best is None or value > best[1]:
             best, worse = (at, value), 0
             continue
         worse += 1

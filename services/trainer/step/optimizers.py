@@ -52,8 +52,8 @@ def make_optimizer(
 def learning_rate(config: Optimizer, step: int, steps: int) -> float:
     """The rate of step `step` (from 1) of `steps`: a linear warm-up, then the schedule.
 
-    The first step after the warm-up has the full rate; the minimum would be reached one step after the last, so that
-    every step trains. With 2 warm-up steps of 6, `linear` without a minimum gives the shares 1/2, 1, 1, 3/4, 2/4, 1/4.
+    The first step after the warm-up has the full rate; the rate would be 0 one step after the last, so that every step
+    trains. With 2 warm-up steps of 6, `linear` gives the shares 1/2, 1, 1, 3/4, 2/4, 1/4.
     """
     if step <= config.warmup_steps:
         return config.learning_rate * step / config.warmup_steps
@@ -67,7 +67,7 @@ def learning_rate(config: Optimizer, step: int, steps: int) -> float:
             share = (1.0 + math.cos(math.pi * done)) / 2
         case _:
             assert_never(config.schedule)
-    return config.learning_rate * (config.minimum_share + (1.0 - config.minimum_share) * share)
+    return config.learning_rate * share
 
 
 class CompactAdamW(torch.optim.AdamW):

@@ -834,8 +834,8 @@ async def test_a_curriculum_reads_the_solve_rates_of_earlier_groups(scene: Scene
         for rollout, reward in zip(rollouts, rewards, strict=True):
             await builders.finish_rollout(scene.database, rollout, reward=reward)
     async with scene.database.read() as session:
-        assert await solve_rates(session, run.id, 1.0, 10) == {0: 1.0, 1: 0.5}
-        assert await solve_rates(session, run.id, 1.0, 1) == {1: 0.5}
+        assert await solve_rates(session, run.id, 10) == {0: 1.0, 1: 0.5}
+        assert await solve_rates(session, run.id, 1) == {1: 0.5}
     await scene.tick(2)
     tasks = [group.task_number for group in await scene.groups(run)]
     assert len(tasks) == 9
@@ -857,4 +857,4 @@ async def test_a_curriculum_counts_rewards_that_were_given_beside_the_outcome(sc
                 if number == 2:
                     session.add(tables.ExternalReward(rollout_id=rollout.id, key="a", name="person", value=1.0))
     async with scene.database.read() as session:
-        assert await solve_rates(session, run.id, 1.0, 10) == {0: 0.0, 1: 1.0, 2: 1.0}
+        assert await solve_rates(session, run.id, 10) == {0: 0.0, 1: 1.0, 2: 1.0}

@@ -14,16 +14,11 @@ from tests.support.builders import run_document
 @pytest.mark.parametrize(
     ("changes", "remedy"),
     [
-        ({"optimizer": {"minimum_share": 0.1}}, "write schedule 'cosine' or 'linear'"),
         (
             {"optimizer": {"schedule": "cosine", "warmup_steps": 20}, "training": {"steps": 20}},
             "optimizer.warmup_steps 20 leaves none of training.steps 20",
         ),
         ({"training": {"early_stopping": {"metric": "train_reward"}}}, "set target, patience or both"),
-        (
-            {"training": {"early_stopping": {"metric": "train_reward", "target": 1.0, "min_improvement": 0.1}}},
-            "set patience, or remove it",
-        ),
         ({"training": {"early_stopping": {"target": 1.0}}}, "set evaluation.every, or write metric 'train_reward'"),
         (
             {"sampling": {"refill_zero_variance": 2}, "algorithm": {"type": "ppo_clip", "kl_coefficient": 0.1}},
@@ -45,6 +40,39 @@ def test_contradictions_are_refused(changes: dict[str, Any], remedy: str) -> Non
     with pytest.raises(ValidationError) as refused:
         RunConfig.model_validate(run_document(**changes))
     assert remedy in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("optimizer.minimum_share", 0.1),
+        ("training.early_stopping.min_improvement", 0.1),
+        ("sampling.curriculum.type", "solve_rate"),
+        ("sampling.curriculum.solved_at", 1.0),
+        ("sampling.replay.solved_at", 1.0),
+        ("credit.air.default_weight", 0.5),
+        ("credit.air.max_reward", 2.0),
+    ],
+)
+def test_a_removed_field_is_refused_by_its_path_and_read_from_stored_documents(path: str, value: object) -> None:
+    changes = {
+        "training": {"early_stopping": {"metric": "train_reward", "patience": 2}},
+        "sampling": {"curriculum": {}, "replay": {}},
+        "credit": {"air": {}},
+    }
+    document = run_document(**changes)
+    config = RunConfig.model_validate(document)
+    *parents, field = path.split(".")
+    part = document
+    for name in parents:
+        part = part.setdefault(name, {})
+    part[field] = value
+    assert RunConfig.stored(document) == config
+    with pytest.raises(ValidationError) as refused:
+        RunConfig.model_validate(document)
+    assert [(".".join(map(str, error["loc"])), error["type"]) for error in refused.value.errors()] == [
+        (path, "extra_forbidden")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from leyden.services.controller.runs.stopping import stop_reason
         ({"target": 0.8}, [], None),
         ({"patience": 2}, [0.1, 0.3, 0.3, 0.2, 0.9], 3),
         ({"patience": 2}, [0.1, 0.3, 0.2, 0.31, 0.2, 0.3], 5),
-        ({"patience": 1, "min_improvement": 0.1}, [0.1, 0.15], 1),
         ({"patience": 3}, [0.5, 0.4, 0.4], None),
         # One lucky value among low ones reaches no target when three are averaged.
         ({"target": 0.5, "average_over": 3}, [0.1, 0.9, 0.1, 0.5, 0.9], 3),
