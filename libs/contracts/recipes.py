@@ -30,7 +30,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "sampling": {"group_size": 8, "groups_per_step": 6, "max_policy_lag": 0},
                 "credit": {
                     "rule": {"type": "discounted", "gamma": 0.95},
-                    "air": {"weights": {"memory": 0.3, "search": 0.2}},
+                    "air": {"weights": {"memory": 0.3, "search": 0.2}, "failure": 0.0, "null": "nothing"},
                     "baseline": {"type": "mean", "per": "state"},
                 },
                 "optimizer": {"learning_rate": 1e-5},
@@ -86,6 +86,21 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "algorithm": {"type": "ppo_clip", "correction": _DECOUPLED},
                 "optimizer": {"learning_rate": 1e-4},
                 "training": {**_ON_A_GPU, "lora": {"rank": 32, "alpha": 64.0}},
+            },
+        ),
+        "agent-lightning": Recipe(
+            "The values of Agent Lightning's published sketches: temporal discount, tool rewards of either sign, GRPO"
+            " with a KL penalty. Add the weights of your tools under credit.air.weights.",
+            {
+                "sampling": {"group_size": 8, "groups_per_step": 4, "max_policy_lag": 4, "temperature": 1.0},
+                "credit": {
+                    "rule": {"type": "temporal_discount", "gamma": 0.99},
+                    "air": {"failure": -1.0, "null": "failure"},
+                    "baseline": {"type": "mean_std"},
+                },
+                "algorithm": {"type": "ppo_clip", "clip_high": 0.2, "kl_coefficient": 0.04},
+                "optimizer": {"learning_rate": 1e-5},
+                "training": {"keep_checkpoints": 5},
             },
         ),
         "online": Recipe(

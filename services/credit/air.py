@@ -2,7 +2,8 @@
 
 AIR turns the return status of tool calls into rewards (Agent Lightning, arXiv 2508.03680, 3.4.2); the paper gives no
 formula. Ours: for each tool that its sampled answer asked for, a call earns the tool's weight when the tool succeeded,
-`failure` times the weight when it failed, and nothing when its status is unset; at most `MAX_REWARD` in all.
+`failure` times the weight when it failed, and nothing when its status is unset; at most `MAX_REWARD` in all. A result
+without content has the status that `null` says, and a tool with `failures` that of its rules, with and without a span.
 
 The agent writes its own spans, so a span counts only as the result of a tool call that the model sampled, and each
 sampled tool call has one result. The first of these finds it; the source is stored with the result:
@@ -34,9 +35,10 @@ from leyden.libs.contracts.config import Air
 from leyden.libs.contracts.states import OutcomeKind, SpanStatus
 from leyden.services.credit.joins import Ask, OpenAsks, without_duplicates
 from leyden.services.credit.records import AskedTool, Call, ToolResult, ToolSpan
-from leyden.services.credit.results import status_of
+from leyden.services.credit.results import is_nothing, status_of
 
 Source = Literal["tool_call_id", "response_id", "time", "text", "result", "malformed", "hung", "lost", "answer"]
+DEFAULTS = Air()
 MAX_REWARD = 1.0
 _WITHOUT_RESULT: dict[OutcomeKind, Source] = {OutcomeKind.TIMEOUT: "hung", OutcomeKind.AGENT_ERROR: "lost"}
 
@@ -55,6 +57,7 @@ def tool_uses(
     spans: Sequence[ToolSpan],
     seen: Sequence[Call] | None = None,
     ending: OutcomeKind | None = None,
+    air: Air = DEFAULTS,
 ) -> dict[str, list[ToolUse]]:
     """The tool uses of each call, by call id, in the order they began; calls that asked for none are absent.
 
@@ -62,21 +65,19 @@ def tool_uses(
         ending: how the attempt's agent ended; None leaves conversations out, for telemetry alone
     """
     uses: dict[str, list[ToolUse]] = {call.id: [] for call in calls}
+    results = _results(calls if seen is None else seen)
     in_order = sorted(without_duplicates(spans), key=lambda span: (span.start_ns, span.span_id))
     open_asks = OpenAsks(calls, (span.tool for span in in_order))
     for span in in_order:
         if (found := _ask_of(span, open_asks)) is not None:
             ask, source = found
             ask.is_open = False
-            has_end = span.end_ns >= span.start_ns
-            status = SpanStatus(span.status) if has_end else SpanStatus.ERROR
-            uses[ask.call.id].append(ToolUse(ask.asked.tool, status, source if has_end else "hung"))
-    results = _results(calls if seen is None else seen)
+            uses[ask.call.id].append(_with_span(ask, span, source, results.get(ask.asked.tool_call_id), air))
     for call, asked in open_asks.rest():
         result = results.get(asked.tool_call_id)
         status, source = SpanStatus.UNSET, "answer"
         if ending is not None:
-            status, source = _without_span(asked, result, ending if call is calls[-1] else None)
+            status, source = _without_span(asked, result, ending if call is calls[-1] else None, air)
         uses[call.id].append(ToolUse(asked.tool, status, source))
     return {call_id: found for call_id, found in uses.items() if found}
 
@@ -104,10 +105,23 @@ def _results(calls: Sequence[Call]) -> dict[str, ToolResult]:
     return found
 
 
-def _without_span(asked: AskedTool, result: ToolResult | None, ending: OutcomeKind | None) -> tuple[SpanStatus, Source]:
+def _with_span(ask: Ask, span: ToolSpan, source: Source, result: ToolResult | None, air: Air) -> ToolUse:
+    """A span's own error counts, and so does its success, unless the run has another word for the result."""
+    tool = ask.asked.tool
+    if span.end_ns < span.start_ns:
+        return ToolUse(tool, SpanStatus.ERROR, "hung")
+    status = SpanStatus(span.status)
+    if result is not None and (tool in air.failures or (status is not SpanStatus.ERROR and is_nothing(result))):
+        return ToolUse(tool, status_of(result, air, tool), "result")
+    return ToolUse(tool, status, source)
+
+
+def _without_span(
+    asked: AskedTool, result: ToolResult | None, ending: OutcomeKind | None, air: Air
+) -> tuple[SpanStatus, Source]:
     """Args: ending: how the agent ended after this call; None where it made another call."""
     if result is not None:
-        return status_of(result), "result"
+        return status_of(result, air, asked.tool), "result"
     if asked.is_malformed:
         return SpanStatus.ERROR, "malformed"
     source = None if ending is None else _WITHOUT_RESULT.get(ending)

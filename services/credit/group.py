@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import Air, Baseline, Credit, TokenDiscountedCredit
 from leyden.libs.contracts.samples import RowCall
-from leyden.libs.contracts.states import OutcomeKind
-from leyden.services.credit.air import ToolUse, air_reward, tool_uses
+from leyden.libs.contracts.states import OutcomeKind, SpanStatus
+from leyden.services.credit.air import DEFAULTS, ToolUse, air_reward, tool_uses
 from leyden.services.credit.baselines import Advantages, Siblings, advantages, against, gigpo, moved, values
 from leyden.services.credit.counts import counts_by_policy
 from leyden.services.credit.forest import Forest, Node, call_forest, without_auxiliary_calls
@@ -28,7 +28,7 @@ from leyden.services.credit.rules import call_returns, token_shares, trained_tok
 from leyden.services.credit.shaping import overlong_reward, shaped_outcome
 from leyden.services.credit.states import START, state_keys
 
-CREDIT_VERSION = 8
+CREDIT_VERSION = 9
 """Grows with every change of the computation."""
 
 
@@ -164,12 +164,15 @@ def _earned(rollout: Rollout, credit: Credit) -> _Earned:
         forest = without_auxiliary_calls(forest)
     calls = [node.call for node in forest.nodes]
     seen = sorted(rollout.calls, key=lambda call: call.order)
-    uses = tool_uses(calls, rollout.spans, seen, _ending(rollout, credit.air))
+    uses = tool_uses(calls, rollout.spans, seen, _ending(rollout, credit.air), credit.air or DEFAULTS)
     given, of_rollout = _given(rollout, forest)
     status_C = np.array([_status_reward(uses.get(call.id, []), credit.air) for call in calls], np.float64)
     lengths_C = [len(call.sampled) // TOKEN.itemsize for call in calls]
     intermediate_C = status_C + given + _length_rewards(lengths_C, credit)
-    outcome = shaped_outcome(rollout.outcome + of_rollout, sum(lengths_C), credit.shaping) * _outcome_share(credit.air)
+    shaped = shaped_outcome(rollout.outcome + of_rollout, sum(lengths_C), credit.shaping)
+    outcome = shaped * _outcome_share(credit.air)
+    # A call whose tools have no status mixes nothing.
+    own_C = np.array([outcome if _has_status(uses.get(call.id, [])) else shaped for call in calls], np.float64)
     return _Earned(
         rollout=rollout,
         forest=forest,
@@ -177,7 +180,7 @@ def _earned(rollout: Rollout, credit: Credit) -> _Earned:
         states=state_keys(forest, uses),
         outcome=outcome,
         intermediate_C=intermediate_C,
-        returns_C=call_returns(credit.rule, forest, intermediate_C, outcome),
+        returns_C=call_returns(credit.rule, forest, intermediate_C, outcome, own_C),
     )
 
 
@@ -195,6 +198,10 @@ def _status_reward(uses: Sequence[ToolUse], air: Air | None) -> float:
     if air is None:
         return 0.0
     return air_reward(uses, air) * (1.0 if air.alpha is None else air.alpha)
+
+
+def _has_status(uses: Sequence[ToolUse]) -> bool:
+    return any(use.status is not SpanStatus.UNSET for use in uses)
 
 
 def _outcome_share(air: Air | None) -> float:

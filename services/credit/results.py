@@ -2,15 +2,18 @@
 
 Only Anthropic's format marks a failure (`is_error`). The rules for text are the forms of errors that LangGraph,
 OpenAI's Agents SDK, AutoGen, CrewAI, LlamaIndex, pydantic-ai, smolagents and Vercel's AI SDK send. Each is anchored at
-the start, so that a result that speaks of errors does not count as one. The bare message of an exception counts as a
-success.
+the start, so that a result that speaks of errors does not count as one. So are exceptions by their qualified names,
+statuses of HTTP and the commonest messages of exceptions; any other bare message counts as a success.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
+from leyden.libs.contracts.config import Air, FailureRule
+from leyden.libs.contracts.config.patterns import matches
 from leyden.libs.contracts.conversation import Json
 from leyden.libs.contracts.states import SpanStatus
 from leyden.services.credit.records import ToolResult
@@ -27,7 +30,12 @@ _FAILURE = re.compile(
     | \{\s*"(?:error|exception)"\s*:\s*(?:"[^"]|\[\s*[^\s\]]|\{\s*[^\s\}]|true\b)
     | Traceback\ \(most\ recent\ call\ last\)
     | \d+\ validation\ errors?\ for[ ]
-    | [A-Za-z_.]*(?:Error|Exception)(?::|\()
+    | [\w.]*(?:Error|Exception)(?::|\(|\s*\Z)
+    # psycopg2.errors.UndefinedTable: …
+    | (?:\w+\.)+(?:errors|exceptions)\.\w+:
+    | \[Errno\ -?\d+\]
+    | (?i:(?:integer\ |float\ )?(?:division|modulo)\ by\ zero\b)
+    | (?i:connection\ (?:refused|reset|aborted|timed\ out)\b)
     | An\ error\ occurred\ while\ running\ the\ tool
     | Execution\ error\ in[ ]
     | Invalid\ input\ for\ tool[ ]
@@ -47,23 +55,49 @@ _FAILURE = re.compile(
 _ADVICE = re.compile(r"\n ?(?:Please fix your mistakes|Fix the errors and try again)\.\s*$")
 
 
-def status_of(result: ToolResult) -> SpanStatus:
-    """The status that a result shows: `unset` for one without content, such as `null`, which may be right or wrong."""
+_OF_NOTHING = {"failure": SpanStatus.ERROR, "nothing": SpanStatus.UNSET, "success": SpanStatus.OK}
+
+
+def status_of(result: ToolResult, air: Air, tool: str) -> SpanStatus:
+    """The status that a result shows: by the tool's own rules, where the run has some, else by the forms of errors."""
     text = result.text.removeprefix(OBSERVATION)
-    document = _object(text)
-    has_failed = _is_error(document) if document is not None else bool(_FAILURE.match(text) or _ADVICE.search(text))
+    document = _document(text)
+    if (rules := air.failures.get(tool)) is not None:
+        has_failed = any(_holds(rule, text, document) for rule in rules)
+    elif isinstance(document, dict):
+        has_failed = _is_error(document)
+    else:
+        has_failed = bool(_FAILURE.match(text) or _ADVICE.search(text))
     if result.is_error or has_failed:
         return SpanStatus.ERROR
-    return SpanStatus.UNSET if _NOTHING.fullmatch(text) else SpanStatus.OK
+    return _OF_NOTHING[air.null] if is_nothing(result) else SpanStatus.OK
 
 
-def _object(text: str) -> Json | None:
-    """A result that is a JSON object."""
+def is_nothing(result: ToolResult) -> bool:
+    """Whether a result has no content, such as `null`."""
+    return _NOTHING.fullmatch(result.text.removeprefix(OBSERVATION)) is not None
+
+
+def _holds(rule: FailureRule, text: str, document: Any) -> bool:
+    if rule.pattern is not None:
+        return matches(rule.pattern, text)
+    for name in (rule.path or "").split("."):
+        if isinstance(document, list) and name.isdecimal() and int(name) < len(document):
+            document = document[int(name)]
+        elif isinstance(document, dict) and name in document:
+            document = document[name]
+        else:
+            return False
+    # In Python True equals 1, and in JSON it does not.
+    return any(value == document and isinstance(value, bool) == isinstance(document, bool) for value in rule.values)
+
+
+def _document(text: str) -> Any:
+    """A result that is a JSON object or list; None for any other."""
     try:
-        found = json.loads(text) if text.lstrip().startswith("{") else None
+        return json.loads(text) if text.lstrip().startswith(("{", "[")) else None
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
 
 
 def _is_error(found: Json) -> bool:
@@ -71,4 +105,6 @@ def _is_error(found: Json) -> bool:
     error = found.get("error") or found.get("exception")
     names_error = error is True or (bool(error) and isinstance(error, str | list | dict))
     flags = [found.get(name) is True for name in ("isError", "is_error")]
-    return names_error or any(flags) or found.get("status") == "error" or found.get("success") is False
+    flags += [found.get(name) is False for name in ("success", "ok")]
+    codes = [found.get(name) for name in ("status", "status_code", "statusCode")]
+    return names_error or any(flags) or "error" in codes or any(isinstance(c, int) and 400 <= c <= 599 for c in codes)

@@ -17,7 +17,9 @@ from leyden.libs.contracts.config import (
     DiscountedCredit,
     EqualSplitCredit,
     IdenticalCredit,
+    OwnCredit,
     TemporalCredit,
+    TemporalDiscountCredit,
     TokenDiscountedCredit,
 )
 from leyden.services.credit.forest import Forest, Node
@@ -25,8 +27,13 @@ from leyden.services.credit.forest import Forest, Node
 Floats = NDArray[np.float64]
 
 
-def call_returns(rule: CreditRule, forest: Forest, intermediate_C: Floats, outcome: float) -> Floats:
-    """Returns: [C] the return of each call."""
+def call_returns(
+    rule: CreditRule, forest: Forest, intermediate_C: Floats, outcome: float, own_C: Floats | None = None
+) -> Floats:
+    """Returns: [C] the return of each call.
+
+    Args: own_C: the outcome for each call, for rule `own`; None for the same outcome
+    """
     match rule:
         case IdenticalCredit():
             return identical(intermediate_C, outcome)
@@ -38,6 +45,10 @@ def call_returns(rule: CreditRule, forest: Forest, intermediate_C: Floats, outco
             return temporal(intermediate_C, outcome, rule.gamma)
         case TokenDiscountedCredit():
             return token_discounted(forest, intermediate_C, outcome, rule.gamma)
+        case TemporalDiscountCredit():
+            return temporal_discount(intermediate_C, outcome, rule)
+        case OwnCredit():
+            return intermediate_C + (outcome if own_C is None else own_C)
         case _:
             assert_never(rule)
 
@@ -75,6 +86,24 @@ def temporal(intermediate_C: Floats, outcome: float, gamma: float) -> Floats:
     for number in range(len(returns_C) - 2, -1, -1):
         returns_C[number] += gamma * returns_C[number + 1]
     return returns_C
+
+
+def temporal_discount(intermediate_C: Floats, outcome: float, rule: TemporalDiscountCredit) -> Floats:
+    """a_t = R · γ^(N - t) / N over the calls in order of arrival, R the total return.
+
+    With R = 1, γ = 0.9 and four calls: 0.164025, 0.18225, 0.2025, 0.225. `minus: future_average` subtracts
+    b_t = Σ_{k ≥ t} r_k / (N - t), the last call's reward being the outcome: with r = (0, 0, 0, 1) that leaves
+    -0.085975, -0.151083, -0.2975, -0.775.
+    """
+    count = len(intermediate_C)
+    left_C = np.arange(count, 0, -1)
+    rewards_C = intermediate_C.astype(np.float64)
+    rewards_C[-1:] += outcome
+    returns_C: Floats = rewards_C.sum() * rule.gamma**left_C / max(1, count)
+    if rule.minus == "nothing":
+        return returns_C
+    averages_C: Floats = np.cumsum(rewards_C[::-1])[::-1] / left_C
+    return returns_C - averages_C
 
 
 def token_discounted(forest: Forest, intermediate_C: Floats, outcome: float, gamma: float) -> Floats:

@@ -177,7 +177,7 @@ def run_document(options: DemoOptions) -> RunConfig:
         },
         "credit": {
             "rule": {"type": options.credit, **({"gamma": GAMMA} if options.credit == "discounted" else {})},
-            "air": {"weights": AIR_WEIGHTS} if options.air else None,
+            "air": {"weights": AIR_WEIGHTS, "failure": 0.0, "null": "nothing"} if options.air else None,
             "baseline": {"type": options.baseline, "per": per},
         },
         "algorithm": {"type": "ppo_clip"},

@@ -7,6 +7,24 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from leyden.libs.contracts.config.document import Document, Word
+from leyden.libs.contracts.config.patterns import LinearPattern
+
+
+class FailureRule(Document):
+    """A result of a tool that is a failure: `pattern` is found in its text, or a field of its JSON has a value."""
+
+    pattern: LinearPattern | None = None
+    """A regular expression without look-around and back-references, such as `(?i)no such table`."""
+    path: str | None = Field(default=None, min_length=1, max_length=200)
+    """A field of a result that is JSON, such as `status` or `result.0.code`."""
+    values: list[bool | int | float | str | None] = Field(default_factory=list, max_length=100)
+    """The values of the field that are failures, such as `[404, 500]` or `[false]`."""
+
+    @model_validator(mode="after")
+    def _it_asks_for_one_thing(self) -> FailureRule:
+        if (self.pattern is None) == (self.path is None) or (self.path is None) == bool(self.values):
+            raise ValueError("write either pattern, or path and values")
+        return self
 
 
 class Air(Document):
@@ -14,14 +32,20 @@ class Air(Document):
 
     weights: dict[Word, Annotated[float, Field(ge=-1e6, le=1e6)]] = Field(default_factory=dict, max_length=1000)
     """Reward of a success by tool name; other tools earn nothing. One call earns at most 1, or loses 1."""
-    failure: float = Field(default=0.0, ge=-1e6, le=0.0)
-    """Reward of a failed tool call: 0, or a penalty as a negative factor of the tool's weight."""
+    failure: float = Field(default=-1.0, ge=-1e6, le=0.0)
+    """Reward of a failed tool call as a factor of the tool's weight: -1 takes what a success gives, 0 nothing."""
+    null: Literal["failure", "nothing", "success"] = "failure"
+    """The meaning of a result without content, such as `null`, `[]` or an empty text, with and without a span."""
+    failures: dict[Word, Annotated[list[FailureRule], Field(max_length=20)]] = Field(
+        default_factory=dict, max_length=1000
+    )
+    """Rules by tool that decide which of its results are failures, in place of the built-in forms of errors and of its
+    span; an empty list: none is. A mark of the wire format counts in any case."""
     alpha: float | None = Field(default=None, ge=0.0, le=1.0)
     """Mix: calls earn α · status and the outcome counts (1 - α). Null adds both unscaled."""
     from_results: bool = True
     """Whether a tool call without a span takes its status from the tool's result in the conversation: an error, by
-    Anthropic's mark or by the forms that frameworks give to errors; nothing, such as `null`, which earns nothing; or a
-    success. False: from telemetry alone."""
+    Anthropic's mark or by the forms that frameworks give to errors, or a success. False: from telemetry alone."""
 
 
 class IdenticalCredit(Document):
@@ -62,8 +86,31 @@ class TokenDiscountedCredit(Document):
     gamma: float = Field(default=1.0, ge=0.0, le=1.0)
 
 
+class TemporalDiscountCredit(Document):
+    """An equal part of the rollout's return R, discounted from the end: R · γ^(N - t) / N for call t = 0 … N - 1."""
+
+    type: Literal["temporal_discount"] = "temporal_discount"
+    gamma: float = Field(default=0.99, ge=0.0, le=1.0)
+    minus: Literal["nothing", "future_average"] = "nothing"
+    """`future_average` subtracts the mean reward of the calls from t on. It is negative for every call where the
+    reward comes last and is positive."""
+
+
+class OwnCredit(Document):
+    """Every call gets its own reward and the rollout's outcome: α · status + (1 - α) · outcome with `air.alpha`. A call
+    whose tools have no status gets the outcome."""
+
+    type: Literal["own"] = "own"
+
+
 CreditRule = Annotated[
-    IdenticalCredit | EqualSplitCredit | DiscountedCredit | TemporalCredit | TokenDiscountedCredit,
+    IdenticalCredit
+    | EqualSplitCredit
+    | DiscountedCredit
+    | TemporalCredit
+    | TokenDiscountedCredit
+    | TemporalDiscountCredit
+    | OwnCredit,
     Field(discriminator="type"),
 ]
 

@@ -41,7 +41,7 @@ from tests.support.waiting import eventually
 
 CREDIT = {
     "rule": {"type": "discounted", "gamma": 0.5},
-    "air": {"weights": {"search": 0.2}},
+    "air": {"weights": {"search": 0.2}, "failure": 0.0},
     "baseline": {"type": "mean"},
 }
 
@@ -149,7 +149,7 @@ async def test_a_group_is_credited_though_one_that_does_not_count_was_rewarded(d
 
 async def test_samples_of_a_run_with_a_critic_hold_the_rewards_of_their_calls(database: Database) -> None:
     document = run_document(
-        credit={"air": {"weights": {"search": 0.2}}, "baseline": {"type": "value"}},
+        credit={"air": {"weights": {"search": 0.2}, "failure": 0.0}, "baseline": {"type": "value"}},
         algorithm={"type": "ppo_clip", "critic": {}},
     )
     run = await add_run(database, config=document)
@@ -169,7 +169,7 @@ async def test_samples_of_a_run_with_a_critic_hold_the_rewards_of_their_calls(da
 async def test_a_run_without_telemetry_earns_rewards_from_the_results_that_agents_send_back(
     database: Database, shape: str
 ) -> None:
-    run = await add_run_with_credit(database, air={"weights": {"search": 0.2}, "failure": -1.0})
+    run = await add_run_with_credit(database, air={"weights": {"search": 0.2}, "null": "nothing"})
     group, rollouts = await add_group(database, run, size=3)
     texts = ["3 hits", "Error executing tool 'search' with arguments {}: ValueError: no index", "None"]
     for rollout, shown in zip(rollouts, texts, strict=True):

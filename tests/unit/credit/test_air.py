@@ -115,7 +115,7 @@ def test_a_tool_call_without_a_span_takes_its_status_from_its_result() -> None:
         first.id: [
             ToolUse("search", "error", "tool_call_id"),
             ToolUse("memory", "error", "result"),
-            ToolUse("clock", "unset", "result"),
+            ToolUse("clock", "error", "result"),
             ToolUse("search", "error", "result"),
         ]
     }
@@ -204,3 +204,28 @@ def test_texts_are_searched_for_a_bounded_number_of_tools() -> None:
     answers = [call(f"c{n}", [1], [2], at=n, text="use t1 or t2999") for n in range(20)]
     spans = [span(f"t{n}", at=100 + n, span_id=f"{n:016x}") for n in range(3000)]
     assert {use.tool for uses in tool_uses(answers, spans).values() for use in uses} == {"t1"}
+
+
+@pytest.mark.parametrize(
+    ("null", "expected"),
+    [("failure", ("error", "result")), ("nothing", ("unset", "result")), ("success", ("ok", "result"))],
+)
+@pytest.mark.parametrize("spans", [[], [span("search", at=0.5)]])
+def test_an_empty_result_means_the_same_with_and_without_a_span(
+    null: Any, expected: tuple[str, str], spans: list[ToolSpan]
+) -> None:
+    asked = asking("a", [1], [2], "search", at=0)
+    answer = replace(call("b", [1, 2, 3], [4], at=1), results=(ToolResult(asked.asked[0].tool_call_id, "null"),))
+    uses = tool_uses([asked, answer], spans, [asked, answer], OutcomeKind.SUCCEEDED, Air(null=null))
+    assert uses == {asked.id: [ToolUse("search", *expected)]}
+
+
+def test_a_spans_error_outweighs_an_empty_result_and_the_runs_rules_outweigh_both() -> None:
+    asked = asking("a", [1], [2], "search", at=0)
+    answer = replace(call("b", [1, 2, 3], [4], at=1), results=(ToolResult(asked.asked[0].tool_call_id, "null"),))
+    failed = [span("search", "error", at=0.5)]
+    both = [asked, answer]
+    found = tool_uses(both, failed, both, OutcomeKind.SUCCEEDED, Air(null="success"))
+    assert found == {asked.id: [ToolUse("search", "error", "time")]}
+    found = tool_uses(both, failed, both, OutcomeKind.SUCCEEDED, Air(null="success", failures={"search": []}))
+    assert found == {asked.id: [ToolUse("search", "ok", "result")]}

@@ -40,7 +40,7 @@ def test_the_flight_agents_credit_by_hand() -> None:
     # γ = 0.5, weights 0.3 and 0.2. a: G3 = 1, G2 = 0.2 + 0.5, G1 = 0.3 + 0.35; b: G3 = 0, G2 = 0.3, G1 = 0.15.
     a = rollout("a", 1, chain("a", 3, "memory", "search"), span("memory", at=0.5), span("search", at=1.5))
     b = rollout("b", 0, chain("b", 3, "search", "memory"), span("search", "error", at=0.5), span("memory", at=1.5))
-    air = {"weights": {"memory": 0.3, "search": 0.2}}
+    air = {"weights": {"memory": 0.3, "search": 0.2}, "failure": 0.0}
     rule = {"type": "discounted", "gamma": 0.5}
     by_state = credited([a, b], rule=rule, air=air, baseline={"type": "mean", "per": "state"})
     assert [one.return_ for one in by_state.credits] == pytest.approx([0.65, 0.7, 1.0, 0.15, 0.3, 0.0])
@@ -187,3 +187,14 @@ def test_a_critics_calls_earn_the_outcome_once_with_airs_share() -> None:
     assert isinstance(found, Credited)
     ((row,),) = found.samples.values()
     assert [call.reward for call in row.calls] == [0.0, 0.75]
+
+
+def test_own_credit_has_the_published_values() -> None:
+    # Statuses +1, -1, +1, then the answer; α 0.2, outcome 1.
+    calls = chain("a", 4, "search", "search", "search")
+    spans = [span("search", one, at=at + 0.5) for at, one in enumerate(["ok", "error", "ok"])]
+    air = {"weights": {"search": 1.0}, "alpha": 0.2}
+    credit = Credit.model_validate({"rule": {"type": "own"}, "air": air, "baseline": {"type": "none"}})
+    found = credit_group([rollout("a", 1.0, calls, *spans)], credit, min_siblings=1)
+    assert isinstance(found, Credited)
+    assert [one.return_ for one in found.credits] == pytest.approx([1.0, 0.6, 1.0, 1.0], abs=1e-9)

@@ -1,8 +1,16 @@
-import pytest
+from typing import Any
 
+import pytest
+from pydantic import ValidationError
+
+from leyden.libs.contracts.config import Air
 from leyden.libs.contracts.states import SpanStatus
 from leyden.services.credit.records import ToolResult
 from leyden.services.credit.results import status_of
+
+
+def status(text: str, *, tool: str = "x", **air: Any) -> SpanStatus:
+    return status_of(ToolResult("call_1", text), Air.model_validate(air), tool)
 
 
 @pytest.mark.parametrize(
@@ -38,15 +46,59 @@ from leyden.services.credit.results import status_of
         '{"error": "a long text that is cut',
         "time-out while waiting for the page",
         '{"exception": {"type": "KeyError"}}',
+        "sqlite3.OperationalError: no such table: flights",
+        "psycopg2.errors.UndefinedTable: relation does not exist",
+        "asyncio.TimeoutError",
+        '{"status": 500}',
+        '{"status_code": 404, "body": ""}',
+        '{"ok": false}',
+        "division by zero",
+        "connection refused",
+        "[Errno 111] Connection refused",
+        "error: no such file",
     ],
 )
 def test_errors_in_the_forms_of_frameworks_are_failures(text: str) -> None:
-    assert status_of(ToolResult("call_1", text)) == SpanStatus.ERROR
+    assert status(text) == SpanStatus.ERROR
 
 
 @pytest.mark.parametrize("text", ["", "None", "null", "undefined", " [] ", "{}", '""', "Observation:\nNone"])
-def test_a_result_without_content_is_neither(text: str) -> None:
-    assert status_of(ToolResult("call_1", text)) == SpanStatus.UNSET
+def test_a_result_without_content_is_what_the_run_says(text: str) -> None:
+    assert status(text) == SpanStatus.ERROR
+    assert status(text, null="nothing") == SpanStatus.UNSET
+    assert status(text, null="success") == SpanStatus.OK
+
+
+def test_a_tools_own_rules_replace_the_forms_of_errors() -> None:
+    rules = [{"pattern": "(?i)no rows"}, {"path": "result.0.code", "values": [7, "bad"]}, {"path": "ok", "values": [0]}]
+    failures = {"sql": rules, "calm": []}
+    for text in ("No rows found", '{"result": [{"code": 7}]}', '{"result": [{"code": "bad"}]}'):
+        assert status(text, tool="sql", failures=failures) == SpanStatus.ERROR
+    # In JSON, false is not 0.
+    for text in ('{"result": []}', '{"result": [{"code": 8}]}', '{"ok": false}', "Error: x"):
+        assert status(text, tool="sql", failures=failures) == SpanStatus.OK
+    assert status("Error: x", tool="calm", failures=failures) == SpanStatus.OK
+    assert status("Error: x", tool="other", failures=failures) == SpanStatus.ERROR
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ({}, "either pattern, or path and values"),
+        ({"pattern": "a", "path": "b", "values": [1]}, "either pattern, or path and values"),
+        ({"path": "b"}, "either pattern, or path and values"),
+        ({"pattern": "(?=a)"}, "linear time: look-around"),
+        ({"pattern": "("}, "linear time: unclosed group"),
+    ],
+)
+def test_rules_that_ask_for_nothing_are_refused(rule: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Air.model_validate({"failures": {"sql": [rule]}})
+
+
+def test_no_text_stops_a_pattern() -> None:
+    assert status("a" * 100_000, tool="x", failures={"x": [{"pattern": "^(a+)+$"}]}) == SpanStatus.ERROR
+    assert status("a" * 100_000 + "b", tool="x", failures={"x": [{"pattern": "^(a+)+$"}]}) == SpanStatus.OK
 
 
 @pytest.mark.parametrize(
@@ -71,8 +123,8 @@ def test_a_result_without_content_is_neither(text: str) -> None:
     ],
 )
 def test_results_that_speak_of_errors_are_none(text: str) -> None:
-    assert status_of(ToolResult("call_1", text)) == SpanStatus.OK
+    assert status(text) == SpanStatus.OK
 
 
 def test_the_mark_of_anthropics_format_decides() -> None:
-    assert status_of(ToolResult("toolu_1", "Sunny", is_error=True)) == SpanStatus.ERROR
+    assert status_of(ToolResult("toolu_1", "Sunny", is_error=True), Air(), "x") == SpanStatus.ERROR

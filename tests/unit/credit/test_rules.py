@@ -6,7 +6,9 @@ from leyden.libs.contracts.config import (
     DiscountedCredit,
     EqualSplitCredit,
     IdenticalCredit,
+    OwnCredit,
     TemporalCredit,
+    TemporalDiscountCredit,
     TokenDiscountedCredit,
 )
 from leyden.services.credit.forest import call_forest
@@ -51,6 +53,18 @@ def test_every_tree_of_the_forest_ends_with_the_outcome() -> None:
     assert returns.tolist() == [1.0, 1.0]
 
 
+def test_temporal_discount_has_the_published_values() -> None:
+    forest, last = call_forest(chain("a", 4)), np.zeros(4)
+    returns = call_returns(TemporalDiscountCredit(gamma=0.9), forest, last, 1.0)
+    assert returns.tolist() == pytest.approx([0.164025, 0.18225, 0.2025, 0.225], abs=1e-9)
+    returns = call_returns(TemporalDiscountCredit(gamma=0.9, minus="future_average"), forest, last, 1.0)
+    baselines = [1 / 4, 1 / 3, 1 / 2, 1]
+    expected = [0.164025 - baselines[0], 0.18225 - baselines[1], 0.2025 - baselines[2], 0.225 - baselines[3]]
+    assert returns.tolist() == pytest.approx(expected, abs=1e-9)
+    assert returns.tolist() == pytest.approx([-0.085975, -0.151083, -0.2975, -0.775], abs=1e-6)
+    assert call_returns(TemporalDiscountCredit(), call_forest([]), np.zeros(0), 1.0).tolist() == []
+
+
 def test_temporal_follows_the_order_of_arrival_over_branches() -> None:
     # Three roots, as of an agent that rewrites its prompt each time; outcome 1, γ = 0.5, the second earned 0.2.
     calls = [call(name, [prompt], [2], at=at) for at, (name, prompt) in enumerate([("a", 1), ("b", 8), ("c", 9)])]
@@ -78,7 +92,10 @@ def test_token_discounted_counts_trained_tokens_alone() -> None:
     assert tokens == [[0.0625, 0.125], [], [0.25, 0.5, 1.0]]
 
 
-RULES = [IdenticalCredit(), EqualSplitCredit(), DiscountedCredit(), TemporalCredit(), TokenDiscountedCredit()]
+RULES = [
+    *(IdenticalCredit(), EqualSplitCredit(), DiscountedCredit(), TemporalCredit(), TokenDiscountedCredit()),
+    *(TemporalDiscountCredit(), TemporalDiscountCredit(minus="future_average"), OwnCredit()),
+]
 
 
 @pytest.mark.parametrize("rule", RULES)
