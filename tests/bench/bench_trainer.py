@@ -19,13 +19,16 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from leyden.libs.contracts.config import PpoClip
+from leyden.libs.contracts.config import PpoClip, RunConfig
 from leyden.services.trainer.loss.objective import Terms, objective
 from leyden.services.trainer.model.cpu.products import use_fast_products
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.head import sampled_outputs
 from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_of
+from leyden.services.trainer.step.batch import Batch, Computed
 from leyden.services.trainer.step.gradients import accumulate_gradients
+from leyden.services.trainer.step.learner import Learner
+from leyden.services.trainer.step.optimizers import make_optimizer
 from tests.bench.rows import Row
 
 PROMPT, CALLS, ANSWER, RESULT, SIBLINGS = 2000, 10, 200, 300, 8
@@ -173,16 +176,20 @@ def make_model() -> LlamaForCausalLM:
 
 def shared(model: LlamaForCausalLM, samples: Sequence[Sample]) -> None:
     """Adds the gradients of the samples' loss as the trainer computes it."""
-    tokens = trained_tokens(samples)
-    accumulate_gradients(
-        Policy(model),
-        ALGORITHM,
-        samples,
-        tokens,
-        weights_of(tokens, ALGORITHM.weighting),
-        max_pack_tokens=PACK_TOKENS,
-        accelerator=Accelerator(cpu=True),
-    )
+    accumulated(Policy(model), samples, PACK_TOKENS, Accelerator(cpu=True))
+
+
+def accumulated(policy: Policy, samples: Sequence[Sample], pack_tokens: int, accelerator: Accelerator) -> Computed:
+    """The trainer's pass over samples, in packs of `pack_tokens`."""
+    document = {
+        "name": "n",
+        "dataset": "d",
+        "agent": {"command": ["x"]},
+        "training": {"micro_batch_tokens": pack_tokens},
+    }
+    config = RunConfig.model_validate(document).model_copy(update={"algorithm": ALGORITHM})
+    learner = Learner(policy, make_optimizer(policy, config.optimizer), accelerator)
+    return accumulate_gradients(learner, Batch(samples), config)
 
 
 def padded(model: PreTrainedModel, samples: Sequence[Sample], plain: Sequence[PlainRow], at_once: int) -> None:

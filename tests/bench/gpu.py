@@ -23,11 +23,10 @@ from leyden.libs.contracts.config import Lora, Optimizer
 from leyden.services.trainer.model.attention import Kernel
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.lora import add_adapters
-from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_of
+from leyden.services.trainer.rows.batch import Sample
 from leyden.services.trainer.state.assembly import make_accelerator
-from leyden.services.trainer.step.gradients import accumulate_gradients
 from leyden.services.trainer.step.optimizers import make_optimizer
-from tests.bench.bench_trainer import ALGORITHM, agent_samples, calls_of, padded, useful
+from tests.bench.bench_trainer import accumulated, agent_samples, calls_of, padded, useful
 
 PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
 BEGIN, END = "<!-- figures: written by `make bench-gpu` -->\n", "<!-- end of the figures -->\n"
@@ -146,11 +145,7 @@ def measure(
 def gradients(case: Case, policy: Policy, samples: Sequence[Sample], accelerator: Accelerator) -> int:
     """Adds the gradients of the batch's loss; returns the number of tokens that the model computed."""
     if case.pack_tokens:
-        tokens = trained_tokens(samples)
-        weights_K = weights_of(tokens, ALGORITHM.weighting)
-        return accumulate_gradients(
-            policy, ALGORITHM, samples, tokens, weights_K, max_pack_tokens=case.pack_tokens, accelerator=accelerator
-        ).computed_tokens
+        return accumulated(policy, samples, case.pack_tokens, accelerator).computed_tokens
     total = 0
     for number, calls in enumerate(calls_of(samples)):
         # The weights of all samples, the rows of one: a batch of its calls.

@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {"files": 20, "floors": 10, "circles": 0}
 EXCEPTIONS = {
     ("services/gateway", "floors"): 11,
-    ("services/trainer", "floors"): 11,
 }
 # The CPU engine stays as it is.
 FROZEN = {"services/engine"}

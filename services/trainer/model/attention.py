@@ -70,7 +70,7 @@ class TreeLayout:
     @cached_property
     def blocks(self) -> list[Block]:
         """The same pairs as contiguous blocks."""
-        return blocks_of(self.pack)
+        return blocks_of(self.pack.ends_M, self.pack.prefix)
 
     @cached_property
     def block_mask(self) -> BlockMask:

@@ -6,7 +6,7 @@ Axes: N samples, K trained tokens of the batch, k those of one pack.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leyden.libs.contracts.config import Algorithm, Critic
+from leyden.libs.contracts.config import Algorithm, Critic, RunConfig
 from leyden.services.trainer.loss.critic import Estimates, value_loss
 from leyden.services.trainer.loss.objective import Objective, Terms, objective
 from leyden.services.trainer.model.forward import Outputs, Policy, Reads, Trunk
@@ -22,75 +22,12 @@ from leyden.services.trainer.model.sharding import sum_gradients, unsharded
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.rows.batch import Sample, TrainedTokens
 from leyden.services.trainer.rows.tree import Forest, Pack, plan_forest, share_rows
+from leyden.services.trainer.step.batch import Anchors, Batch, Computed
+from leyden.services.trainer.step.learner import Learner
 
 
 class Interrupted(Exception):
     """The step was abandoned between two packs, on request."""
-
-
-@dataclass
-class Computed:
-    """Results of a pass over the batch; arrays are [K] in the order of the batch's trained tokens.
-
-    computed_K: False for the tokens of a row left out because it cannot move the loss; the other arrays are 0 there.
-    computed_tokens: tokens that passed through the model; row_tokens: their number with one call per row.
-    """
-
-    size: int
-    computed_tokens: int = 0
-    row_tokens: int = 0
-    loss: float = 0.0
-    value_loss: float = 0.0
-    logprobs_K: NDArray[np.float64] = field(init=False)
-    importance_K: NDArray[np.float64] = field(init=False)
-    kl_K: NDArray[np.float64] = field(init=False)
-    clipped_K: NDArray[np.bool_] = field(init=False)
-    masked_K: NDArray[np.bool_] = field(init=False)
-    computed_K: NDArray[np.bool_] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.logprobs_K, self.importance_K, self.kl_K = (np.zeros(self.size) for _ in range(3))
-        self.clipped_K, self.masked_K, self.computed_K = (np.zeros(self.size, dtype=bool) for _ in range(3))
-
-    def add(self, tokens_k: NDArray[np.int64], logprobs_k: Tensor, result: Objective, value_loss: float) -> None:
-        """Adds one pack's results. tokens_k: the numbers of its tokens within K."""
-        self.loss += result.loss.item()
-        self.value_loss += value_loss
-        self.logprobs_K[tokens_k] = logprobs_k.detach().cpu()
-        self.importance_K[tokens_k] = result.importance_K.cpu()
-        self.kl_K[tokens_k] = result.kl_K.cpu()
-        self.clipped_K[tokens_k] = result.clipped_K.cpu()
-        self.masked_K[tokens_k] = result.masked_K.cpu()
-        self.computed_K[tokens_k] = True
-
-    def add_up(self, ranks: Ranks) -> None:
-        """Replaces one rank's share of the results by those of the complete batch. All ranks call it."""
-        columns = (self.logprobs_K, self.importance_K, self.kl_K, self.clipped_K, self.masked_K, self.computed_K)
-        values = np.concatenate([*columns, [self.loss, self.computed_tokens, self.row_tokens, self.value_loss]])
-        *parts, counts = np.split(ranks.add(torch.from_numpy(values)).numpy(), np.arange(1, 7) * self.size)
-        # Each token is computed on one rank, and 0 on the others.
-        self.logprobs_K, self.importance_K, self.kl_K = parts[:3]
-        self.clipped_K, self.masked_K, self.computed_K = (part.astype(bool) for part in parts[3:])
-        self.loss, self.computed_tokens, self.row_tokens = float(counts[0]), int(counts[1]), int(counts[2])
-        self.value_loss = float(counts[3])
-
-
-@dataclass(frozen=True)
-class Anchors:
-    """Outputs of fixed weights for the trained tokens, [K] each, computed once and shared by all updates.
-
-    old_K: log-probabilities of π_old, the policy at the step's start; None where a step makes one update, whose own
-    are π_old's; reference_K: those of the reference, None without a KL penalty; estimates: None without a critic.
-    """
-
-    old_K: NDArray[np.float64] | None = None
-    reference_K: NDArray[np.float64] | None = None
-    estimates: Estimates | None = None
-
-    def of(self, tokens_k: NDArray[np.int64]) -> Anchors:
-        """Those of some tokens."""
-        old_K, reference_K = (None if c is None else c[tokens_k] for c in (self.old_K, self.reference_K))
-        return Anchors(old_K, reference_K, None if self.estimates is None else self.estimates.of(tokens_k))
 
 
 @dataclass(frozen=True)
@@ -147,33 +84,25 @@ def batch_outputs(
 
 
 def accumulate_gradients(
-    policy: Policy,
-    algorithm: Algorithm,
-    samples: Sequence[Sample],
-    tokens: TrainedTokens,
-    weights_K: NDArray[np.float64],
-    *,
-    max_pack_tokens: int,
-    accelerator: Accelerator,
-    anchors: Anchors = Anchors(),
-    values_alone: bool = False,
-    value_model: Policy | None = None,
-    ranks: Ranks = ALONE,
-    interrupted: Callable[[], bool] = lambda: False,
+    learner: Learner, batch: Batch, config: RunConfig, interrupted: Callable[[], bool] = lambda: False
 ) -> Computed:
     """Adds the gradients of the batch's loss to the parameters of the policy, and of a critic of its own, pack by pack.
 
-    Each rank computes its share of the rows; gradients and results are then those of the complete batch on all ranks.
+    Each rank computes its share of the rows; gradients and results are then those of the complete batch on all ranks. A
+    critic that is a model of its own makes its pass after the policy's.
 
     A row whose advantages are all zero has no gradient unless a penalty moves it, and is not computed: the weights
     contain the denominators of the entire batch, so leaving it out changes nothing else.
 
-    Args:   tokens: `trained_tokens(samples)`; weights_K: their weights in the loss; anchors: of the same tokens;
-                values_alone: the policy loss has no part in the gradients; value_model: the critic, where it is a model
-                of its own, which makes its pass after the policy's.
     Raises: Interrupted: `interrupted` returned True before a pack, on any rank; gradients are incomplete.
     """
-    plan = plan_batch(samples, tokens, max_pack_tokens, every_row=algorithm.trains_every_row, ranks=ranks)
+    algorithm, tokens, anchors = config.algorithm, batch.tokens, batch.anchors
+    weights_K, critic = batch.weights(algorithm), algorithm.critic
+    if anchors.estimates is not None:
+        anchors = replace(anchors, estimates=anchors.estimates.weighted())
+    values_alone = critic is not None and learner.step < critic.warmup_steps
+    size, every_row = config.training.micro_batch_tokens, algorithm.trains_every_row
+    plan = plan_batch(batch.samples, tokens, size, every_row=every_row, ranks=learner.ranks)
     computed = Computed(len(tokens), computed_tokens=plan.forest.computed_tokens, row_tokens=plan.row_tokens)
 
     def policy_loss(tokens_k: NDArray[np.int64], found: Outputs) -> Tensor:
@@ -184,19 +113,19 @@ def accumulate_gradients(
         return result.loss
 
     def own_value_loss(tokens_k: NDArray[np.int64], found: Outputs) -> Tensor:
-        assert algorithm.critic is not None
+        assert critic is not None
         assert anchors.estimates is not None
         assert found.values_K is not None
-        missed = _value_loss(algorithm.critic, found.values_K, anchors.estimates.of(tokens_k))
+        missed = _value_loss(critic, found.values_K, anchors.estimates.of(tokens_k))
         computed.value_loss += missed.item()
-        return algorithm.critic.coefficient * missed
+        return critic.coefficient * missed
 
-    passes = _Passes(plan, accelerator, ranks, interrupted)
+    passes = _Passes(plan, learner.accelerator, learner.ranks, interrupted)
     entropies = algorithm.entropy_coefficient > 0
-    passes.add_gradients(policy, policy_loss, values_alone=values_alone, entropies=entropies)
-    if value_model is not None:
-        passes.add_gradients(value_model, own_value_loss)
-    computed.add_up(ranks)
+    passes.add_gradients(learner.policy, policy_loss, values_alone=values_alone, entropies=entropies)
+    if learner.value_model is not None:
+        passes.add_gradients(learner.value_model, own_value_loss)
+    computed.add_up(learner.ranks)
     return computed
 
 

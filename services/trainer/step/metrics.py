@@ -13,24 +13,10 @@ from numpy.typing import NDArray
 
 from leyden.services.trainer.loss.corrections import effective_sample_share
 from leyden.services.trainer.loss.losses import LOG_RATIO_LIMIT
-from leyden.services.trainer.rows.batch import Sample, TrainedTokens, trained_tokens
-from leyden.services.trainer.step.gradients import Anchors, Computed
+from leyden.services.trainer.rows.batch import TrainedTokens, trained_tokens
+from leyden.services.trainer.step.batch import Anchors, Batch, Computed
 
 Metrics = dict[str, float]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The samples of a step with their final advantages, and K: the trained `tokens` of `samples`."""
-
-    samples: Sequence[Sample]
-    zero_variance: Sequence[Sample]
-    tokens: TrainedTokens
-    anchors: Anchors
-
-    @property
-    def groups(self) -> set[str]:
-        return {sample.group_id for sample in (*self.samples, *self.zero_variance)}
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -25,13 +24,13 @@ from leyden.services.trainer.rows.batch import (
     mini_batches,
     to_go,
     trained_tokens,
-    weights_of,
     with_advantages,
     with_whitened_advantages,
 )
-from leyden.services.trainer.step.gradients import Anchors, accumulate_gradients, batch_outputs, plan_batch
+from leyden.services.trainer.step.batch import Anchors, Batch
+from leyden.services.trainer.step.gradients import accumulate_gradients, batch_outputs, plan_batch
 from leyden.services.trainer.step.learner import Learner
-from leyden.services.trainer.step.metrics import Batch, Metrics, Update, step_metrics
+from leyden.services.trainer.step.metrics import Metrics, Update, step_metrics
 from leyden.services.trainer.step.optimizers import learning_rate
 
 
@@ -76,7 +75,7 @@ def _prepare(learner: Learner, samples: Sequence[Sample], zero_variance: Sequenc
     samples = _with_kl_rewards(samples, anchors, config)
     if config.credit.baseline.whiten:
         samples = with_whitened_advantages(samples)
-    return Batch(samples, zero_variance, trained_tokens(samples), anchors)
+    return Batch(samples, zero_variance, anchors)
 
 
 def _make_updates(
@@ -91,7 +90,9 @@ def _make_updates(
     for groups in parts:
         if updates:
             fault_point("trainer.updated")
-        update = _compute_gradients(learner, batch, groups, config, interrupted)
+        learner.optimizer.zero_grad(set_to_none=True)
+        tokens_k, part = batch.part(groups)
+        update = Update(tokens_k, accumulate_gradients(learner, part, config, interrupted))
         _clip_gradients(learner, update, config)
         _require_finite(learner, batch, update)
         if not updates:
@@ -144,38 +145,6 @@ def _with_kl_rewards(samples: Sequence[Sample], anchors: Anchors, config: RunCon
     penalties_K = algorithm.kl_coefficient * kl(algorithm.kl_estimator, old_K, reference_K).numpy()
     gamma = rule.gamma if rule.type == "token_discounted" else 1.0
     return with_advantages(samples, tokens.advantages_K - to_go(penalties_K, tokens.rows_K, gamma))
-
-
-def _compute_gradients(
-    learner: Learner, batch: Batch, groups: set[str], config: RunConfig, interrupted: Callable[[], bool]
-) -> Update:
-    """The gradients of one update. The weights of its tokens count those of all `groups`, and of no other."""
-    algorithm = config.algorithm
-    chosen = [sample for sample in batch.samples if sample.group_id in groups]
-    tokens = trained_tokens([*chosen, *(sample for sample in batch.zero_variance if sample.group_id in groups)])
-    in_update = [np.full(int(sample.mask.sum()), sample.group_id in groups) for sample in batch.samples]
-    tokens_k = np.flatnonzero(np.concatenate([np.zeros(0, bool), *in_update]))
-    weights_K = weights_of(tokens, algorithm.weighting, algorithm.sum_constant)
-    trained, anchors = trained_tokens(chosen), batch.anchors.of(tokens_k)
-    if anchors.estimates is not None:
-        trained = replace(trained, advantages_K=anchors.estimates.advantages_K.astype(np.float32))
-        anchors = replace(anchors, estimates=anchors.estimates.weighted())
-    learner.optimizer.zero_grad(set_to_none=True)
-    computed = accumulate_gradients(
-        learner.policy,
-        algorithm,
-        chosen,
-        trained,
-        weights_K[tokens.rows_K < len(chosen)],
-        max_pack_tokens=config.training.micro_batch_tokens,
-        accelerator=learner.accelerator,
-        anchors=anchors,
-        values_alone=algorithm.critic is not None and learner.step < algorithm.critic.warmup_steps,
-        value_model=learner.value_model,
-        ranks=learner.ranks,
-        interrupted=interrupted,
-    )
-    return Update(tokens_k, computed)
 
 
 def _require_finite(learner: Learner, batch: Batch, update: Update) -> None:

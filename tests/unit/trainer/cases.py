@@ -5,12 +5,20 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
+from leyden.libs.contracts.config import Algorithm, RunConfig
 from leyden.libs.contracts.samples import RowCall
+from leyden.services.trainer.model.forward import Policy
+from leyden.services.trainer.model.value_model import ValueModel
 from leyden.services.trainer.rows.batch import Sample
+from leyden.services.trainer.step.batch import Batch, Computed
+from leyden.services.trainer.step.gradients import accumulate_gradients
+from leyden.services.trainer.step.learner import Learner
+from leyden.services.trainer.step.optimizers import make_optimizer
 
 VOCABULARY = 61
 
@@ -145,3 +153,15 @@ def one_call(row: Sample, reward: float, parent: str | None = None, share: float
     """The row with all its trained tokens as one call, for a critic."""
     places = np.flatnonzero(row.mask)
     return replace(row, calls=(RowCall(row.id, parent, reward, share, int(places[0]), int(places[-1])),))
+
+
+def gradients_of(
+    policy: Policy, batch: Batch, algorithm: Algorithm, pack_tokens: int, value_model: ValueModel | None = None
+) -> Computed:
+    """`accumulate_gradients` of a learner with these models, in packs of `pack_tokens`."""
+    config = RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}})
+    training = config.training.model_copy(update={"micro_batch_tokens": pack_tokens})
+    config = config.model_copy(update={"algorithm": algorithm, "training": training})
+    optimizer = make_optimizer(policy, config.optimizer, algorithm.critic, value_model)
+    learner = Learner(policy, optimizer, Accelerator(cpu=True), value_model=value_model)
+    return accumulate_gradients(learner, batch, config)

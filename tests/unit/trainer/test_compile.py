@@ -15,23 +15,19 @@ from leyden.services.trainer.model.remedies import CompilationFailed, naming_set
 from leyden.services.trainer.ranks.collectives import ALONE
 from leyden.services.trainer.ranks.messages import Load
 from leyden.services.trainer.rows import tree
-from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_of
+from leyden.services.trainer.rows.batch import Sample
 from leyden.services.trainer.state import resume
 from leyden.services.trainer.state.assembly import make_accelerator
-from leyden.services.trainer.step.gradients import accumulate_gradients
+from leyden.services.trainer.step.batch import Batch
 from tests.support.builders import run_document
-from tests.unit.trainer.cases import agent_samples, tiny_qwen
+from tests.unit.trainer.cases import agent_samples, gradients_of, tiny_qwen
 
 CPU = make_accelerator("cpu", "float32")
 
 
 def gradients(policy: Policy, samples: list[Sample], pack_tokens: int) -> tuple[float, list[Tensor]]:
     policy.zero_grad()
-    tokens, algorithm = trained_tokens(samples), PpoClip()
-    weights_K = weights_of(tokens, algorithm.weighting)
-    computed = accumulate_gradients(
-        policy, algorithm, samples, tokens, weights_K, max_pack_tokens=pack_tokens, accelerator=CPU
-    )
+    computed = gradients_of(policy, Batch(samples), PpoClip(), pack_tokens)
     return computed.loss, [parameter.grad for parameter in policy.parameters() if parameter.grad is not None]
 
 

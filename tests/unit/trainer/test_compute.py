@@ -25,8 +25,9 @@ from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.load import freeze
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_of
-from leyden.services.trainer.step.gradients import Anchors, accumulate_gradients, batch_logprobs, plan_batch
-from tests.unit.trainer.cases import agent_samples, sample, tiny_llama, tiny_qwen
+from leyden.services.trainer.step.batch import Anchors, Batch
+from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
+from tests.unit.trainer.cases import agent_samples, gradients_of, sample, tiny_llama, tiny_qwen
 
 CPU = Accelerator(cpu=True)
 
@@ -92,16 +93,11 @@ def shared_gradients(
     if reference:
         plan = plan_batch(samples, tokens, max_pack_tokens)
         reference_K = batch_logprobs(Policy(reference), plan, len(tokens), CPU)
-    computed = accumulate_gradients(
+    policy, batch = (
         Policy(model, activation_checkpointing=checkpointing),
-        algorithm,
-        samples,
-        tokens,
-        weights_of(tokens, algorithm.weighting, algorithm.sum_constant),
-        max_pack_tokens=max_pack_tokens,
-        accelerator=CPU,
-        anchors=Anchors(reference_K=reference_K),
+        Batch(samples, anchors=Anchors(reference_K=reference_K)),
     )
+    computed = gradients_of(policy, batch, algorithm, max_pack_tokens)
     return computed.loss, gradients(model)
 
 

@@ -24,13 +24,14 @@ from leyden.services.trainer.state.checkpoints import checkpoint_state
 from leyden.services.trainer.state.resume import restore_learner
 from leyden.services.trainer.state.saving import save_checkpoint
 from leyden.services.trainer.state.versions import export_version
-from leyden.services.trainer.step.gradients import Anchors, accumulate_gradients, batch_outputs, plan_batch
+from leyden.services.trainer.step.batch import Anchors, Batch
+from leyden.services.trainer.step.gradients import batch_outputs, plan_batch
 from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.optimizers import make_optimizer
 from leyden.services.trainer.step.step import optimizer_step
 from tests.unit.credit.cases import call
 from tests.unit.trainer import oracle
-from tests.unit.trainer.cases import VOCABULARY, one_call, sample, tiny_llama
+from tests.unit.trainer.cases import VOCABULARY, gradients_of, one_call, sample, tiny_llama
 from tests.unit.trainer.test_compute import plain_logprobs
 
 CPU = Accelerator(cpu=True)
@@ -225,16 +226,7 @@ def test_values_and_their_gradients_equal_those_of_one_call_per_row(seed: int) -
     algorithm = PpoClip(critic=critic)
     weights_K = weights_of(tokens, algorithm.weighting)
     trained = replace(tokens, advantages_K=found.advantages_K.astype(np.float32))
-    computed = accumulate_gradients(
-        policy,
-        algorithm,
-        rows,
-        trained,
-        weights_K,
-        max_pack_tokens=20,
-        accelerator=CPU,
-        anchors=Anchors(estimates=found),
-    )
+    computed = gradients_of(policy, Batch(rows, anchors=Anchors(estimates=found)), algorithm, 20)
     shared = gradients(policy)
 
     policy.zero_grad()

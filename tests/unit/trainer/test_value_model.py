@@ -14,19 +14,19 @@ from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.value_model import ValueModel
 from leyden.services.trainer.ranks.messages import Load
 from leyden.services.trainer.rows import tree
-from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_of
+from leyden.services.trainer.rows.batch import Sample, trained_tokens
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.state.assembly import assemble_learner, make_accelerator
 from leyden.services.trainer.state.checkpoints import checkpoint_state
 from leyden.services.trainer.state.resume import restore_learner
 from leyden.services.trainer.state.saving import save_checkpoint
 from leyden.services.trainer.state.versions import export_version
-from leyden.services.trainer.step.gradients import Anchors, accumulate_gradients
+from leyden.services.trainer.step.batch import Anchors, Batch
 from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.optimizers import make_optimizer
 from leyden.services.trainer.step.step import TrainingDiverged, optimizer_step
 from tests.support.tiny_model import make_tiny_model
-from tests.unit.trainer.cases import tiny_llama, tiny_qwen
+from tests.unit.trainer.cases import gradients_of, tiny_llama, tiny_qwen
 from tests.unit.trainer.test_critic import CPU, agent_forest, agent_rows, config, gradients, plain_values
 
 
@@ -77,17 +77,8 @@ def test_its_gradients_equal_plain_torch_and_the_policys_are_those_without_a_val
     found = estimate(critic, rows, tokens, old_K)
 
     def computed(own_model: ValueModel | None) -> float:
-        return accumulate_gradients(
-            policy,
-            algorithm,
-            rows,
-            tokens,
-            weights_of(tokens, algorithm.weighting),
-            max_pack_tokens=20,
-            accelerator=CPU,
-            anchors=Anchors(estimates=found),
-            value_model=own_model,
-        ).value_loss
+        batch = Batch(rows, anchors=Anchors(estimates=found))
+        return gradients_of(policy, batch, algorithm, 20, own_model).value_loss
 
     assert computed(None) == 0.0
     alone = gradients(policy)

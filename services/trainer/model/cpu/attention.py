@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-
-from leyden.services.trainer.rows.tree import Pack
 
 
 @dataclass(frozen=True)
@@ -29,13 +28,14 @@ class Block:
     causal: bool = False
 
 
-def blocks_of(pack: Pack) -> list[Block]:
+def blocks_of(ends_M: NDArray[np.int64], prefix: int) -> list[Block]:
     """The visible pairs of a pack, each in one block: first the causal blocks, which hold every query exactly once.
 
     A run is a stretch of nodes with one child each. In depth-first order the rest of its subtree follows it, and every
     node there sees the entire run.
+
+    Args: ends_M, prefix: as `Pack` has them
     """
-    ends_M, prefix = pack.ends_M, pack.prefix
     starts = np.flatnonzero(np.diff(ends_M, prepend=-1))
     own, above = [], [Block(slice(0, len(ends_M)), slice(0, prefix))] if prefix else []
     for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(ends_M)], strict=True):

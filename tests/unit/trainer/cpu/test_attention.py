@@ -25,7 +25,7 @@ def test_blocks_hold_exactly_the_pairs_that_the_mask_allows_and_each_once(
     for pack in packs(seed):
         layout = TreeLayout(pack, torch.float32, CPU)
         seen = np.zeros((len(pack), pack.prefix + len(pack)), dtype=int)
-        for block in blocks_of(pack):
+        for block in blocks_of(pack.ends_M, pack.prefix):
             size = (block.queries.stop - block.queries.start, block.keys.stop - block.keys.start)
             seen[block.queries, block.keys] += np.tri(*size, dtype=int) if block.causal else 1
         assert seen.tolist() == (layout.mask[0, 0] == 0).int().tolist()
@@ -33,7 +33,7 @@ def test_blocks_hold_exactly_the_pairs_that_the_mask_allows_and_each_once(
 
 def test_causal_blocks_precede_others_and_cover_every_query_once() -> None:
     for pack in packs(3):
-        blocks = blocks_of(pack)
+        blocks = blocks_of(pack.ends_M, pack.prefix)
         assert [block.causal for block in blocks] == sorted((block.causal for block in blocks), reverse=True)
         own = [block.queries for block in blocks if block.causal]
         assert [place for queries in own for place in range(queries.start, queries.stop)] == list(range(len(pack)))
