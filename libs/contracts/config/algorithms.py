@@ -71,8 +71,6 @@ class _Algorithm(Document):
     entropy_coefficient: float = Field(default=0.0, ge=0.0, le=1e6)
     """c of the entropy bonus: each trained token's loss falls by c times the entropy, at the sampling temperature, of
     the distribution that it was drawn from; 0 for none. Corrections and masks do not weigh it."""
-    mask_ratio_above: float | None = Field(default=None, gt=1.0, le=1e6)
-    """Off-policy mask: tokens whose π_old / μ is above this or below its inverse do not train, in both corrections."""
     mini_batches: int = Field(default=1, ge=1, le=4096)
     """Updates of one pass over a step's groups (verl: batch / `ppo_mini_batch_size`). The seed shuffles the groups; a
     group's rollouts stay together, and denominators count the tokens of one mini-batch."""
@@ -127,14 +125,6 @@ class _Algorithm(Document):
             raise ValueError("kl_estimator 'k3+' differs from 'k3' in its gradient, which a reward has not: write 'k3'")
         if self.kl_in == "reward" and self.critic is not None:
             raise ValueError("kl_in 'reward' has no effect on the rewards that a critic learns: write kl_in 'loss'")
-        return self
-
-    @model_validator(mode="after")
-    def _one_mask(self) -> _Algorithm:
-        if self.mask_ratio_above is not None and getattr(self.correction, "weights", None) == "icepop":
-            raise ValueError(
-                "mask_ratio_above drops tokens that correction.weights 'icepop' drops, too: remove mask_ratio_above"
-            )
         return self
 
     @model_validator(mode="after")
@@ -201,13 +191,11 @@ class DppoTv(_Algorithm):
     """Tokens with a negative advantage do not train once π - μ is below -`mask_low`."""
     mask_high: float = Field(default=0.2, gt=0, le=1)
     """Tokens with a positive advantage do not train once π - μ is above `mask_high`."""
-    drift_coefficient: float = Field(default=1e-3, ge=0, le=1e6)
-    """Factor of (log π - log μ)², a penalty on every trained token of the step's groups with variance, also on those
-    without an advantage. As in prime-rl, groups without variance have none."""
 
     @property
     def trains_every_row(self) -> bool:
-        return self.trains_every_group or self.drift_coefficient > 0
+        """The penalty on drift moves tokens without an advantage; as in prime-rl, groups without variance have none."""
+        return True
 
     @model_validator(mode="after")
     def _needs_the_engines_ratio(self) -> DppoTv:

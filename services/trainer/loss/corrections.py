@@ -51,15 +51,6 @@ def importance_ratio(old_logprobs_K: Tensor, generator_logprobs_K: Tensor) -> Te
     return difference_K.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
-def ratio_band(ratio_K: Tensor, above: float) -> Tensor:
-    """True where 1/above <= π_old / μ <= above: an off-policy mask drops the other tokens.
-
-    The loss's denominators still count the dropped tokens, so that masking never makes the rest weigh more.
-    Source: IcePop (Ring-1T, arXiv 2510.18855) equation 3, with a symmetric band.
-    """
-    return _inside(ratio_K, 1 / above, above)
-
-
 def effective_sample_share(weights_K: Tensor) -> float:
     """Effective sample size as a share of the samples, 1 / mean((w / mean w)²): 1.0 for equal weights.
 

@@ -17,6 +17,7 @@ from torch import Tensor
 LOG_RATIO_LIMIT = 20.0
 GSPO_LOG_RATIO_LIMIT = 10.0
 K3_LIMIT = 10.0
+DRIFT_COEFFICIENT = 1e-3
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def dppo_tv(
     *,
     mask_low: float,
     mask_high: float,
-    drift_coefficient: float,
+    drift_coefficient: float = DRIFT_COEFFICIENT,
 ) -> TokenLoss:
     """-A·ρ(π/μ) on tokens whose probability has not moved too far in the direction of A, and a penalty on (log ρ)² of
     every token.

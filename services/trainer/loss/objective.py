@@ -61,8 +61,6 @@ def objective(algorithm: Algorithm, logprobs_K: Tensor, terms: Terms, entropies_
         correction_K = corrections.importance_weights(
             algorithm.correction, old_logprobs_K, terms.generator_logprobs_K, terms.rows_K
         )
-    if algorithm.mask_ratio_above is not None:
-        correction_K = correction_K * corrections.ratio_band(ratio_K, algorithm.mask_ratio_above)
     per_token_K = policy.losses_K * correction_K
     kl_K = torch.zeros_like(logprobs_K)
     if algorithm.kl_coefficient > 0:
@@ -95,10 +93,7 @@ def _policy_loss(algorithm: Algorithm, logprobs_K: Tensor, old_logprobs_K: Tenso
         case Sapo(tau_positive=positive, tau_negative=negative):
             return losses.sapo(logprobs_K, anchor_K, advantages_K, tau_positive=positive, tau_negative=negative)
         case DppoTv(mask_low=low, mask_high=high):
-            drift = algorithm.drift_coefficient
-            return losses.dppo_tv(
-                logprobs_K, anchor_K, advantages_K, mask_low=low, mask_high=high, drift_coefficient=drift
-            )
+            return losses.dppo_tv(logprobs_K, anchor_K, advantages_K, mask_low=low, mask_high=high)
         case ImportanceSampling():
             return losses.importance_sampling(logprobs_K, anchor_K, advantages_K)
         case Reinforce():

@@ -72,10 +72,6 @@ def decoupled(**fields: Any) -> dict[str, Any]:
     [
         ({"algorithm": {"type": "dppo_tv", **decoupled()}}, "write 'bypass'"),
         ({"algorithm": {"type": "sapo", "tau_positive": 2.0, **decoupled()}}, "tau_positive cannot act"),
-        (
-            {"algorithm": {"type": "reinforce", "mask_ratio_above": 2.0, **decoupled(weights="icepop")}},
-            "remove mask_ratio_above",
-        ),
         ({"algorithm": {"type": "reinforce", **decoupled(floor=0.5)}}, "floor has no effect with weights 'tis_token'"),
         ({"algorithm": {"type": "reinforce", **decoupled(weights="icepop", cap=0.4)}}, "lower floor, or raise cap"),
         ({"algorithm": {"type": "cispo", "kl_estimator": "k2"}}, "kl_estimator has no effect with kl_coefficient 0"),

@@ -121,7 +121,7 @@ def test_sharing_and_packing_change_neither_loss_nor_gradients(seed: int, max_pa
     "algorithm",
     [
         PpoClip(weighting="token_mean", correction=DecoupledCorrection()),
-        PpoClip(weighting="rollout_sum_const", sum_constant=16, mask_ratio_above=1.5),
+        PpoClip(weighting="rollout_sum_const", sum_constant=16),
         Gspo(),
         Gspo(weighting="rollout_mean", clip_low=0.2, clip_high=0.2),
         Cispo(weighting="prompt_mean"),

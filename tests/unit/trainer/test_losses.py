@@ -11,9 +11,7 @@ from leyden.libs.contracts.config import DecoupledCorrection, Reinforce, Weighti
 from leyden.services.trainer.loss import losses
 from leyden.services.trainer.loss.corrections import (
     effective_sample_share,
-    importance_ratio,
     importance_weights,
-    ratio_band,
 )
 from leyden.services.trainer.loss.objective import Terms, objective
 from leyden.services.trainer.rows.token_weights import token_weights
@@ -168,11 +166,6 @@ def test_importance_weights_by_hand(document: dict[str, Any], expected: list[flo
     result = objective(Reinforce(correction=correction), old_K.clone().requires_grad_(), terms)
     assert result.loss.item() == pytest.approx(-float((old_K * torch.tensor(expected)).sum()) / 4)
     assert result.masked_K.tolist() == [value == 0 for value in expected]
-
-
-def test_a_ratio_band_by_hand() -> None:
-    ratio_K = importance_ratio(torch.tensor([0.4, 0.6, 1.9, 2.1]).log(), torch.zeros(4))
-    assert ratio_band(ratio_K, 2.0).tolist() == [False, True, True, False]
 
 
 @pytest.mark.parametrize(
