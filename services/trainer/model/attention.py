@@ -1,6 +1,6 @@
 """Attention over token trees, registered as one of transformers' attention implementations.
 
-Axes: H query heads, G key heads, P tokens of a pack's trunks, M nodes of the pack, D head size.
+Axes: H query heads, G key heads, P tokens of a pack's prefixes, M nodes of the pack, D head size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Kernel = Literal["flex", "dense"]
 
 
 class TreeLayout:
-    """The visible pairs of a pack behind its trunks, in the form that each kernel wants.
+    """The visible pairs of a pack behind its prefixes, in the form that each kernel wants.
 
     One layout serves all layers of a pass. (Not a dataclass: FSDP would rebuild it, and its mask, for every layer.)
 
@@ -54,12 +54,14 @@ class TreeLayout:
     @cached_property
     def depths(self) -> Tensor:
         """[P + M]: the position of each key in its rows."""
-        return torch.from_numpy(np.concatenate([np.arange(self.pack.prefix), self.pack.depths_M])).to(self.device)
+        return torch.from_numpy(np.concatenate([np.arange(self.pack.prefix_tokens), self.pack.depths_M])).to(
+            self.device
+        )
 
     @cached_property
     def mask(self) -> Tensor:
-        """[1, 1, M, P + M], additive: every node sees the trunks, its ancestors and itself, within the window."""
-        prefix, allowed = self.pack.prefix, torch.from_numpy(ancestor_mask(self.pack)).to(self.device)
+        """[1, 1, M, P + M], additive: every node sees the prefixes, its ancestors and itself, within the window."""
+        prefix, allowed = self.pack.prefix_tokens, torch.from_numpy(ancestor_mask(self.pack)).to(self.device)
         mask = torch.zeros(len(self.pack), prefix + len(self.pack), dtype=self.dtype, device=self.device)
         mask[:, prefix:].masked_fill_(~allowed, torch.finfo(self.dtype).min)
         if self.window is not None:
@@ -70,12 +72,12 @@ class TreeLayout:
     @cached_property
     def blocks(self) -> list[Block]:
         """The same pairs as contiguous blocks."""
-        return blocks_of(self.pack.ends_M, self.pack.prefix)
+        return blocks_of(self.pack.ends_M, self.pack.prefix_tokens)
 
     @cached_property
     def block_mask(self) -> BlockMask:
         """The same pairs for FlexAttention, which leaves out blocks of 128 x 128 without any."""
-        prefix, nodes, window, depths = self.pack.prefix, len(self.pack), self.window, self.depths
+        prefix, nodes, window, depths = self.pack.prefix_tokens, len(self.pack), self.window, self.depths
         ends_M = torch.from_numpy(self.pack.ends_M).to(self.device)
 
         def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:

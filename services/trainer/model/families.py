@@ -149,7 +149,7 @@ def _head_gap(model: PreTrainedModel) -> float:
 
 
 def _tree_gap(model: PreTrainedModel) -> float:
-    """The largest difference in nats between rows that fork behind a trunk and the same rows one by one."""
+    """The largest difference in nats between rows that fork behind a prefix and the same rows one by one."""
     ids_T = _ordinary_ids(model, 12)
     stem, tails = ids_T[:4], ids_T[np.array([[4, 5, 6], [4, 7, 8], [9, 10, 11]])]
     alone = []
@@ -157,11 +157,11 @@ def _tree_gap(model: PreTrainedModel) -> float:
         ids = torch.from_numpy(np.concatenate([stem, tail])).long()[None].to(model.device)
         logits = model(input_ids=ids).logits[0, len(stem) - 1 : -1]
         alone.append(logits.log_softmax(-1).gather(1, ids[0, len(stem) :, None])[:, 0])
-    policy, prefix = Policy(model), len(stem)
-    (trunk,), (pack,) = plan_forest([stem], 100).packs, plan_forest(list(tails), 100).packs
-    pack = replace(pack, depths_M=pack.depths_M + prefix, path=(0,), prefix=prefix)
-    places = [np.concatenate([[prefix - 1], prefix + nodes[:-1]]) for nodes in pack.nodes]
+    policy, before = Policy(model), len(stem)
+    (prefix,), (pack,) = plan_forest([stem], 100).packs, plan_forest(list(tails), 100).packs
+    pack = replace(pack, depths_M=pack.depths_M + before, path=(0,), prefix_tokens=before)
+    places = [np.concatenate([[before - 1], before + nodes[:-1]]) for nodes in pack.nodes]
     token_ids_K = tails[pack.rows].reshape(-1).astype(np.int64)
     reads = Reads(np.concatenate(places), token_ids_K, np.ones(len(token_ids_K), np.float32))
-    together = policy(pack, [policy.trunk(trunk, [])], reads).logprobs_K
+    together = policy(pack, [policy.prefix(prefix, [])], reads).logprobs_K
     return float((together - torch.cat([alone[row] for row in pack.rows])).abs().max())

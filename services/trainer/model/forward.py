@@ -1,8 +1,8 @@
 """Log-probabilities of sampled tokens, computed over token trees through an unmodified Hugging Face causal LM.
 
-Axes: M nodes of a pack or trunk, K sampled tokens to read, U distinct states they were sampled from, G key heads, D
-head size, H hidden size. A trunk is computed once. Its keys, values and hidden states become leaves: every pack behind
-it reads them and adds to their gradients, and one backward pass through the trunk at the end sends the exact sum back.
+Axes: M nodes of a pack or prefix, K sampled tokens to read, U distinct states they were sampled from, G key heads, D
+head size, H hidden size. A prefix is computed once. Its keys, values and hidden states become leaves: every pack behind
+it reads them and adds to their gradients, and one backward pass through the prefix at the end sends the exact sum back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from leyden.services.trainer.rows.tree import Pack
 class Reads:
     """The log-probabilities to read behind a pack: [K] each.
 
-    places_K: the parent of each token: its position if it lies in a trunk, else the pack's prefix plus its node;
+    places_K: the parent of each token: its position if it lies in a prefix, else `prefix_tokens` plus its node;
     temperatures_K: the sampling temperatures, which divide the logits.
     """
 
@@ -45,8 +45,8 @@ class Outputs(NamedTuple):
     entropies_K: Tensor | None = None
 
 
-class Trunk:
-    """A trunk's keys and values per layer and its hidden states, with their graph, and the same tensors as leaves.
+class Prefix:
+    """A prefix's keys and values per layer and its hidden states, with their graph, and the same tensors as leaves.
 
     Args: states: per layer, keys and values [1, G, M, D]. Leaves are float32 at least: gradients of many packs add up
         there without loss. (Not a dataclass: FSDP rebuilds those among a forward's arguments.)
@@ -58,7 +58,7 @@ class Trunk:
         self.hidden_leaf_M_H = _leaf(hidden_M_H)
 
     def backward(self) -> None:
-        """Sends the gradients of the leaves back through the trunk. Call once, after the last pack that grows on it."""
+        """Sends the gradients of the leaves back through the prefix. Call once, after the last pack behind it."""
         pairs = [(self.hidden_M_H, self.hidden_leaf_M_H)]
         for layer, states in self.states.items():
             pairs += zip(states, self.leaves[layer], strict=True)
@@ -69,12 +69,12 @@ class Trunk:
 
 
 class _Cache:
-    """Stands in for a transformers cache: puts the trunks' keys and values before a pack's own.
+    """Stands in for a transformers cache: puts the prefixes' keys and values before a pack's own.
 
     Args: states: filled with the pack's own of each layer; a second run under checkpointing leaves it as it is
     """
 
-    def __init__(self, path: Sequence[Trunk], states: dict[int, tuple[Tensor, Tensor]] | None = None) -> None:
+    def __init__(self, path: Sequence[Prefix], states: dict[int, tuple[Tensor, Tensor]] | None = None) -> None:
         self.path, self.states = path, states
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch does not type it
@@ -86,10 +86,10 @@ class _Cache:
             self.states.setdefault(layer, (keys, values))
         if not self.path:
             return keys, values
-        before = [trunk.leaves[layer] for trunk in self.path]
+        before = [prefix.leaves[layer] for prefix in self.path]
         return (
-            torch.cat([*(trunk_keys.to(keys.dtype) for trunk_keys, _ in before), keys], dim=2),
-            torch.cat([*(trunk_values.to(values.dtype) for _, trunk_values in before), values], dim=2),
+            torch.cat([*(prefix_keys.to(keys.dtype) for prefix_keys, _ in before), keys], dim=2),
+            torch.cat([*(prefix_values.to(values.dtype) for _, prefix_values in before), values], dim=2),
         )
 
 
@@ -129,14 +129,14 @@ class Policy(nn.Module):
         device: torch.device = self.model.get_input_embeddings().weight.device
         return device
 
-    def trunk(self, pack: Pack, path: Sequence[Trunk]) -> Trunk:
-        """Computes a trunk behind those of `path`."""
+    def prefix(self, pack: Pack, path: Sequence[Prefix]) -> Prefix:
+        """Computes a prefix behind those of `path`."""
         states: dict[int, tuple[Tensor, Tensor]] = {}
         hidden_M_H = self._hidden(pack, _Cache(path, states))
-        return Trunk(states, hidden_M_H)
+        return Prefix(states, hidden_M_H)
 
     def forward(
-        self, pack: Pack, path: Sequence[Trunk], reads: Reads, *, values_alone: bool = False, entropies: bool = False
+        self, pack: Pack, path: Sequence[Prefix], reads: Reads, *, values_alone: bool = False, entropies: bool = False
     ) -> Outputs:
         """The outputs for each token of `reads`.
 
@@ -165,17 +165,17 @@ class Policy(nn.Module):
         )
         return Outputs(logprobs_K, entropies_K=None if entropies_U is None else entropies_U[rows_K])
 
-    def _states(self, pack: Pack, path: Sequence[Trunk], reads: Reads) -> tuple[Tensor, Tensor, Tensor]:
+    def _states(self, pack: Pack, path: Sequence[Prefix], reads: Reads) -> tuple[Tensor, Tensor, Tensor]:
         """The distinct states of `reads` [U, H], their temperatures [U], and the state of each token, [K]."""
         hidden_M_H = self._hidden(pack, _Cache(path))
         # Siblings that drew from the same state read the same logits.
         keys_K = reads.places_K << 32 | reads.temperatures_K.view(np.int32)
         _, first_U, rows_K = np.unique(keys_K, return_index=True, return_inverse=True)
         places_U = reads.places_K[first_U]
-        if (places_U < pack.prefix).any():
-            hidden_M_H = torch.cat([*(trunk.hidden_leaf_M_H.to(hidden_M_H.dtype) for trunk in path), hidden_M_H])
+        if (places_U < pack.prefix_tokens).any():
+            hidden_M_H = torch.cat([*(prefix.hidden_leaf_M_H.to(hidden_M_H.dtype) for prefix in path), hidden_M_H])
         else:
-            places_U = places_U - pack.prefix
+            places_U = places_U - pack.prefix_tokens
         nodes_U, temperatures_U, states_K = (
             torch.from_numpy(column).to(self.device) for column in (places_U, reads.temperatures_K[first_U], rows_K)
         )
@@ -228,5 +228,5 @@ def _compile_layers(model: PreTrainedModel) -> None:
                 if hasattr(part, "layer_idx"):
                     # Only the cache reads it. As an int it would be a constant of the code, which no layer could share.
                     part.layer_idx = torch.tensor(int(part.layer_idx))
-                # Gradients or none, a trunk or none, adapters or none, a reference, a critic: each has its own code.
+                # Gradients or none, a prefix or none, adapters or none, a reference, a critic: each has its own code.
                 part.compile(dynamic=True, recompile_limit=64)

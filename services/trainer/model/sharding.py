@@ -1,6 +1,6 @@
 """Parameters, gradients and optimiser moments divided among a trainer's processes, by torch's FSDP2.
 
-Ranks have different trunks and packs, so that passes cannot meet in collectives. A step gathers all parameters once,
+Ranks have different prefixes and packs, so that passes cannot meet in collectives. A step gathers all parameters once,
 each rank makes its own passes on them, and one equal pass of all ranks at the end adds the gradients up.
 """
 
@@ -37,7 +37,7 @@ def shard(policy: Policy, device: torch.device, size: int, *, bfloat16: bool = F
         # The loss is a sum whose weights contain the denominators of the entire batch.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(enable=True)
-    register_fsdp_forward_method(policy, "trunk")
+    register_fsdp_forward_method(policy, "prefix")
     # FSDP takes the module that runs first for the root of all others.
     with unsharded(policy), torch.no_grad():
         _equal_pass(policy)

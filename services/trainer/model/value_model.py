@@ -9,7 +9,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from leyden.services.trainer.model import attention
-from leyden.services.trainer.model.forward import Outputs, Policy, Reads, Trunk
+from leyden.services.trainer.model.forward import Outputs, Policy, Prefix, Reads
 from leyden.services.trainer.rows.tree import Pack
 
 
@@ -33,7 +33,7 @@ class ValueModel(Policy):
         )
 
     def forward(
-        self, pack: Pack, path: Sequence[Trunk], reads: Reads, *, values_alone: bool = False, entropies: bool = False
+        self, pack: Pack, path: Sequence[Prefix], reads: Reads, *, values_alone: bool = False, entropies: bool = False
     ) -> Outputs:
         """The value of the state before each token of `reads`."""
         hidden_U_H, _, states_K = self._states(pack, path, reads)

@@ -1,6 +1,6 @@
-"""Rows with a common beginning share its computation: a batch becomes trunks and packs of token trees behind them.
+"""Rows with a common beginning share its computation: a batch becomes prefixes and packs of token trees behind them.
 
-Axes: N rows, M nodes of a pack or trunk, K trained tokens of a pack's rows.
+Axes: N rows, M nodes of a pack or prefix, K trained tokens of a pack's rows.
 
 Rows are sorted by their tokens. A row then shares its longest common beginning with the row before it, new nodes are
 in depth-first order, and the subtree of a node is a contiguous range: node i is an ancestor of node j exactly if
@@ -19,26 +19,26 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 # A forward and backward pass of its own costs about as much as this many tokens (SmolLM2-135M on one core).
-LEAST_TRUNK = 64
+LEAST_PREFIX = 64
 
 
 @dataclass(frozen=True)
 class Pack:
-    """The trees of some rows, computed in one forward pass behind their trunks.
+    """The trees of some rows, computed in one forward pass behind their prefixes.
 
     token_ids_M, depths_M: the token of each node and its position in its rows; ends_M: the end of its subtree; path:
-    the trunks before the pack, numbers within the forest, from the root; prefix: the number of their tokens; rows: the
+    the prefixes before the pack, numbers within the forest, from the root; prefix_tokens: how many they have; rows: the
     numbers of the rows within the batch; nodes: for each of those rows, its nodes in order, so that position
-    p >= prefix of row `rows[i]` is node `nodes[i][p - prefix]`.
+    p >= prefix_tokens of row `rows[i]` is node `nodes[i][p - prefix_tokens]`.
 
-    A trunk is a pack of one chain, without rows.
+    A prefix is a pack of one chain, without rows.
     """
 
     token_ids_M: Ints
     depths_M: Ints
     ends_M: Ints
     path: tuple[int, ...]
-    prefix: int
+    prefix_tokens: int
     rows: list[int]
     nodes: list[Ints]
 
@@ -48,22 +48,22 @@ class Pack:
 
 @dataclass(frozen=True)
 class Forest:
-    """A batch ready to compute: packs that contain every row once, in depth-first order, and the trunks before them."""
+    """A batch ready to compute: packs that hold every row once, in depth-first order, and the prefixes before them."""
 
-    trunks: list[Pack]
+    prefixes: list[Pack]
     packs: list[Pack]
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens that pass through the model: every distinct node of every trunk and pack."""
-        return sum(map(len, self.trunks)) + sum(map(len, self.packs))
+        """Tokens that pass through the model: every distinct node of every prefix and pack."""
+        return sum(map(len, self.prefixes)) + sum(map(len, self.packs))
 
 
 def plan_forest(token_ids: Sequence[NDArray[np.int32]], max_pack_tokens: int) -> Forest:
     """Shares the beginnings of rows, in packs of at most `max_pack_tokens` nodes (a longer row is a pack of its own).
 
-    Rows that fit into one pack become one. Otherwise their common beginning becomes a trunk, unless it is shorter than
-    LEAST_TRUNK, and the branches behind it are planned separately, as many to a pack as fit.
+    Rows that fit into one pack become one. Otherwise their common beginning becomes a prefix, unless it is shorter than
+    LEAST_PREFIX, and the branches behind it are planned separately, as many to a pack as fit.
 
     Worked example: rows [1, 2, 3], [1, 2, 4, 5] make one pack of the nodes 1, 2, 3, 4, 5 with depths 0, 1, 2, 2, 3 and
     ends 5, 5, 3, 5, 5.
@@ -72,7 +72,7 @@ def plan_forest(token_ids: Sequence[NDArray[np.int32]], max_pack_tokens: int) ->
     """
     order = sorted(range(len(token_ids)), key=lambda row: _sort_key(token_ids[row]))
     rows = _SortedRows([token_ids[row] for row in order])
-    trunks: list[Pack] = []
+    prefixes: list[Pack] = []
     packs: list[Pack] = []
     waiting: list[_Branch] = [_Branch(0, len(order), (), 0)] if order else []
     while waiting:
@@ -84,12 +84,12 @@ def plan_forest(token_ids: Sequence[NDArray[np.int32]], max_pack_tokens: int) ->
         # Every row retains a node of its own, so that no pack is empty.
         common = min(fork, *(len(ids) - 1 for ids in rows.token_ids[branch.begin : branch.end]))
         path, depth = branch.path, branch.depth
-        if common - depth >= LEAST_TRUNK:
-            trunks.append(_chain(rows.token_ids[branch.begin][depth:common], path, depth))
-            path, depth = (*path, len(trunks) - 1), common
+        if common - depth >= LEAST_PREFIX:
+            prefixes.append(_chain(rows.token_ids[branch.begin][depth:common], path, depth))
+            path, depth = (*path, len(prefixes) - 1), common
         pieces = [_Branch(*piece, path, depth) for piece in rows.pieces(branch, fork, depth, max_pack_tokens)]
         waiting.extend(reversed(pieces))
-    return Forest(trunks, packs)
+    return Forest(prefixes, packs)
 
 
 def share_rows(token_ids: Sequence[NDArray[np.int32]], rank: int, ranks: int) -> list[int]:
@@ -106,7 +106,7 @@ def share_rows(token_ids: Sequence[NDArray[np.int32]], rank: int, ranks: int) ->
 
 @dataclass(frozen=True)
 class _Branch:
-    """Sorted rows begin:end, to be computed behind the `depth` tokens of the trunks in `path`."""
+    """Sorted rows begin:end, to be computed behind the `depth` tokens of the prefixes in `path`."""
 
     begin: int
     end: int

@@ -1,4 +1,4 @@
-"""Loss and gradients of a batch: plans the forest, runs trunks and packs, and collects values for the metrics.
+"""Loss and gradients of a batch: plans the forest, runs prefixes and packs, and collects values for the metrics.
 
 Axes: N samples, K trained tokens of the batch, k those of one pack.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from leyden.libs.contracts.config import Algorithm, Critic, RunConfig
 from leyden.services.trainer.loss.critic import Estimates, value_loss
 from leyden.services.trainer.loss.objective import Objective, Terms, objective
-from leyden.services.trainer.model.forward import Outputs, Policy, Reads, Trunk
+from leyden.services.trainer.model.forward import Outputs, Policy, Prefix, Reads
 from leyden.services.trainer.model.sharding import sum_gradients, unsharded
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.rows.batch import Sample, TrainedTokens
@@ -74,7 +74,7 @@ def batch_outputs(
     """`batch_logprobs`, and the value of the state before each planned token; 0 without a value head."""
     logprobs_K, values_K = np.zeros(size), np.zeros(size)
     with unsharded(policy), torch.no_grad(), accelerator.autocast():
-        for number, pack, path in _with_trunks(policy, plan.forest, accelerator):
+        for number, pack, path in _with_prefixes(policy, plan.forest, accelerator):
             tokens_k, reads = plan.reads[number]
             found: Outputs = policy(pack, path, reads)
             logprobs_K[tokens_k] = found.logprobs_K.cpu()
@@ -152,7 +152,7 @@ class _Passes:
         """
         learns, leaving = not values_alone or policy.value_head is not None, False
         with unsharded(policy), torch.set_grad_enabled(learns):
-            for number, pack, path in _with_trunks(policy, self.plan.forest, self.accelerator):
+            for number, pack, path in _with_prefixes(policy, self.plan.forest, self.accelerator):
                 if leaving := self.ranks.leaving(self.interrupted()):
                     break
                 tokens_k, reads = self.plan.reads[number]
@@ -168,21 +168,23 @@ class _Passes:
                 sum_gradients(policy, values_alone=values_alone)
 
 
-def _with_trunks(policy: Policy, forest: Forest, accelerator: Accelerator) -> Iterator[tuple[int, Pack, list[Trunk]]]:
-    """Yields each pack with its number and the trunks before it; the pack's backward pass adds to their gradients.
+def _with_prefixes(
+    policy: Policy, forest: Forest, accelerator: Accelerator
+) -> Iterator[tuple[int, Pack, list[Prefix]]]:
+    """Yields each pack with its number and the prefixes before it; the pack's backward pass adds to their gradients.
 
-    A trunk is computed right before its first pack and runs its own backward pass right after its last.
+    A prefix is computed right before its first pack and runs its own backward pass right after its last.
     """
     numbers: list[int] = []
-    path: list[Trunk] = []
+    path: list[Prefix] = []
     for number, pack in enumerate(forest.packs):
         while numbers != list(pack.path[: len(numbers)]):
             numbers.pop()
             path.pop().backward()
-        for trunk in pack.path[len(numbers) :]:
+        for prefix in pack.path[len(numbers) :]:
             with accelerator.autocast():
-                path.append(policy.trunk(forest.trunks[trunk], path))
-            numbers.append(trunk)
+                path.append(policy.prefix(forest.prefixes[prefix], path))
+            numbers.append(prefix)
         yield number, pack, path
     while path:
         path.pop().backward()
@@ -192,9 +194,9 @@ def _reads(
     pack: Pack, rows: Sequence[int], starts_N: NDArray[np.int64], tokens: TrainedTokens
 ) -> tuple[NDArray[np.int64], Reads]:
     of_rows = [np.arange(starts_N[rows[i]], starts_N[rows[i] + 1]) for i in pack.rows]
-    before = np.arange(pack.prefix)
+    before = np.arange(pack.prefix_tokens)
     places = [
-        np.concatenate([before, pack.prefix + nodes])[tokens.positions_K[k] - 1]
+        np.concatenate([before, pack.prefix_tokens + nodes])[tokens.positions_K[k] - 1]
         for nodes, k in zip(pack.nodes, of_rows, strict=True)
     ]
     tokens_k = np.concatenate(of_rows)

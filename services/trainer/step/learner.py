@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from leyden.services.trainer.model.forward import Outputs, Policy, Reads, Trunk
+from leyden.services.trainer.model.forward import Outputs, Policy, Prefix, Reads
 from leyden.services.trainer.model.lora import adapter_parameters, of_adapter, without_adapters
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.rows.tree import Pack
@@ -71,13 +71,13 @@ class BasePolicy(Policy):
         nn.Module.__init__(self)
         self.policy, self.model, self.kernel, self.value_head = policy, policy.model, policy.kernel, None
 
-    def trunk(self, pack: Pack, path: Sequence[Trunk]) -> Trunk:
-        """`Policy.trunk` of the base model."""
+    def prefix(self, pack: Pack, path: Sequence[Prefix]) -> Prefix:
+        """`Policy.prefix` of the base model."""
         with without_adapters(self.model):
-            return self.policy.trunk(pack, path)
+            return self.policy.prefix(pack, path)
 
     def forward(
-        self, pack: Pack, path: Sequence[Trunk], reads: Reads, *, values_alone: bool = False, entropies: bool = False
+        self, pack: Pack, path: Sequence[Prefix], reads: Reads, *, values_alone: bool = False, entropies: bool = False
     ) -> Outputs:
         """`Policy.forward` of the base model, without values."""
         with without_adapters(self.model):

@@ -104,13 +104,13 @@ async def trained(found: Scene, group: tables.Group, rollout: tables.Rollout, ot
 
 
 def rows_of_the_loss(samples: Sequence[Sample]) -> list[list[int]]:
-    """The token ids of each row as they go through the model: trunks, then the nodes of a pack."""
+    """The token ids of each row as they go through the model: prefixes, then the nodes of a pack."""
     forest = plan_forest([sample.token_ids for sample in samples], 100)
     rows: dict[int, list[int]] = {}
     for pack in forest.packs:
         for row, nodes in zip(pack.rows, pack.nodes, strict=True):
-            trunks = [token for number in pack.path for token in forest.trunks[number].token_ids_M.tolist()]
-            rows[row] = [*trunks, *pack.token_ids_M[nodes].tolist()]
+            prefixes = [token for number in pack.path for token in forest.prefixes[number].token_ids_M.tolist()]
+            rows[row] = [*prefixes, *pack.token_ids_M[nodes].tolist()]
     return [rows[index] for index in range(len(samples))]
 
 

@@ -20,7 +20,7 @@ from leyden.services.trainer.ranks.collectives import ALONE, Ranks, join_ranks
 from leyden.services.trainer.ranks.messages import Gather
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.progress import Progress
-from leyden.services.trainer.state import checkpoints, shards
+from leyden.services.trainer.state import folders, shards
 from leyden.services.trainer.state.checkpoints import checkpoint_state
 from leyden.services.trainer.state.folders import LockCheck, no_lock
 from leyden.services.trainer.state.reading import read_checkpoint
@@ -174,7 +174,7 @@ def resume(model: str, folder: Path, ranks: Ranks = ALONE) -> Found:
 
 def as_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives one process the sizes of `join`."""
-    monkeypatch.setattr(tree, "LEAST_TRUNK", 1)
+    monkeypatch.setattr(tree, "LEAST_PREFIX", 1)
     for name, least in zip(("LEAST_VALUES", "LEAST_ROW"), SMALL, strict=True):
         monkeypatch.setattr(optimizers, name, least)
 
@@ -182,7 +182,7 @@ def as_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 def join(rank: int, size: int, port: int) -> Ranks:
     """Makes this process one of `size`, with the variables that `torchrun` sets."""
     torch.set_num_threads(1)
-    tree.LEAST_TRUNK, shards.FILE_BYTES, checkpoints.FILE_BYTES = 1, 4000, 4000
+    tree.LEAST_PREFIX, shards.FILE_BYTES, folders.FILE_BYTES = 1, 4000, 4000
     optimizers.LEAST_VALUES, optimizers.LEAST_ROW = SMALL
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"})

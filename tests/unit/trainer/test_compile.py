@@ -41,7 +41,7 @@ def make_policy(*, compiled: bool) -> Policy:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(300)
 def test_compiled_layers_have_the_same_gradients_and_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree, "LEAST_TRUNK", 1)
+    monkeypatch.setattr(tree, "LEAST_PREFIX", 1)
     torch._dynamo.reset()
     counters.clear()
     plain, compiled = make_policy(compiled=False), make_policy(compiled=True)
@@ -54,7 +54,7 @@ def test_compiled_layers_have_the_same_gradients_and_are_compiled_once(monkeypat
         for one, other in zip(found, expected, strict=True):
             assert torch.allclose(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
         graphs.append(counters["stats"]["unique_graphs"])
-    # Norm, MLP, attention before and after the kernel; that one twice, without and with a trunk. Not for each layer.
+    # Norm, MLP, attention before and after the kernel; that one twice, without and with a prefix. Not for each layer.
     assert 4 <= graphs[0] <= 6
     assert graphs == [graphs[0]] * len(graphs)
 

@@ -33,8 +33,8 @@ CPU = Accelerator(cpu=True)
 
 
 @pytest.fixture(autouse=True)
-def short_trunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree, "LEAST_TRUNK", 1)
+def short_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "LEAST_PREFIX", 1)
 
 
 def plain_outputs(model: PreTrainedModel, row: Sample) -> tuple[Tensor, Tensor]:
@@ -176,9 +176,9 @@ def test_frozen_low_layers_build_no_graph() -> None:
     model = tiny_llama()
     freeze(model, ["model.embed_tokens.*", "model.layers.0.*", "model.layers.1.*"])
     samples = agent_samples(5)
-    (first, *_) = plan_batch(samples, trained_tokens(samples), 40).forest.trunks
-    trunk = Policy(model).trunk(first, [])
-    assert [keys.requires_grad for keys, _ in trunk.leaves.values()] == [False, False, True]
+    (first, *_) = plan_batch(samples, trained_tokens(samples), 40).forest.prefixes
+    prefix = Policy(model).prefix(first, [])
+    assert [keys.requires_grad for keys, _ in prefix.leaves.values()] == [False, False, True]
 
 
 def test_rows_without_advantage_do_not_change_the_result() -> None:
@@ -219,7 +219,7 @@ def test_logprobs_in_float32_equal_a_plain_forward() -> None:
     assert np.abs(shared_K - plain_K.numpy()).max() < 1e-5
 
 
-def test_tokens_sampled_within_the_trunk_are_read_from_it() -> None:
+def test_tokens_sampled_within_the_prefix_are_read_from_it() -> None:
     samples = [
         sample("run.0.0:0", [1, 2, 3, 4, 5, 6], [0, 1, 1, 0, 1, 1], advantage=1.0),
         sample("run.0.0:1", [1, 2, 3, 4, 7, 8, 9], [0, 0, 0, 0, 1, 1, 1], advantage=0.5),
@@ -228,6 +228,6 @@ def test_tokens_sampled_within_the_trunk_are_read_from_it() -> None:
     model = tiny_llama()
     for algorithm in (PpoClip(), Gspo()):
         plan = plan_batch(samples, trained_tokens(samples), 2)
-        assert [trunk.token_ids_M.tolist() for trunk in plan.forest.trunks] == [[1, 2, 3, 4], [7]]
+        assert [prefix.token_ids_M.tolist() for prefix in plan.forest.prefixes] == [[1, 2, 3, 4], [7]]
         expected = plain_gradients(model, algorithm, samples)
         assert_same(shared_gradients(model, algorithm, samples, max_pack_tokens=2), expected)

@@ -55,8 +55,8 @@ def tiny(name: str) -> PreTrainedModel:
 
 
 @pytest.fixture(autouse=True)
-def short_trunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree, "LEAST_TRUNK", 1)
+def short_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "LEAST_PREFIX", 1)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

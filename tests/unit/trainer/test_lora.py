@@ -37,8 +37,8 @@ IDS = torch.arange(3, 20)[None]
 
 
 @pytest.fixture(autouse=True)
-def short_trunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree, "LEAST_TRUNK", 1)
+def short_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "LEAST_PREFIX", 1)
 
 
 def run_config(lora: dict[str, Any] | None = None, *, kl_coefficient: float = 0.0, **training: Any) -> RunConfig:

@@ -17,19 +17,19 @@ def random_rows(seed: int) -> list[np.ndarray]:
 
 
 def before(forest: Forest, pack: Pack) -> list[int]:
-    """The tokens of the trunks that a pack grows on."""
-    return [token for number in pack.path for token in forest.trunks[number].token_ids_M.tolist()]
+    """The tokens of the prefixes that a pack grows on."""
+    return [token for number in pack.path for token in forest.prefixes[number].token_ids_M.tolist()]
 
 
 @pytest.fixture
-def short_trunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree, "LEAST_TRUNK", 1)
+def short_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "LEAST_PREFIX", 1)
 
 
 def test_two_rows_share_their_beginning_by_hand() -> None:
     forest = plan_forest(rows([1, 2, 3], [1, 2, 4, 5]), 100)
     (pack,) = forest.packs
-    assert forest.trunks == []
+    assert forest.prefixes == []
     assert pack.token_ids_M.tolist() == [1, 2, 3, 4, 5]
     assert pack.depths_M.tolist() == [0, 1, 2, 2, 3]
     assert pack.ends_M.tolist() == [5, 5, 3, 5, 5]
@@ -48,7 +48,7 @@ def test_a_row_longer_than_a_pack_is_one_by_itself() -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize("limit", [1, 6, 1000])
-@pytest.mark.usefixtures("short_trunks")
+@pytest.mark.usefixtures("short_prefixes")
 def test_every_row_is_found_along_its_nodes_and_no_node_is_doubled(seed: int, limit: int) -> None:
     token_ids = random_rows(seed)
     forest = plan_forest(token_ids, limit)
@@ -56,27 +56,27 @@ def test_every_row_is_found_along_its_nodes_and_no_node_is_doubled(seed: int, li
     for pack in forest.packs:
         paths = set()
         mask = ancestor_mask(pack)
-        trunk = before(forest, pack)
-        assert pack.prefix == len(trunk)
+        prefix = before(forest, pack)
+        assert pack.prefix_tokens == len(prefix)
         for row, nodes in zip(pack.rows, pack.nodes, strict=True):
-            path = [*trunk, *pack.token_ids_M[nodes].tolist()]
+            path = [*prefix, *pack.token_ids_M[nodes].tolist()]
             assert path == token_ids[row].tolist()
-            assert pack.depths_M[nodes].tolist() == list(range(len(trunk), len(path)))
+            assert pack.depths_M[nodes].tolist() == list(range(len(prefix), len(path)))
             for i, node in enumerate(nodes):
                 assert np.flatnonzero(mask[node]).tolist() == nodes[: i + 1].tolist()
-                paths.add(tuple(path[: len(trunk) + i + 1]))
+                paths.add(tuple(path[: len(prefix) + i + 1]))
         assert len(paths) == len(pack) > 0
         assert len(pack) <= limit or len(pack.rows) == 1
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.usefixtures("short_trunks")
-def test_trunks_follow_their_parents_and_packs_are_depth_first(seed: int) -> None:
+@pytest.mark.usefixtures("short_prefixes")
+def test_prefixes_follow_their_parents_and_packs_are_depth_first(seed: int) -> None:
     forest = plan_forest(random_rows(seed), 4)
-    for trunk in forest.trunks:
-        assert trunk.depths_M.tolist() == list(range(trunk.prefix, trunk.prefix + len(trunk)))
-        assert len(before(forest, trunk)) == trunk.prefix
-    for number in range(len(forest.trunks)):
+    for prefix in forest.prefixes:
+        assert prefix.depths_M.tolist() == list(range(prefix.prefix_tokens, prefix.prefix_tokens + len(prefix)))
+        assert len(before(forest, prefix)) == prefix.prefix_tokens
+    for number in range(len(forest.prefixes)):
         grown = [place for place, pack in enumerate(forest.packs) if number in pack.path]
         assert grown == list(range(grown[0], grown[-1] + 1))
 
@@ -95,5 +95,5 @@ def test_groups_of_siblings_are_computed_once_however_small_the_packs() -> None:
 def test_a_beginning_too_short_to_pay_is_computed_in_each_pack() -> None:
     token_ids = rows([1, 2, 3], [1, 2, 4], [1, 9, 9])
     forest = plan_forest(token_ids, 2)
-    assert forest.trunks == []
+    assert forest.prefixes == []
     assert [len(pack) for pack in forest.packs] == [3, 3, 3]

@@ -66,7 +66,7 @@ def moved(module: nn.Module, before: dict[str, Tensor]) -> set[str]:
 def test_its_gradients_equal_plain_torch_and_the_policys_are_those_without_a_value_loss(
     monkeypatch: pytest.MonkeyPatch, activation_checkpointing: bool
 ) -> None:
-    monkeypatch.setattr(tree, "LEAST_TRUNK", 1)
+    monkeypatch.setattr(tree, "LEAST_PREFIX", 1)
     policy, values = Policy(tiny_llama()), value_model(activation_checkpointing=activation_checkpointing)
     algorithm = own(coefficient=0.7, value_clip=0.1).algorithm
     critic, rows = algorithm.critic, several_rows()

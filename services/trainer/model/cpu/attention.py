@@ -1,6 +1,6 @@
 """Attention over token trees on a CPU: a pack is cut into contiguous blocks, each of them causal or without a mask.
 
-Axes: H query heads, G key heads, R query heads of a key head, P tokens of a pack's trunks, M nodes of a pack, D head
+Axes: H query heads, G key heads, R query heads of a key head, P tokens of a pack's prefixes, M nodes of a pack, D head
 size.
 
 Why: one masked product over a pack took 19.2 s a step of the demo, and the blocks 18.9 with less memory. A kernel
@@ -34,7 +34,7 @@ def blocks_of(ends_M: NDArray[np.int64], prefix: int) -> list[Block]:
     A run is a stretch of nodes with one child each. In depth-first order the rest of its subtree follows it, and every
     node there sees the entire run.
 
-    Args: ends_M, prefix: as `Pack` has them
+    Args: ends_M: as `Pack` has them; prefix: its prefix tokens
     """
     starts = np.flatnonzero(np.diff(ends_M, prepend=-1))
     own, above = [], [Block(slice(0, len(ends_M)), slice(0, prefix))] if prefix else []
