@@ -22,12 +22,9 @@ from torch import Tensor
 
 from leyden.libs.contracts.config import Critic
 from leyden.libs.contracts.samples import RowCall
-from leyden.services.trainer.rows.batch import Sample, TrainedTokens
+from leyden.services.trainer.rows.batch import Sample, TrainedTokens, whitened
 
 Floats = NDArray[np.float64]
-
-WHITENING = 1e-8
-"""Added to the variance that advantages are divided by the root of, as verl does."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,7 @@ def estimate(critic: Critic, samples: Sequence[Sample], tokens: TrainedTokens, v
             after[call.parent] = next_value + call.share * value, next_advantage + call.share * advantage
     unit_K = weights_K > 0
     returns_K = np.where(unit_K, advantages_K + values_K, 0.0)
-    advantages_K[unit_K] = _whitened(advantages_K[unit_K])
+    advantages_K[unit_K] = whitened(advantages_K[unit_K])
     for _, first, last in calls if critic.per == "call" else ():
         advantages_K[first:last] = advantages_K[first]
     return Estimates(values_K, advantages_K, returns_K, weights_K / max(1, unit_K.sum()))
@@ -122,9 +119,3 @@ def _places(samples: Sequence[Sample], tokens: TrainedTokens) -> list[tuple[RowC
     if sum(last - first for _, first, last in found.values()) != len(tokens):
         raise ValueError("a critic needs the call of every trained token: credit these groups again")
     return list(found.values())
-
-
-def _whitened(values: Floats) -> Floats:
-    """Mean 0 and unbiased variance 1; a single value becomes 0."""
-    centred = values - values.mean() if len(values) else values
-    return centred / np.sqrt(centred.var(ddof=1) + WHITENING) if len(values) > 1 else centred

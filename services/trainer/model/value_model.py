@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from leyden.services.trainer.model import attention
 from leyden.services.trainer.model.forward import Outputs, Policy, Prefix, Reads
 from leyden.services.trainer.rows.tree import Pack
 
@@ -16,21 +16,8 @@ from leyden.services.trainer.rows.tree import Pack
 class ValueModel(Policy):
     """Computes values over the same trees and packs as the policy; its log-probabilities are 0."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        activation_checkpointing: bool = False,
-        kernel: attention.Kernel = "dense",
-        compiled: bool = False,
-    ) -> None:
-        super().__init__(
-            model.base_model,
-            activation_checkpointing=activation_checkpointing,
-            values=True,
-            kernel=kernel,
-            compiled=compiled,
-        )
+    def __init__(self, model: PreTrainedModel, **options: Any) -> None:
+        super().__init__(model.base_model, values=True, **options)
 
     def forward(
         self, pack: Pack, path: Sequence[Prefix], reads: Reads, *, values_alone: bool = False, entropies: bool = False

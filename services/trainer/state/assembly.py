@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -61,13 +62,9 @@ def assemble_learner(
     """
     weights = weights or base
     model, critic = _trained_model(base, weights, config, accelerator.device), config.algorithm.critic
-    policy = Policy(
-        model,
-        activation_checkpointing=config.training.activation_checkpointing,
-        values=critic is not None and critic.trunk == "shared",
-        kernel=config.training.attention,
-        compiled=config.training.compile,
-    )
+    shared = critic is not None and critic.trunk == "shared"
+    checkpointing = config.training.activation_checkpointing
+    policy = Policy(model, values=shared, activation_checkpointing=checkpointing, **_kernels(config))
     _place(policy, config, accelerator, ranks)
     if ranks.size == 1:
         # Autocast.
@@ -115,12 +112,8 @@ def _export_dtype(config: RunConfig, device: torch.device) -> torch.dtype | None
 def _value_model(base: Path, critic: Critic, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> ValueModel:
     folder = base if critic.model is None else Path(critic.model)
     require_same_tokens(base, folder)
-    found = ValueModel(
-        _read(folder, config, accelerator.device),
-        activation_checkpointing=config.training.activation_checkpointing,
-        kernel=config.training.attention,
-        compiled=config.training.compile,
-    )
+    model, checkpointing = _read(folder, config, accelerator.device), config.training.activation_checkpointing
+    found = ValueModel(model, activation_checkpointing=checkpointing, **_kernels(config))
     _place(found, config, accelerator, ranks)
     return found
 
@@ -148,7 +141,11 @@ def _reference(
 def _frozen(weights: Path, config: RunConfig, accelerator: Accelerator) -> Policy:
     """A policy that computes log-probabilities alone, in host memory."""
     model = _read(weights, config, accelerator.device).requires_grad_(requires_grad=False)
-    return Policy(model, kernel=config.training.attention, compiled=config.training.compile)
+    return Policy(model, **_kernels(config))
+
+
+def _kernels(config: RunConfig) -> dict[str, Any]:
+    return {"kernel": config.training.attention, "compiled": config.training.compile}
 
 
 def _trained_model(base: Path, weights: Path, config: RunConfig, device: torch.device) -> PreTrainedModel:
