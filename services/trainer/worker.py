@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -50,10 +51,10 @@ async def run_trainer(settings: Settings, stop: asyncio.Event, checks: Checks, r
     notifications = Notifications(settings.redis_url)
     checks.add("database", database.ping)
     lock = AdvisoryLock(settings.database_url, f"trainer:{settings.run_id}", CLIENT, answer_seconds=answer_seconds)
-    loop = asyncio.get_running_loop()
+    leader, loop = _Leader(settings, database, notifications, lock, stop, ranks), asyncio.get_running_loop()
     try:
         with ranks.beating(lambda: loop.call_soon_threadsafe(stop.set)):
-            while not await _train_once(settings, database, notifications, lock, stop, ranks):
+            while not await leader.train_once():
                 if await pause(stop, settings.poll_seconds):
                     break
     finally:
@@ -62,100 +63,99 @@ async def run_trainer(settings: Settings, stop: asyncio.Event, checks: Checks, r
         await database.close()
 
 
-async def _train_once(
-    settings: Settings,
-    database: Database,
-    notifications: Notifications,
-    lock: AdvisoryLock,
-    stop: asyncio.Event,
-    ranks: Ranks,
-) -> bool:
-    """Trains from the last committed step. Returns False on a passing failure: call it again.
+@dataclass(frozen=True)
+class _Leader:
+    """This process as rank 0 of `ranks`, and what it holds open."""
 
-    Raises: whatever `Trainer.train` raises; OSError: a file cannot be read or written, and waiting does not help
-    """
-    try:
-        if await _acquire(lock, stop):
-            trainer = await _open_trainer(settings, database, notifications, lock, stop, ranks)
-            if trainer is not None:
-                sender = WeightSender(settings, database, notifications, trainer.learner.accelerator.device)
-                async with sender.accepting(stop):
-                    await trainer.train(stop)
+    settings: Settings
+    database: Database
+    notifications: Notifications
+    lock: AdvisoryLock
+    stop: asyncio.Event
+    ranks: Ranks
+
+    async def train_once(self) -> bool:
+        """Trains from the last committed step. Returns False on a passing failure: call it again.
+
+        Raises: whatever `Trainer.train` raises; OSError: a file cannot be read or written, and waiting does not help
+        """
+        try:
+            if await self._acquire():
+                trainer = await self._open_trainer()
+                if trainer is not None:
+                    sender = WeightSender(
+                        self.settings, self.database, self.notifications, trainer.learner.accelerator.device
+                    )
+                    async with sender.accepting(self.stop):
+                        await trainer.train(self.stop)
+            return True
+        except Interrupted:
+            log.info("step given up")
+            return True
+        except (StoreAway, OSError, LockLost) as error:
+            if isinstance(error, OSError) and not _passes(error):
+                raise
+            limited_log.warning("going back to the last step", cause=str(error))
+            await self.lock.release()
+            return False
+
+    async def _acquire(self) -> bool:
+        """Waits for the run's lock. Returns False if `stop` is set first."""
+        while not await self.lock.acquire():
+            log.info("waiting for another trainer of the run")
+            if await pause(self.stop, 1.0):
+                return False
         return True
-    except Interrupted:
-        log.info("step given up")
-        return True
-    except (StoreAway, OSError, LockLost) as error:
-        if isinstance(error, OSError) and not _passes(error):
-            raise
-        limited_log.warning("going back to the last step", cause=str(error))
-        await lock.release()
-        return False
+
+    async def _open_trainer(self) -> Trainer | None:
+        """Records version 0 if it is new, and loads the learner of the last committed step.
+
+        Returns: None where the run makes no steps: it needs no learner, and its model may be of a kind that none trains
+        """
+        if self.settings.threads:
+            torch.set_num_threads(self.settings.threads)
+        run_id = self.settings.run_id
+        clear_scratch(self.settings.folder, run_id)
+        async with self.database.read() as session:
+            config = await training.read_run_config(session, run_id)
+            version_0 = await training.read_version(session, run_id, 0)
+            pool = await pool_of_run(session, run_id)
+            parent = await training.read_parent(session, run_id)
+        base = _base_model(config, pool, self.settings)
+        if version_0 is None:
+            await asyncio.to_thread(require_served, base, pool, self.settings.model_path)
+        # A continued run has a version 0 of its own. Its parent may be deleted once that is recorded.
+        copy = version_folder(self.settings.folder.absolute(), run_id, 0)
+        start = copy if version_0 is not None and Path(version_0.path) == copy else None
+        inherited = None
+        if parent is not None and Path(parent.version.path) != base:
+            if version_0 is None:
+                start = copy
+                where = Path(parent.version.path), start, parent.version.content_sha256
+                await asyncio.to_thread(copy_version, *where, lock_check(self.lock))
+                fault_point("trainer.version_copied")
+            inherited = _inherited(parent, config)
+        if version_0 is None:
+            if config.training.steps > 0:
+                await asyncio.to_thread(_check_families, base, config)
+            export = await asyncio.to_thread(describe, start or base)
+            async with self.database.session() as session:
+                await training.add_base_version(session, run_id, version_of(0, export))
+            await self.notifications.notify(Topic.VERSIONS)
+        if config.training.steps == 0:
+            return None
+        accelerator = make_accelerator(self.settings.device, config.training.precision)
+        loader = RecordedRun(
+            self.database, run_id, config, base, accelerator, lock_check(self.lock), self.ranks, start, inherited
+        )
+        learner = await loader.restore(self.stop.is_set)
+        log.info("learner ready", step=learner.step, device=str(accelerator.device), ranks=self.ranks.size)
+        return Trainer(self.settings, config, base, self.database, self.notifications, self.lock, learner)
 
 
 def _passes(error: OSError) -> bool:
     """Whether waiting helps: a lost connection or a full disk, unlike a missing folder or permission."""
     return isinstance(error, ConnectionError | TimeoutError) or error.errno in {errno.ENOSPC, errno.EDQUOT}
-
-
-async def _acquire(lock: AdvisoryLock, stop: asyncio.Event) -> bool:
-    """Waits for the run's lock. Returns False if `stop` is set first."""
-    while not await lock.acquire():
-        log.info("waiting for another trainer of the run")
-        if await pause(stop, 1.0):
-            return False
-    return True
-
-
-async def _open_trainer(
-    settings: Settings,
-    database: Database,
-    notifications: Notifications,
-    lock: AdvisoryLock,
-    stop: asyncio.Event,
-    ranks: Ranks,
-) -> Trainer | None:
-    """Records version 0 if it is new, and loads the learner of the last committed step.
-
-    Returns: None where the run makes no steps: it needs no learner, and its model may be of a kind that none trains
-    """
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    run_id = settings.run_id
-    clear_scratch(settings.folder, run_id)
-    async with database.read() as session:
-        config = await training.read_run_config(session, run_id)
-        version_0 = await training.read_version(session, run_id, 0)
-        pool = await pool_of_run(session, run_id)
-        parent = await training.read_parent(session, run_id)
-    base = _base_model(config, pool, settings)
-    if version_0 is None:
-        await asyncio.to_thread(require_served, base, pool, settings.model_path)
-    # A continued run has a version 0 of its own. Its parent may be deleted once that is recorded.
-    copy = version_folder(settings.folder.absolute(), run_id, 0)
-    start = copy if version_0 is not None and Path(version_0.path) == copy else None
-    inherited = None
-    if parent is not None and Path(parent.version.path) != base:
-        if version_0 is None:
-            start = copy
-            where = Path(parent.version.path), start, parent.version.content_sha256
-            await asyncio.to_thread(copy_version, *where, lock_check(lock))
-            fault_point("trainer.version_copied")
-        inherited = _inherited(parent, config)
-    if version_0 is None:
-        if config.training.steps > 0:
-            await asyncio.to_thread(_check_families, base, config)
-        export = await asyncio.to_thread(describe, start or base)
-        async with database.session() as session:
-            await training.add_base_version(session, run_id, version_of(0, export))
-        await notifications.notify(Topic.VERSIONS)
-    if config.training.steps == 0:
-        return None
-    accelerator = make_accelerator(settings.device, config.training.precision)
-    loader = RecordedRun(database, run_id, config, base, accelerator, lock_check(lock), ranks, start, inherited)
-    learner = await loader.restore(stop.is_set)
-    log.info("learner ready", step=learner.step, device=str(accelerator.device), ranks=ranks.size)
-    return Trainer(settings, config, base, database, notifications, lock, learner)
 
 
 def _check_families(base: Path, config: RunConfig) -> None:

@@ -11,30 +11,19 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Protocol
 
 
-class Hub(Protocol):
-    """A server of models."""
+class Hub:
+    """The server of models that HF_ENDPOINT names; HF_TOKEN opens it."""
 
     def commit(self, repository: str, revision: str) -> str:
         """The commit that a branch, tag or commit names now."""
-        ...
-
-    def download(self, repository: str, commit: str, folder: Path) -> None:
-        """Writes the repository's files; a second call continues the first."""
-        ...
-
-
-class HuggingFace:
-    """Reads HF_TOKEN and HF_ENDPOINT."""
-
-    def commit(self, repository: str, revision: str) -> str:
         from huggingface_hub import HfApi
 
         return str(HfApi().model_info(repository, revision=revision).sha)
 
     def download(self, repository: str, commit: str, folder: Path) -> None:
+        """Writes the repository's files; a second call continues the first."""
         from huggingface_hub import snapshot_download
 
         snapshot_download(repository, revision=commit, local_dir=folder)
@@ -84,7 +73,7 @@ def main() -> None:
     parser.add_argument("--repository", required=True)
     parser.add_argument("--revision", required=True)
     arguments = parser.parse_args()
-    path = put_model(HuggingFace(), arguments.folder, arguments.repository, arguments.revision)
+    path = put_model(Hub(), arguments.folder, arguments.repository, arguments.revision)
     sys.stdout.write(f"{path}: {path.resolve().name}\n")
 
 

@@ -120,52 +120,42 @@ def accumulate_gradients(
         computed.value_loss += missed.item()
         return critic.coefficient * missed
 
-    passes = _Passes(plan, learner.accelerator, learner.ranks, interrupted)
-    entropies = algorithm.entropy_coefficient > 0
-    passes.add_gradients(learner.policy, policy_loss, values_alone=values_alone, entropies=entropies)
+    of_pass, entropies = (learner, plan, interrupted), algorithm.entropy_coefficient > 0
+    _add_gradients(*of_pass, learner.policy, policy_loss, values_alone=values_alone, entropies=entropies)
     if learner.value_model is not None:
-        passes.add_gradients(learner.value_model, own_value_loss)
+        _add_gradients(*of_pass, learner.value_model, own_value_loss)
     computed.add_up(learner.ranks)
     return computed
 
 
-@dataclass(frozen=True)
-class _Passes:
-    """Passes of models over a plan's packs, forward and backward."""
-
-    plan: Plan
-    accelerator: Accelerator
-    ranks: Ranks
-    interrupted: Callable[[], bool]
-
-    def add_gradients(
-        self,
-        policy: Policy,
-        loss: Callable[[NDArray[np.int64], Outputs], Tensor],
-        *,
-        values_alone: bool = False,
-        entropies: bool = False,
-    ) -> None:
-        """Adds the gradients of `loss` of each pack's tokens, by their numbers within K, and outputs.
-
-        Raises: Interrupted
-        """
-        learns, leaving = not values_alone or policy.value_head is not None, False
-        with unsharded(policy), torch.set_grad_enabled(learns):
-            for number, pack, path in _with_prefixes(policy, self.plan.forest, self.accelerator):
-                if leaving := self.ranks.leaving(self.interrupted()):
-                    break
-                tokens_k, reads = self.plan.reads[number]
-                with self.accelerator.autocast():
-                    found: Outputs = policy(pack, path, reads, values_alone=values_alone, entropies=entropies)
-                total = loss(tokens_k, found)
-                if learns:
-                    self.accelerator.backward(total)
-            if self.ranks.any(leaving):
-                raise Interrupted("stopped between two packs: make the step again")
-            # Without any pack parameters have no gradient, and the optimiser leaves them alone.
-            if self.ranks.any(bool(self.plan.forest.packs)) and learns:
-                sum_gradients(policy, values_alone=values_alone)
+def _add_gradients(
+    learner: Learner,
+    plan: Plan,
+    interrupted: Callable[[], bool],
+    policy: Policy,
+    loss: Callable[[NDArray[np.int64], Outputs], Tensor],
+    *,
+    values_alone: bool = False,
+    entropies: bool = False,
+) -> None:
+    """Adds the gradients of `loss`, a function of a pack's tokens, by number, and outputs. Raises: Interrupted"""
+    accelerator, ranks = learner.accelerator, learner.ranks
+    learns, leaving = not values_alone or policy.value_head is not None, False
+    with unsharded(policy), torch.set_grad_enabled(learns):
+        for number, pack, path in _with_prefixes(policy, plan.forest, accelerator):
+            if leaving := ranks.leaving(interrupted()):
+                break
+            tokens_k, reads = plan.reads[number]
+            with accelerator.autocast():
+                found: Outputs = policy(pack, path, reads, values_alone=values_alone, entropies=entropies)
+            total = loss(tokens_k, found)
+            if learns:
+                accelerator.backward(total)
+        if ranks.any(leaving):
+            raise Interrupted("stopped between two packs: make the step again")
+        # Without any pack parameters have no gradient, and the optimiser leaves them alone.
+        if ranks.any(bool(plan.forest.packs)) and learns:
+            sum_gradients(policy, values_alone=values_alone)
 
 
 def _with_prefixes(
