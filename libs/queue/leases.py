@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from sqlalchemy import Row, insert, text
 
-from leyden.libs.contracts.config import Agent, RunnerConfig, Sampling
+from leyden.libs.contracts.config import Agent, RunnerConfig
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.faults import fault_point
 from leyden.libs.store import tables
@@ -27,7 +27,7 @@ from leyden.libs.store.database import ReadSession, Session
 
 # Whether rollout r of run u may be leased. The controller excuses failures of the platform. A cancelled attempt
 # does not count against max_attempts.
-_MAY_RUN = f"""
+_MAY_RUN = """
     r.state = 'queued' AND u.intent = 'running'
     AND NOT EXISTS (
         SELECT FROM attempts a
@@ -35,15 +35,13 @@ _MAY_RUN = f"""
     AND NOT EXISTS (
         SELECT FROM outcomes o WHERE o.rollout_id = r.id AND o.kind NOT IN ('infra_error', 'cancelled')
         AND o.attempt > r.excused_attempt)
-    AND coalesce((u.config #>> '{{sampling,max_attempts}}')::integer, {Sampling().max_attempts}) > (
+    AND u.max_attempts > (
         SELECT count(*) FROM attempts a LEFT JOIN outcomes o ON o.rollout_id = a.rollout_id AND o.attempt = a.number
         WHERE a.rollout_id = r.id AND o.kind IS DISTINCT FROM 'cancelled')
-"""  # noqa: S608  # constants alone
+"""  # constants alone
 
 # Whether rollout r of run u is for the caller; null: for any runner.
-_OF_TYPE = "coalesce(CAST(:runner_type AS text), {type}) = {type}".format(
-    type="coalesce(u.config #>> '{runner,type}', 'process')"
-)
+_OF_TYPE = "coalesce(CAST(:runner_type AS text), u.runner_type) = u.runner_type"
 
 # NO KEY UPDATE: leases of one rollout are serialised, but inserts with a foreign key to the rollout do not wait.
 # ORDER BY id: two callers with the same rollouts cannot deadlock.
@@ -57,7 +55,7 @@ _EXPIRE_THESE = text("""
 _OF_LEASED = """
     SELECT leased.rollout_id, leased.number, leased.run_id, leased.lease_id, leased.lease_expires_at,
            r.group_id, r.trace_parent, r.greedy, g.dataset_id, g.task_number, t.payload,
-           u.config -> 'agent' AS agent, u.config -> 'runner' AS runner
+           u.config
     FROM leased
     JOIN rollouts r ON r.id = leased.rollout_id
     JOIN groups g ON g.id = r.group_id
@@ -245,8 +243,8 @@ def _lease(row: Row[Any], *, adopted: bool = False) -> Lease:
         dataset_id=row.dataset_id,
         task_number=row.task_number,
         task=row.payload,
-        agent=Agent.model_validate(row.agent, extra="ignore"),
-        runner=_RUNNER.validate_python(row.runner or {}, extra="ignore"),
+        agent=Agent.model_validate(row.config["agent"], extra="ignore"),
+        runner=_RUNNER.validate_python(row.config.get("runner") or {}, extra="ignore"),
         trace_parent=row.trace_parent,
         greedy=row.greedy,
     )

@@ -129,7 +129,7 @@ _CLAIM = f"""
         {_PENDING_NOW.format(columns=", g.run_id, g.finished_at")} {{recent}}
         ORDER BY g.finished_at, g.id LIMIT {OLDEST}
     ), named AS MATERIALIZED (
-        SELECT p.id, CASE WHEN r.config #>> '{{{{credit,baseline,type}}}}' = 'ema' THEN r.id ELSE p.id END AS name
+        SELECT p.id, CASE WHEN r.baseline = 'ema' THEN r.id ELSE p.id END AS name
         FROM pending p JOIN runs r ON r.id = p.run_id ORDER BY p.finished_at, p.id
     )
     SELECT id FROM named WHERE pg_try_advisory_xact_lock(hashtextextended('credit-claim:' || name, 0)) LIMIT :count
@@ -166,7 +166,7 @@ _SIZES = text("""
 _PENDING = text("""
     SELECT g.id, g.run_id, r.config, (
         SELECT coalesce(jsonb_object_agg(policy, id), '{}') FROM runs
-        WHERE lead_run_id = r.id AND (config #>> '{training,steps}')::bigint > 0) AS policy_runs
+        WHERE lead_run_id = r.id AND steps > 0) AS policy_runs
     FROM groups g
     JOIN runs r ON r.id = g.run_id
     WHERE g.id = ANY(:groups) AND NOT EXISTS (SELECT FROM group_credits c WHERE c.group_id = g.id)

@@ -7,6 +7,7 @@ by run: `retention.prune_run` drops the partitions of an ended run in one statem
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     CheckConstraint,
+    Computed,
     DateTime,
     Double,
     ForeignKey,
@@ -84,6 +86,15 @@ def _one_of(column: str, states: type[Any]) -> CheckConstraint:
 def _transitions(table: Mapping[Any, Collection[Any]]) -> str:
     """A life cycle as one line of a column's comment: `open → cancelled, complete; …`."""
     return "; ".join(f"{old} → {', '.join(sorted(new)) or 'nothing'}" for old, new in table.items())
+
+
+def _of_document(expression: str, comment: str) -> Mapped[Any]:
+    """A column that Postgres computes from the run's document, in whose expression `{a,b}` is the text at a path.
+
+    The expression has the form in which Postgres prints it, so that a test can compare it with the migrations.
+    """
+    computed = Computed(re.sub(r"\{([\w,]+)\}", r"config #>> '{\1}'::text[]", expression), persisted=True)
+    return mapped_column(computed, comment=f"Of the document: {comment}.")
 
 
 def _created() -> Mapped[datetime]:
@@ -190,6 +201,28 @@ class Run(Base):
     )
     policy: Mapped[str | None] = mapped_column(comment="The name of the policy in the document of that run.")
     created_at: Mapped[datetime] = _created()
+    runner_type: Mapped[str | None] = _of_document("COALESCE({runner,type}, 'process'::text)", "runner.type")
+    steps: Mapped[int | None] = _of_document("({training,steps})::integer", "training.steps")
+    groups_per_step: Mapped[int | None] = _of_document(
+        "({sampling,groups_per_step})::integer", "sampling.groups_per_step"
+    )
+    refills: Mapped[int | None] = _of_document(
+        "(COALESCE(({sampling,refill_zero_variance})::integer, 0) * ({sampling,groups_per_step})::integer)",
+        "Sampling.refills",
+    )
+    max_attempts: Mapped[int | None] = _of_document(
+        "COALESCE(({sampling,max_attempts})::integer, 3)", "sampling.max_attempts"
+    )
+    failure_reward: Mapped[float | None] = _of_document(
+        "CASE WHEN (({sampling,agent_failure}) = 'reward'::text) THEN"
+        " ({sampling,failure_reward})::double precision ELSE NULL::double precision END",
+        "sampling.failure_reward, where an agent's failure is rewarded",
+    )
+    baseline: Mapped[str | None] = _of_document("({credit,baseline,type})", "credit.baseline.type")
+    awaits_rewards: Mapped[bool | None] = _of_document(
+        "(((config -> 'reward'::text) IS NULL) AND (({runner,stdout_reward}) = 'false'::text))",
+        "whether all rewards come from outside",
+    )
     __table_args__ = (
         _one_of("intent", RunIntent),
         Index(None, "created_at", "id"),

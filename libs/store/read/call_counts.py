@@ -43,8 +43,8 @@ _WITHOUT_A_TRAINABLE_TOKEN = text("""
     FROM run_status s JOIN runs r ON r.id = s.run_id
     CROSS JOIN LATERAL (SELECT number FROM steps WHERE run_id = s.run_id ORDER BY number DESC LIMIT 2) AS newest
     WHERE s.phase IN ('running', 'evaluating')
-    GROUP BY s.run_id, r.config
-    HAVING count(*) >= least(2, (r.config #>> '{training,steps}')::bigint) AND bool_and(
+    GROUP BY s.run_id, r.steps
+    HAVING count(*) >= least(2, r.steps) AND bool_and(
         EXISTS (SELECT FROM step_groups g WHERE g.run_id = s.run_id AND g.step = newest.number)
         AND NOT EXISTS (SELECT FROM step_groups g
                         WHERE g.run_id = s.run_id AND g.step = newest.number AND g.verdict <> 'untrainable')

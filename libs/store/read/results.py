@@ -12,6 +12,7 @@ from sqlalchemy import select, text
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.runs import Evaluation, EvaluationResults, Fact, Metrics, Series, Step
 from leyden.libs.contracts.call_counts import CallCounts
+from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import ShownRolloutState
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import ROLLOUT_STATE
@@ -55,8 +56,7 @@ _EVALUATION_FACTS = text(f"""
 
 # A success of a run whose rewards come from outside has 0 until one comes: unknown, not zero. Components of a run are
 # settled before a rollout finishes.
-_UNGRADED = """(runs.config -> 'reward' IS NULL
-    AND runs.config #>> '{runner,stdout_reward}' = 'false' AND rollouts.state = 'finished'
+_UNGRADED = """(runs.awaits_rewards AND rollouts.state = 'finished'
     AND EXISTS (SELECT FROM outcomes o WHERE o.rollout_id = rollouts.id AND o.attempt = rollouts.attempt
                 AND o.kind = 'succeeded' AND o.reward IS NULL)
     AND NOT EXISTS (SELECT FROM rewards w WHERE w.rollout_id = rollouts.id AND w.attempt = rollouts.attempt)
@@ -127,11 +127,9 @@ _STEP_FACTS = """
 """
 
 # A run that carries a policy learns from the calls of the run that leads, which has the roles of every policy.
-_OWN_ROLES = text("""
-    SELECT lead.id AS lead, array_agg(role ->> 'name') AS roles
-    FROM runs JOIN runs AS lead ON lead.id = coalesce(runs.lead_run_id, runs.id)
-    CROSS JOIN LATERAL jsonb_array_elements(lead.config -> 'roles') AS role
-    WHERE runs.id = :run_id AND role ->> 'policy' IS NOT DISTINCT FROM runs.policy GROUP BY lead.id
+_LEAD = text("""
+    SELECT lead.id, lead.config, runs.policy
+    FROM runs JOIN runs AS lead ON lead.id = coalesce(runs.lead_run_id, runs.id) WHERE runs.id = :run_id
 """)
 
 # The mean over rollouts of the mean of their calls: one that made more calls does not weigh more.
@@ -282,8 +280,10 @@ async def get_metrics(session: ReadSession, run_id: str, names: Sequence[str]) -
 
 async def _role_returns(session: ReadSession, run_id: str) -> Sequence[Record]:
     """The returns of the roles whose calls the run's own policy answers, by step and role."""
-    own = (await session.execute(_OWN_ROLES, {"run_id": run_id})).mappings().one_or_none()
-    return (await session.execute(_ROLE_RETURNS, {"run_id": run_id, **own})).mappings().all() if own else []
+    lead = (await session.execute(_LEAD, {"run_id": run_id})).one()
+    roles = [role.name for role in RunConfig.stored(lead.config).roles if role.policy == lead.policy]
+    scope = {"run_id": run_id, "lead": lead.id, "roles": roles}
+    return (await session.execute(_ROLE_RETURNS, scope)).mappings().all() if roles else []
 
 
 def _values(step: Step) -> Iterable[tuple[str, float]]:

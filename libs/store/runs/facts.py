@@ -87,8 +87,8 @@ _RUNS = text("""
                                  UNION SELECT policy_version FROM evaluations WHERE run_id = lead.id)) AS servable,
            (SELECT count(*) FROM attempts a JOIN rollouts o ON o.id = a.rollout_id
             WHERE o.run_id = lead.id AND o.state = 'queued' AND a.state IN ('leased', 'running')) AS live_attempts,
-           g.next_number - g.cancelled - g.excluded - g.stale - CASE WHEN refills.groups > 0 THEN (
-               SELECT coalesce(sum(least(found, refills.groups)), 0) FROM (
+           g.next_number - g.cancelled - g.excluded - g.stale - CASE WHEN r.refills > 0 THEN (
+               SELECT coalesce(sum(least(found, r.refills)), 0) FROM (
                    SELECT count(*) AS found FROM step_groups
                    WHERE run_id = r.id AND verdict = 'no_variance' GROUP BY step
                    UNION ALL
@@ -101,10 +101,6 @@ _RUNS = text("""
     JOIN datasets d ON d.id = r.dataset_id
     LEFT JOIN run_status s ON s.run_id = r.id
     CROSS JOIN LATERAL (SELECT coalesce(r.lead_run_id, r.id) AS id) AS lead
-    CROSS JOIN LATERAL (
-        SELECT coalesce((r.config #>> '{sampling,refill_zero_variance}')::bigint, 0)
-               * (r.config #>> '{sampling,groups_per_step}')::bigint AS groups
-    ) AS refills
     CROSS JOIN LATERAL (
         SELECT (SELECT coalesce(max(number) + 1, 0) FROM groups
                 WHERE run_id = lead.id AND evaluation_id IS NULL) AS next_number,

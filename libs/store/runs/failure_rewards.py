@@ -41,10 +41,9 @@ _LATE = text("""
 """)
 
 _TOO_HIGH = text("""
-    SELECT (r.config #>> '{sampling,failure_reward}')::double precision AS given, s.smallest_reward AS smallest
+    SELECT r.failure_reward AS given, s.smallest_reward AS smallest
     FROM runs r JOIN run_status s ON s.run_id = r.id
-    WHERE r.id = :run AND r.config #>> '{sampling,agent_failure}' = 'reward'
-    AND (r.config #>> '{sampling,failure_reward}')::double precision > s.smallest_reward
+    WHERE r.id = :run AND r.failure_reward > s.smallest_reward
 """)
 
 

@@ -50,7 +50,7 @@ _LEASE = text("""
         RETURNING *
     )
     SELECT leased.rollout_id, leased.attempt, leased.run_id, leased.lease_id, leased.tries,
-           u.config -> 'reward' AS reward, t.payload AS task, right(o.stdout_tail, :max_output) AS output,
+           u.config, t.payload AS task, right(o.stdout_tail, :max_output) AS output,
            o.reward AS line_reward,
            (SELECT count(*) FROM model_calls m
             WHERE m.run_id = leased.run_id AND m.rollout_id = leased.rollout_id AND m.attempt = leased.attempt
@@ -156,7 +156,7 @@ async def lease_gradings(session: Session, owner: str, count: int, seconds: floa
             run_id=row.run_id,
             lease_id=row.lease_id,
             tries=row.tries,
-            reward=Reward.model_validate(row.reward, extra="ignore"),
+            reward=Reward.model_validate(row.config["reward"], extra="ignore"),
             task=row.task,
             output=row.output,
             line_reward=row.line_reward,

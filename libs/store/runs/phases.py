@@ -76,10 +76,7 @@ _WITHOUT_SUCCESS = text("""
     SELECT s.run_id, (array_agg(latest.detail ORDER BY r.finished_at DESC))[1] AS detail
     FROM run_status s
     JOIN runs u ON u.id = s.run_id
-    CROSS JOIN LATERAL (
-        SELECT least(:groups, greatest(1, (u.config #>> '{training,steps}')::bigint
-                                          * (u.config #>> '{sampling,groups_per_step}')::bigint)) AS groups
-    ) AS needed
+    CROSS JOIN LATERAL (SELECT least(:groups, greatest(1, u.steps::bigint * u.groups_per_step)) AS groups) AS needed
     CROSS JOIN LATERAL (
         SELECT NOT EXISTS (
             SELECT FROM groups g JOIN rollouts o ON o.group_id = g.id

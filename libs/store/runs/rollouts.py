@@ -131,7 +131,7 @@ _COMPLETE = text("""
 _QUEUED = text("""
     SELECT r.id AS rollout_id, coalesce(a.number, 0) AS attempt,
            extract(epoch FROM clock_timestamp() - a.finished_at)::double precision AS waited,
-           coalesce(u.config #>> '{runner,type}', 'process') AS runner_type
+           u.runner_type
     FROM rollouts r
     JOIN runs u ON u.id = r.run_id
     JOIN groups g ON g.id = r.group_id
