@@ -1,19 +1,20 @@
-"""The leader's loop: one tick after another, and the tasks beside them."""
+"""The leader's loop: one tick after another, and the tasks beside them.
+
+- The process leads as long as its lock holds: every tick asks first.
+- A tick that fails is repeated; a task beside the ticks that ends takes the leader down with it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
 from prometheus_client import Counter, Histogram
 
-from leyden.libs.queue.notifications import Topic
 from leyden.libs.service import pause
 from leyden.libs.store.database import StoreAway
 from leyden.libs.store.locks import AdvisoryLock
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
-from leyden.services.controller.tick import Controller
-from leyden.services.controller.upkeep.deletion import delete_forever
-from leyden.services.controller.upkeep.retention import prune_forever
 
 log = logger()
 limited_log = RateLimitedLogger(log)
@@ -24,23 +25,25 @@ TICK_FAILURES = Counter("controller_tick_failures_total", "Ticks that raised.")
 SHORTEST_PAUSE_SECONDS = 0.1
 
 
-async def lead(controller: Controller, lock: AdvisoryLock, stop: asyncio.Event) -> None:
+async def lead(
+    tick: Callable[[], Awaitable[None]],
+    notified: Callable[[], Coroutine[None, None, object]],
+    beside: Iterable[Coroutine[None, None, None]],
+    lock: AdvisoryLock,
+    stop: asyncio.Event,
+) -> None:
     """Ticks until asked to stop.
 
-    Raises: LockLost: another controller may lead; what must end with this one has ended by then
+    Args:   notified: returns when the next tick is due; beside: run meanwhile, and have ended when this returns
+    Raises: LockLost: another controller may lead
     """
-    await controller.take_over()
-    background = [
-        *(asyncio.create_task(fleet.run(), name=f"engines of {pool}") for pool, fleet in controller.fleets.items()),
-        asyncio.create_task(prune_forever(controller.settings, controller.database), name="retention"),
-        asyncio.create_task(delete_forever(controller.settings, controller.database), name="deletion"),
-    ]
+    background = [asyncio.create_task(one) for one in beside]
     try:
         while not stop.is_set():
             await lock.check()
             try:
                 with TICK_SECONDS.time():
-                    await controller.tick()
+                    await tick()
             except StoreAway as error:
                 TICK_FAILURES.inc()
                 limited_log.warning("store away", cause=str(error))
@@ -51,20 +54,18 @@ async def lead(controller: Controller, lock: AdvisoryLock, stop: asyncio.Event) 
             for task in background:
                 if task.done():
                     task.result()
-            await _until_next_tick(controller, stop)
+            await _until_next_tick(notified, stop)
     finally:
         for task in background:
             task.cancel()
-        await asyncio.gather(*background, controller.trainers.close(), return_exceptions=True)
+        await asyncio.gather(*background, return_exceptions=True)
 
 
-async def _until_next_tick(controller: Controller, stop: asyncio.Event) -> None:
+async def _until_next_tick(notified: Callable[[], Coroutine[None, None, object]], stop: asyncio.Event) -> None:
     # Outcomes come in bursts, and one tick settles them all.
     if await pause(stop, SHORTEST_PAUSE_SECONDS):
         return
-    topics = (Topic.OUTCOMES, Topic.SAMPLES, Topic.VERSIONS, Topic.RUNS, Topic.ENGINES)
-    notified = controller.notifications.wait(*topics, timeout_seconds=controller.settings.tick_seconds)
-    tasks = [asyncio.create_task(stop.wait()), asyncio.create_task(notified)]
+    tasks = [asyncio.create_task(stop.wait()), asyncio.create_task(notified())]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()

@@ -11,7 +11,9 @@ from leyden.libs.queue.notifications import Notifications
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.service import Checks, pause
 from leyden.libs.store.database import Database, StoreAway
+from leyden.libs.store.engines import Pool, write_pools
 from leyden.libs.store.locks import AdvisoryLock, LockLost
+from leyden.libs.store.runs import failure_rewards
 from leyden.libs.store.runs.trainer_ends import StoredEnds
 from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import RateLimitedLogger, logger
@@ -23,6 +25,8 @@ from leyden.services.controller.tick import Controller
 from leyden.services.controller.trainers.backend import TrainerBackend
 from leyden.services.controller.trainers.process import ProcessTrainers
 from leyden.services.controller.trainers.supervisor import TrainerSupervisor
+from leyden.services.controller.upkeep.deletion import delete_forever
+from leyden.services.controller.upkeep.retention import prune_forever
 
 if TYPE_CHECKING:
     from leyden.libs.kubernetes.cluster import Cluster
@@ -51,17 +55,9 @@ async def run_controller(settings: Settings, stop: asyncio.Event, checks: Checks
             lock = AdvisoryLock(settings.database_url, LOCK_NAME, CLIENT, answer_seconds=answer_seconds)
             try:
                 if await lock.acquire():
-                    # Here alone the settings decide where trainers and engines are.
-                    trainers = TrainerSupervisor(settings, _trainer_backend(settings, cluster), StoredEnds(database))
-                    fleets = {
-                        name: Fleet(
-                            settings, _engine_discovery(pool, cluster), database, notifications, name, pool.adapters
-                        )
-                        for name, pool in settings.engine_pools().items()
-                    }
                     log.info("leading")
                     LEADING.set(1)
-                    await lead(Controller(settings, database, queue, notifications, fleets, trainers), lock, stop)
+                    await _lead(settings, database, queue, notifications, cluster, lock, stop)
             except (StoreAway, LockLost) as error:
                 limited_log.warning("not leading", cause=str(error))
             finally:
@@ -74,6 +70,42 @@ async def run_controller(settings: Settings, stop: asyncio.Event, checks: Checks
         await database.close()
         if cluster is not None:
             await cluster.close()
+
+
+async def _lead(
+    settings: Settings,
+    database: Database,
+    queue: RolloutQueue,
+    notifications: Notifications,
+    cluster: Cluster | None,
+    lock: AdvisoryLock,
+    stop: asyncio.Event,
+) -> None:
+    """Here alone the settings decide where trainers and engines are."""
+    trainers = TrainerSupervisor(settings, _trainer_backend(settings, cluster), StoredEnds(database))
+    fleets = {
+        name: Fleet(settings, _engine_discovery(pool, cluster), database, notifications, name, pool.adapters)
+        for name, pool in settings.engine_pools().items()
+    }
+    controller = Controller(settings, database, queue, notifications, fleets, trainers)
+    beside = [fleet.run() for fleet in fleets.values()]
+    beside += [prune_forever(settings, database), delete_forever(settings, database)]
+    try:
+        await take_over(settings, database)
+        await lead(controller.tick, controller.notified, beside, lock, stop)
+    finally:
+        await trainers.close()
+
+
+async def take_over(settings: Settings, database: Database) -> None:
+    """Writes the pools of the settings, which API, gateways and trainers read, and what an earlier leader left."""
+    pools = [
+        Pool(name, str(one.model_path or "") or None, one.context_length, one.adapters, one.max_adapter_rank)
+        for name, one in settings.engine_pools().items()
+    ]
+    async with database.session() as session:
+        await write_pools(session, pools)
+        await failure_rewards.decide_late(session)
 
 
 async def _cluster(settings: Settings) -> Cluster | None:

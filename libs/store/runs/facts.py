@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import select, text
+from sqlalchemy import Text, cast, select, text
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import RunIntent, RunPhase
@@ -43,10 +45,10 @@ class RunFacts:
     """The facts that decide the next phase and admissions of a run.
 
     `counting_groups`: groups that count or still may (`admission.py` of the controller); `servable_versions`: the
-    newest two versions and those of evaluations, if their files exist; `stop_reason`: why training ends early.
+    newest two versions and those of evaluations, if their files exist.
 
     A run that carries a further policy of another one, `lead_run_id`, has the groups and live attempts of that one;
-    `lead_phase` is that one's phase. `has_unfinished_policies`: a run that carries one of its policies has steps to do.
+    `lead_phase` is that one's phase.
     """
 
     id: str
@@ -65,17 +67,16 @@ class RunFacts:
     next_group: int
     live_attempts: int
     evaluations: tuple[EvaluationFacts, ...] = ()
-    stop_reason: str | None = None
     lead_run_id: str | None = None
     lead_phase: RunPhase | None = None
     policy: str | None = None
-    has_unfinished_policies: bool = False
 
 
 # Why: training groups have consecutive numbers from 0, so the largest number counts them, and partial indexes count the
 # few that are cancelled, excluded or stale: the cost does not grow with a run's past.
 _RUNS = text("""
-    SELECT r.id, r.config, r.intent, r.dataset_id, r.created_at, d.task_count, r.lead_run_id, r.policy,
+    SELECT r.id, r.config::text AS document, r.intent, r.dataset_id, r.created_at, d.task_count, r.lead_run_id,
+           r.policy,
            (SELECT phase FROM run_status WHERE run_id = r.lead_run_id) AS lead_phase,
            coalesce(s.phase, 'pending') AS phase, s.reason,
            (SELECT max(number) FROM steps WHERE run_id = r.id) AS steps_done,
@@ -148,8 +149,15 @@ async def load_runs(session: ReadSession, finished_evaluations: Iterable[str] = 
 
 async def run_configs(session: ReadSession, run_ids: Iterable[str]) -> dict[str, RunConfig]:
     """Configurations by run id."""
-    rows = await session.execute(select(tables.Run.id, tables.Run.config).where(tables.Run.id.in_(list(run_ids))))
-    return {row.id: RunConfig.stored(row.config) for row in rows}
+    table = tables.Run
+    rows = await session.execute(select(table.id, cast(table.config, Text)).where(table.id.in_(list(run_ids))))
+    return {run_id: _parsed(document) for run_id, document in rows}
+
+
+@lru_cache(maxsize=1024)
+def _parsed(document: str) -> RunConfig:
+    """Parses a run's document once: the controller reads it at every tick."""
+    return RunConfig.stored(json.loads(document))
 
 
 def _evaluation(row: Any) -> EvaluationFacts:
@@ -169,7 +177,7 @@ def _evaluation(row: Any) -> EvaluationFacts:
 def _run(row: Any, evaluations: Sequence[EvaluationFacts]) -> RunFacts:
     return RunFacts(
         id=row.id,
-        config=RunConfig.stored(row.config),
+        config=_parsed(row.document),
         intent=RunIntent(row.intent),
         phase=RunPhase(row.phase),
         reason=row.reason,

@@ -1,4 +1,4 @@
-"""The groups that may be sampled now: how many, and of which tasks. Pure functions over `RunFacts`.
+"""The groups that may be sampled now: how many, and of which tasks. Pure functions of teams.
 
 Counting keeps the bound on policy lag. Step n // groups_per_step + 1 consumes the n-th group that counts, so while
 engines serve version v only the groups of steps up to v + max_policy_lag + 1 may be admitted. A token sampled now is
@@ -20,7 +20,7 @@ from leyden.libs.contracts.ids import group_id
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.store.runs.admission import NewGroup, Replacements
 from leyden.libs.store.runs.facts import EvaluationFacts, RunFacts
-from leyden.services.controller.runs.phases import due_evaluation, policy_target
+from leyden.services.controller.runs.phases import Team, due_evaluation, target_version
 
 MAX_DRAWS = 100
 """Draws for a task that the batch does not have yet."""
@@ -30,10 +30,9 @@ NO_REPLACEMENTS = Replacements()
 
 
 def groups_to_admit(
-    run: RunFacts,
-    served_version: int,
-    solve_rates: Mapping[int, float] | None = None,
-    others: Sequence[tuple[RunFacts, int]] = (),
+    team: Team,
+    served: Mapping[str, int],
+    solve_rates: Mapping[int, float] = MappingProxyType({}),
     replacements: Replacements = NO_REPLACEMENTS,
 ) -> list[NewGroup]:
     """Returns the groups to admit: those of the due evaluation, else those of training.
@@ -41,25 +40,26 @@ def groups_to_admit(
     Several policies learn from the same groups: the one that is furthest behind bounds them, and the one that refused
     most of them as stale gets others.
 
-    Args: served_version: the oldest version of the run that an engine serves; solve_rates: of tasks with complete
-        groups, for a curriculum; others: the runs that carry the run's further policies, with their served versions;
-        replacements: see `training_groups`
+    Args: served: by run of the team the oldest version that an engine serves; solve_rates: of tasks with complete
+        groups, for a curriculum; replacements: see `training_groups`
     """
-    due = due_evaluation(run)
+    run, due = team.lead, due_evaluation(team)
     if run.phase is RunPhase.EVALUATING and due is not None:
         evaluation, version = due
-        are_served = served_version == version and all(served == policy_target(one, run) for one, served in others)
+        are_served = served[run.id] == version and all(
+            served[one.id] == target_version(team, one) for one in team.carried
+        )
         return evaluation_groups(run.id, evaluation, version) if are_served else []
-    if run.phase is not RunPhase.RUNNING or due is not None or run.stop_reason is not None:
+    if run.phase is not RunPhase.RUNNING or due is not None or team.stop_reason is not None:
         return []
-    training = [(one, served) for one, served in others if one.config.training.steps > 0]
+    training = [run, *(one for one in team.carried if one.config.training.steps > 0)]
     count = training_groups_wanted(
         run.config.sampling,
         steps=run.config.training.steps,
-        served_version=min((served_version, *(served for _, served in training))),
-        counting=min((run.counting_groups, *(one.counting_groups for one, _ in training))),
+        served_version=min(served[one.id] for one in training),
+        counting=min(one.counting_groups for one in training),
     )
-    return training_groups(run, count, served_version, solve_rates or {}, replacements)
+    return training_groups(run, count, served[run.id], solve_rates, replacements)
 
 
 def training_groups_wanted(sampling: Sampling, *, steps: int, served_version: int, counting: int) -> int:

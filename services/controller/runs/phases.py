@@ -1,75 +1,109 @@
-"""The runs that have each pool's engines, the due evaluation, and the phase of every run. Pure functions of `RunFacts`.
+"""The runs that have each pool's engines, the due evaluation, and the phase of every run. Pure functions of teams.
 
-One run of a pool at a time has its engines, or as many as share them. The others wait in `pending` (or stay `paused`)
+One team of a pool at a time has its engines, or as many as share them. The others wait in `pending` (or stay `paused`)
 with the reason; a paused run keeps the engines until its live attempts have ended.
 
-A run with several policies has an engine of each policy's pool or waits, and reserves none meanwhile: a pool would stay
-idle. The runs that carry its further policies share its place in the line and its phase.
+A team has an engine of each policy's pool or waits, and reserves none meanwhile: a pool would stay idle.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from leyden.libs.contracts.states import RUN_TRANSITIONS, RunIntent, RunPhase
 from leyden.libs.store.engines import Assignment
 from leyden.libs.store.runs.facts import EvaluationFacts, RunFacts
+from leyden.libs.store.runs.phases import Phase
 
 AT_WORK = frozenset({RunPhase.RUNNING, RunPhase.EVALUATING})
 
 
-def due_evaluation(run: RunFacts) -> tuple[EvaluationFacts, int] | None:
+@dataclass(frozen=True)
+class Team:
+    """A run, and the runs that carry its further policies: one place in the line, one phase, the same groups.
+
+    `stop_reason`: why training ends early.
+    """
+
+    lead: RunFacts
+    carried: tuple[RunFacts, ...] = ()
+    stop_reason: str | None = None
+
+    @property
+    def runs(self) -> tuple[RunFacts, ...]:
+        """All of its runs, the leading one first."""
+        return self.lead, *self.carried
+
+    def has_made_steps(self, run: RunFacts) -> bool:
+        """Whether a run's own trainer has no step to make; without steps it has to record version 0."""
+        if run.latest_version is None:
+            return False
+        return run.steps_done >= run.config.training.steps or self.stop_reason is not None
+
+    @property
+    def trained(self) -> bool:
+        """Whether every step of each policy is done, or training stops early."""
+        return all(map(self.has_made_steps, self.runs))
+
+
+def teams_of(runs: Sequence[RunFacts]) -> list[Team]:
+    """Returns the teams whose leading run is among the runs, in their order."""
+    carried = defaultdict[str | None, list[RunFacts]](list)
+    for run in runs:
+        carried[run.lead_run_id].append(run)
+    return [Team(lead, tuple(carried[lead.id])) for lead in carried[None]]
+
+
+def due_evaluation(team: Team) -> tuple[EvaluationFacts, int] | None:
     """Returns the first unfinished evaluation whose version exists, and that version.
 
     Version null means the last one once training has ended.
     """
-    for evaluation in sorted(run.evaluations, key=lambda evaluation: evaluation.number):
-        version = _version_of(run, evaluation)
-        if not evaluation.finished and version is not None and version in run.servable_versions:
+    for evaluation in sorted(team.lead.evaluations, key=lambda evaluation: evaluation.number):
+        version = _version_of(team, evaluation)
+        if not evaluation.finished and version is not None and version in team.lead.servable_versions:
             return evaluation, version
     return None
 
 
-def assign(runs: Sequence[RunFacts], pools: Mapping[str, int]) -> dict[str, Assignment]:
+def assign(teams: Sequence[Team], pools: Mapping[str, int]) -> dict[str, Assignment]:
     """Returns for each pool the runs that have its engines: those at work or finishing their open groups, then the
     oldest in line that get engines of all their pools. Whoever lacks one reserves none of the others.
 
     Args: pools: how many runs a pool takes at a time
     """
-    by_id, teams = {run.id: run for run in runs}, defaultdict[str, list[RunFacts]](list)
-    for run in sorted(runs, key=lambda one: one.id):
-        teams[run.lead_run_id or run.id].append(run)
-    # A run whose lead is over needs no engines.
-    leads = [by_id[one] for one in teams if one in by_id and (_has_engines(by_id[one]) or _waits(by_id[one]))]
     assigned, waiting = ({pool: list[str]() for pool in pools} for _ in range(2))
-    for lead in sorted(leads, key=lambda one: (not _has_engines(one), one.created_at, one.id)):
-        team = teams[lead.id]
+    in_line = [team for team in teams if _has_engines(team.lead) or _waits(team)]
+    for team in sorted(in_line, key=lambda one: (not _has_engines(one.lead), one.lead.created_at, one.lead.id)):
         is_free = full_pool(team, {pool: len(assigned[pool]) for pool in pools}, pools) is None
-        for run in team:
+        for run in team.runs:
             (assigned if is_free else waiting).get(run.config.pool, []).append(run.id)
     return {pool: Assignment(tuple(assigned[pool]), tuple(waiting[pool])) for pool in pools}
 
 
-def full_pool(team: Sequence[RunFacts], used: Mapping[str, int], pools: Mapping[str, int]) -> str | None:
-    """Returns the first pool that does not take a run with its further policies; None where they fit.
+def has_engines(team: Team, assignments: Mapping[str, Assignment]) -> bool:
+    """Whether a team has engines of all its pools; it has none otherwise."""
+    pool = team.lead.config.pool
+    return pool in assignments and team.lead.id in assignments[pool].run_ids
 
-    Args: team: the run and those that carry its further policies; used: how many runs have engines of each pool;
-        pools: how many it takes at a time
+
+def full_pool(team: Team, used: Mapping[str, int], pools: Mapping[str, int]) -> str | None:
+    """Returns the first pool that does not take the team; None where it fits.
+
+    Args: used: how many runs have engines of each pool; pools: how many it takes at a time
     """
-    needed = Counter(run.config.pool for run in team)
+    needed = Counter(run.config.pool for run in team.runs)
     return next((one for one, count in needed.items() if used.get(one, 0) + count > pools.get(one, 0)), None)
 
 
-def waiting_reason(
-    team: Sequence[RunFacts], assignments: Mapping[str, Assignment], pools: Mapping[str, int]
-) -> str | None:
-    """Says, for users, why a run has no engines; None when it has them.
+def waiting_reason(team: Team, assignments: Mapping[str, Assignment], pools: Mapping[str, int]) -> str | None:
+    """Says, for users, why a team has no engines; None when it has them.
 
-    Args: team: the run and those that carry its further policies; pools: how many runs a pool takes at a time
+    Args: pools: how many runs a pool takes at a time
     """
-    holders = {pool: one.run_ids for pool, one in assignments.items()}
-    if all(run.id in holders.get(run.config.pool, ()) for run in team):
+    if has_engines(team, assignments):
         return None
     if (pool := full_pool(team, {}, pools)) is not None:
         if pool not in pools:
@@ -78,104 +112,105 @@ def waiting_reason(
             f"waiting for engines of pool {pool}, which takes too few runs at a time for the run's policies"
             f" ({pools[pool]}): raise its `adapters` in CONTROLLER_POOLS, or cancel the run"
         )
-    pool = full_pool(team, {name: len(ids) for name, ids in holders.items()}, pools) or team[0].config.pool
-    active = holders[pool]
+    pool = full_pool(team, {name: len(one.run_ids) for name, one in assignments.items()}, pools)
+    pool = pool or team.lead.config.pool
+    active = assignments[pool].run_ids
     reason = f"waiting for an engine of pool {pool}: {', '.join(active)} {'has' if len(active) == 1 else 'have'} them"
-    if len(team) == 1:
+    if not team.carried:
         return reason
-    return f"{reason}; its {len(team)} policies begin at the same time, so that later runs may begin before"
+    return f"{reason}; its {len(team.runs)} policies begin at the same time, so that later runs may begin before"
 
 
 def _has_engines(run: RunFacts) -> bool:
     return run.phase in AT_WORK or (run.phase is RunPhase.PAUSED and run.live_attempts > 0)
 
 
-def next_phase(run: RunFacts, waiting: str | None) -> tuple[RunPhase, str | None]:
-    """Derives the phase from intent and progress, with the reason where the run waits.
+def changed_phases(
+    runs: Sequence[RunFacts],
+    teams: Sequence[Team],
+    waiting: Callable[[Team], str | None],
+    trouble: Callable[[RunFacts], str | None],
+) -> list[Phase]:
+    """Returns the phases and reasons that differ from those on record.
 
-    Args: waiting: why the run has no engines; None where it has them
+    Args: runs: those of the teams, and those whose leading run is over; waiting: why a team has no engines; trouble:
+        why a run that has them does not sample
     """
-    phase, reason = _phase(run, waiting)
-    if phase is run.phase or phase in RUN_TRANSITIONS[run.phase]:
-        return phase, reason
-    return run.phase, run.reason
+    found: dict[str | None, tuple[RunPhase, str | None]] = {}
+    for team in teams:
+        waits = waiting(team)
+        phase, reason = next_phase(team, waits)
+        if waits is None and reason is None and phase in AT_WORK:
+            reason = next(filter(None, map(trouble, team.runs)), None)
+        found[team.lead.id] = phase, reason
+    for run in runs:
+        if run.lead_run_id is not None:
+            lead = found.get(run.lead_run_id, (run.lead_phase or run.phase, None))
+            found[run.id] = _phase_with(run, *lead)
+    return [Phase(run.id, *found[run.id]) for run in runs if found[run.id] != (run.phase, run.reason)]
 
 
-def policy_phase(run: RunFacts, lead: tuple[RunPhase, str | None]) -> tuple[RunPhase, str | None]:
-    """Returns the phase of a run that carries a policy of another one: that one's.
+def next_phase(team: Team, waiting: str | None) -> tuple[RunPhase, str | None]:
+    """Derives the leading run's phase from intent and progress, with the reason where it waits.
 
-    Args: lead: the phase of the other run, with its reason
+    Args: waiting: why the team has no engines; None where it has them
     """
-    phase, reason = lead
-    if phase is run.phase or phase in RUN_TRANSITIONS[run.phase]:
-        return phase, f"run {run.lead_run_id} failed" if phase is RunPhase.FAILED else reason
-    return run.phase, run.reason
+    return _allowed(team.lead, *_phase(team, waiting))
 
 
-def target_version(run: RunFacts) -> int | None:
-    """Returns the version that engines should serve: the due evaluation's, else the newest. None before version 0.
+def _phase_with(run: RunFacts, phase: RunPhase, reason: str | None) -> tuple[RunPhase, str | None]:
+    """The phase of a run that carries a policy of another one: that one's."""
+    return _allowed(run, phase, f"run {run.lead_run_id} failed" if phase is RunPhase.FAILED else reason)
 
-    Before the first group of an evaluation, open training groups end on the newest version.
+
+def _allowed(run: RunFacts, phase: RunPhase, reason: str | None) -> tuple[RunPhase, str | None]:
+    is_allowed = phase is run.phase or phase in RUN_TRANSITIONS[run.phase]
+    return (phase, reason) if is_allowed else (run.phase, run.reason)
+
+
+def target_version(team: Team, run: RunFacts) -> int | None:
+    """Returns the version of a run that engines should serve: the due evaluation's, else the newest. None before 0.
+
+    Before the first group of an evaluation, open training groups end on the newest version. During one of version v, a
+    further policy has its own version v, if there is one.
     """
-    due = due_evaluation(run)
+    due = due_evaluation(team)
     if due is None:
         return run.latest_version
     evaluation, version = due
-    waits = run.open_training_groups and not evaluation.groups
-    return run.latest_version if waits else version
+    waits = team.lead.open_training_groups and not evaluation.groups and version != team.lead.latest_version
+    return run.latest_version if waits or version not in run.servable_versions else version
 
 
-def policy_target(run: RunFacts, lead: RunFacts) -> int | None:
-    """Returns the version that engines should serve of a run that carries a policy of `lead`.
-
-    During an evaluation of version v it is version v of that policy, too, if there is one.
-    """
-    due = due_evaluation(lead)
-    if due is not None and target_version(lead) == due[1] and due[1] in run.servable_versions:
-        return due[1]
-    return run.latest_version
-
-
-def trained(run: RunFacts) -> bool:
-    """Whether every step of the run and of its further policies is done, or it stops early."""
-    return has_made_steps(run) and not run.has_unfinished_policies
-
-
-def has_made_steps(run: RunFacts) -> bool:
-    """Whether the run's own trainer has no step to make; without steps it has to record version 0."""
-    if run.latest_version is None:
-        return False
-    return run.steps_done >= run.config.training.steps or run.stop_reason is not None
-
-
-def _phase(run: RunFacts, waiting: str | None) -> tuple[RunPhase, str | None]:
+def _phase(team: Team, waiting: str | None) -> tuple[RunPhase, str | None]:
+    run, is_due = team.lead, due_evaluation(team) is not None
     if run.intent is RunIntent.CANCELLED:
         return RunPhase.CANCELLED, None
     if run.phase is RunPhase.FAILED or run.intent is RunIntent.DELETED:
         return run.phase, run.reason
-    if run.phase is RunPhase.COMPLETED and due_evaluation(run) is None:
+    if run.phase is RunPhase.COMPLETED and not is_due:
         return RunPhase.COMPLETED, run.reason
     if run.intent is RunIntent.PAUSED:
         return RunPhase.PAUSED, None
-    if trained(run) and due_evaluation(run) is None and run.phase in AT_WORK:
-        return RunPhase.COMPLETED, run.stop_reason
+    if team.trained and not is_due and run.phase in AT_WORK:
+        return RunPhase.COMPLETED, team.stop_reason
     if waiting is not None:
         return run.phase, waiting
-    return (RunPhase.RUNNING if due_evaluation(run) is None else RunPhase.EVALUATING), None
+    return (RunPhase.EVALUATING if is_due else RunPhase.RUNNING), None
 
 
-def _waits(run: RunFacts) -> bool:
-    if run.intent is not RunIntent.RUNNING:
+def _waits(team: Team) -> bool:
+    if team.lead.intent is not RunIntent.RUNNING:
         return False
-    if run.phase is RunPhase.COMPLETED:
-        return due_evaluation(run) is not None
-    return run.phase in {RunPhase.PENDING, RunPhase.PAUSED}
+    if team.lead.phase is RunPhase.COMPLETED:
+        return due_evaluation(team) is not None
+    return team.lead.phase in {RunPhase.PENDING, RunPhase.PAUSED}
 
 
-def _version_of(run: RunFacts, evaluation: EvaluationFacts) -> int | None:
+def _version_of(team: Team, evaluation: EvaluationFacts) -> int | None:
     if evaluation.policy_version is not None:
         return evaluation.policy_version
     # A trainer that is asked to stop early may still commit its step.
-    if evaluation.started_version in run.servable_versions:
+    if evaluation.started_version in team.lead.servable_versions:
         return evaluation.started_version
-    return run.latest_version if trained(run) else None
+    return team.lead.latest_version if team.trained else None

@@ -1,4 +1,4 @@
-"""The end of an attempt decides about its rollout: it counts, is excluded, or runs again. Pure functions.
+"""The end of an attempt decides about its rollout: it counts, is excluded, or runs again.
 
 A rollout's reward is its outcome's. An attempt that succeeded and printed none counts when the reward endpoint, its
 telemetry or a user rewarded it or one of its calls: it then starts from 0 and credit adds those. An attempt without any
@@ -22,7 +22,19 @@ from enum import Enum
 
 from leyden.libs.contracts.config import RunConfig, Sampling
 from leyden.libs.contracts.states import OutcomeKind, RolloutState
-from leyden.libs.store.runs.rollouts import AttemptFacts, Resolution
+from leyden.libs.store.database import Session
+from leyden.libs.store.runs.facts import run_configs
+from leyden.libs.store.runs.phases import runs_without_success
+from leyden.libs.store.runs.rollouts import (
+    AttemptFacts,
+    Resolution,
+    await_grades,
+    complete_groups,
+    ended_attempts,
+    excuse_attempts,
+    resolve_rollouts,
+)
+from leyden.services.controller.runs.stopping import fail_runs
 
 NO_REWARD = "no_reward"
 UNGRADED = "ungraded"
@@ -44,6 +56,32 @@ class Next(Enum):
 
     AGAIN = "again"
     GRADE = "grade"
+
+
+async def settle(session: Session, groups_without_success: int) -> tuple[list[Resolution], list[str], list[str]]:
+    """Ends rollouts whose last attempt ended, hands those with components to the graders, and ends groups whose
+    rollouts all have ended; returns all three.
+
+    Args: groups_without_success: a run fails after so many groups in a row
+    """
+    ended = await ended_attempts(session)
+    if not ended:
+        return [], [], []
+    configs = await run_configs(session, {one.run_id for one in ended})
+    resolved = [resolve(one, configs[one.run_id]) for one in ended]
+    resolutions = [one for one in resolved if isinstance(one, Resolution)]
+    await resolve_rollouts(session, resolutions)
+    attempts: dict[Next, dict[str, int]] = {one: {} for one in Next}
+    for one, resolution in zip(ended, resolved, strict=True):
+        if isinstance(resolution, Next):
+            attempts[resolution][one.rollout_id] = one.attempt
+    await excuse_attempts(session, attempts[Next.AGAIN])
+    await await_grades(session, attempts[Next.GRADE])
+    complete = await complete_groups(session)
+    if complete:
+        failing = await runs_without_success(session, groups_without_success)
+        await fail_runs(session, {run: f"no rollout succeeds: {cause}" for run, cause in failing.items()})
+    return resolutions, list(attempts[Next.GRADE]), complete
 
 
 def resolve(ended: AttemptFacts, config: RunConfig) -> Resolution | Next:

@@ -1,11 +1,34 @@
-"""Decides from a run's rewards whether its training ends early. Pure functions."""
+"""Decides whether a run ends before its last step: by its rewards, since nothing trains, or because it failed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
+from prometheus_client import Counter
+
+from leyden.libs.contracts.call_counts import why_nothing_trains
 from leyden.libs.contracts.config import EarlyStopping
+from leyden.libs.contracts.states import RunPhase
+from leyden.libs.faults import fault_point
+from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.read.call_counts import runs_that_train_nothing
+from leyden.libs.store.runs.facts import RunFacts
+from leyden.libs.store.runs.phases import (
+    Phase,
+    cancel_open_work,
+    cancel_training,
+    causes_of_leads,
+    evaluation_rewards,
+    step_rewards,
+    write_phases,
+)
+from leyden.libs.telemetry import logger
+from leyden.services.controller.runs.phases import Team
 
+log = logger()
+
+RUNS_FAILED = Counter("controller_runs_failed_total", "Runs that the controller ended as failed.")
 WORDS = {"evaluation_reward": ("evaluation reward", "version"), "train_reward": ("train reward", "step")}
 
 
@@ -37,3 +60,54 @@ def stop_reason(stopping: EarlyStopping, values: Sequence[tuple[int, float]]) ->
                 f" {worse} values in a row"
             )
     return None
+
+
+class EarlyStops:
+    """The decisions to stop early. Rewards are read only after a step or an evaluation ended; a decision is final."""
+
+    def __init__(self) -> None:
+        self._decided: dict[str, tuple[tuple[int, int], str | None]] = {}
+
+    async def apply(self, session: Session, team: Team, finished_evaluations: Collection[str]) -> Team:
+        """Returns the team with the decision, which ends its open training groups."""
+        run, reason = team.lead, await self._reason(session, team.lead, finished_evaluations)
+        if reason is not None and run.open_training_groups:
+            await cancel_training(session, run.id)
+            fault_point("controller.training_stopped")
+            run = replace(run, open_training_groups=0)
+        return Team(run, team.carried, reason)
+
+    async def _reason(self, session: ReadSession, run: RunFacts, finished: Collection[str]) -> str | None:
+        stopping = run.config.training.early_stopping
+        if stopping is None or run.steps_done >= run.config.training.steps:
+            return None
+        ended = {one.id for one in run.evaluations if one.finished}
+        ended |= {one for one in finished if one.startswith(f"{run.id}.")}
+        progress, reason = self._decided.get(run.id, (None, None))
+        if reason is None and progress != (run.steps_done, len(ended)):
+            if stopping.metric == "evaluation_reward":
+                values = await evaluation_rewards(session, run.id, ended)
+            else:
+                values = await step_rewards(session, run.id)
+            reason = stop_reason(stopping, values)
+            self._decided[run.id] = (run.steps_done, len(ended)), reason
+        return reason
+
+
+async def idle_runs(session: ReadSession) -> dict[str, str]:
+    """Returns the runs whose newest steps had nothing to train, with the reason and the remedy."""
+    return {
+        run_id: f"no token of {'steps' if len(steps) > 1 else 'step'} {' and '.join(map(str, steps))} can be trained:"
+        f" {why_nothing_trains(counts)}"
+        for run_id, (steps, counts) in (await runs_that_train_nothing(session)).items()
+    }
+
+
+async def fail_runs(session: Session, causes: dict[str, str]) -> None:
+    """Fails runs, and those one of whose policies they carry, and cancels their work."""
+    if causes:
+        causes = {**await causes_of_leads(session, causes), **causes}
+        await write_phases(session, [Phase(run, RunPhase.FAILED, cause) for run, cause in causes.items()])
+        await cancel_open_work(session, list(causes), "the run failed")
+        RUNS_FAILED.inc(len(causes))
+        log.error("runs failed", causes=causes)

@@ -12,6 +12,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.read.results import list_evaluations
 from leyden.libs.store.read.runs import get_run
 from leyden.libs.store.runs.rollouts import complete_groups
+from leyden.services.controller.worker import take_over
 from tests.contract.controller.test_store import Scene, add_run, document
 from tests.contract.controller.test_store import scene as scene
 from tests.invariants import violations
@@ -75,7 +76,7 @@ async def test_a_new_leader_rewards_the_failures_of_groups_that_an_earlier_versi
     async with scene.database.session() as session:
         await session.execute(update(tables.Rollout).where(tables.Rollout.reason == "agent_error").values(reward=None))
     assert await _broken(scene, run)
-    await scene.another_controller().take_over()
+    await take_over(scene.settings, scene.database)
     assert await _rewards(scene, run) == [("succeeded", -1.0), ("agent_error", -1.0)]
     assert not await _broken(scene, run)
 

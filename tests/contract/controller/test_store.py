@@ -25,6 +25,7 @@ from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.controller.settings import PoolSettings, Settings
 from leyden.services.controller.tick import Controller
 from leyden.services.controller.trainers.supervisor import TrainerSupervisor
+from leyden.services.controller.worker import take_over
 from tests.support import builders
 
 LONG_AGO = datetime.now(tz=UTC) - timedelta(hours=1)
@@ -498,7 +499,7 @@ async def test_runs_of_different_pools_go_side_by_side(scene: Scene) -> None:
             "small": PoolSettings(engine_urls=frozenset({"http://b"}), model_path=Path("/models/small")),
         }
     )
-    await scene.controller.take_over()
+    await take_over(scene.controller.settings, scene.database)
     await scene.tick(2)
     assert [await scene.phase(run) for run in (large, first)] == [("running", None)] * 2
     assert await scene.phase(second) == ("pending", f"waiting for an engine of pool small: {first.id} has them")
@@ -529,7 +530,7 @@ async def test_pools_that_the_settings_no_longer_name_go_with_their_engines(scen
     async with scene.database.session() as session:
         await write_pools(session, [Pool("default"), Pool("old", "/models/old")])
         session.add_all(tables.Engine(url=f"http://{pool}", pool=pool, state="updating") for pool in ("default", "old"))
-    await scene.controller.take_over()
+    await take_over(scene.controller.settings, scene.database)
     async with scene.database.read() as session:
         assert list(await read_pools(session)) == ["default"]
         assert list(await session.scalars(select(tables.Engine.url))) == ["http://default"]

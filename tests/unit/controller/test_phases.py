@@ -10,7 +10,15 @@ from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import RUN_TRANSITIONS, RunIntent, RunPhase
 from leyden.libs.store.engines import Assignment
 from leyden.libs.store.runs.facts import EvaluationFacts, RunFacts
-from leyden.services.controller.runs.phases import assign, due_evaluation, next_phase, target_version, waiting_reason
+from leyden.services.controller.runs.phases import (
+    Team,
+    assign,
+    due_evaluation,
+    next_phase,
+    target_version,
+    teams_of,
+    waiting_reason,
+)
 
 CONFIG = RunConfig.model_validate({"name": "r", "dataset": "d", "agent": {"command": ["a"]}, "training": {"steps": 3}})
 
@@ -40,7 +48,7 @@ def run(run_id: str = "run-a", **changes: Any) -> RunFacts:
 
 
 def line(runs: list[RunFacts], at_once: int = 1) -> tuple[str | None, tuple[str, ...]]:
-    found = assign(runs, {"default": at_once})["default"]
+    found = assign(teams_of(runs), {"default": at_once})["default"]
     return " ".join(found.run_ids) or None, found.waiting
 
 
@@ -55,7 +63,7 @@ def test_every_phase_change_is_allowed_by_the_store() -> None:
         RunIntent, RunPhase, (0, 3), (None, 0, 3), evaluations, (None, "waiting for an engine")
     ):
         facts = run(intent=intent, phase=phase, steps_done=steps, latest_version=latest, evaluations=found)
-        moved, _ = next_phase(facts, waiting)
+        moved, _ = next_phase(Team(facts), waiting)
         assert moved is phase or moved in RUN_TRANSITIONS[phase], (intent, phase, moved)
 
 
@@ -78,13 +86,13 @@ def test_every_phase_change_is_allowed_by_the_store() -> None:
     ],
 )
 def test_the_active_run_moves_on(facts: RunFacts, phase: RunPhase) -> None:
-    assert next_phase(facts, None)[0] is phase
+    assert next_phase(Team(facts), None)[0] is phase
 
 
 def test_a_waiting_run_names_the_run_that_uses_the_engines() -> None:
-    reason = waiting_reason([run()], {"default": Assignment(("run-b",), ("run-a",))}, {"default": 1})
+    reason = waiting_reason(Team(run()), {"default": Assignment(("run-b",), ("run-a",))}, {"default": 1})
     assert reason == "waiting for an engine of pool default: run-b has them"
-    assert next_phase(run(phase=RunPhase.PENDING), reason) == (RunPhase.PENDING, reason)
+    assert next_phase(Team(run(phase=RunPhase.PENDING)), reason) == (RunPhase.PENDING, reason)
 
 
 def test_one_run_has_the_engines_the_oldest_first_and_paused_ones_until_their_attempts_end() -> None:
@@ -104,7 +112,7 @@ def test_as_many_runs_as_a_pool_has_adapters_share_its_engines() -> None:
     older = datetime(2025, 1, 1, tzinfo=UTC)
     pending, old = run("run-p", phase=RunPhase.PENDING), run("run-o", phase=RunPhase.PENDING, created_at=older)
     assert line([pending, old, run("run-r")], at_once=2) == ("run-r run-o", ("run-p",))
-    assert waiting_reason([pending], {"default": Assignment(("run-r", "run-o"), ("run-p",))}, {"default": 2}) == (
+    assert waiting_reason(Team(pending), {"default": Assignment(("run-r", "run-o"), ("run-p",))}, {"default": 2}) == (
         "waiting for an engine of pool default: run-r, run-o have them"
     )
 
@@ -112,28 +120,28 @@ def test_as_many_runs_as_a_pool_has_adapters_share_its_engines() -> None:
 def test_every_pool_has_a_run_of_its_own() -> None:
     small = CONFIG.model_copy(update={"pool": "small"})
     runs = [run("run-a"), run("run-b", config=small), run("run-c", phase=RunPhase.PENDING, config=small)]
-    assert assign(runs, {"default": 1, "small": 1, "idle": 1}) == {
+    assert assign(teams_of(runs), {"default": 1, "small": 1, "idle": 1}) == {
         "default": Assignment(("run-a",)),
         "small": Assignment(("run-b",), ("run-c",)),
         "idle": Assignment(),
     }
 
 
-def team(run_id: str, *pools: str, **changes: Any) -> list[RunFacts]:
+def team(run_id: str, *pools: str, **changes: Any) -> Team:
     """A run of the first pool with a policy in each other one."""
     configs = [CONFIG.model_copy(update={"pool": pool}) for pool in pools]
     others = [
         run(f"{run_id}-{number}", config=config, lead_run_id=run_id, **changes)
         for number, config in enumerate(configs[1:], 1)
     ]
-    return [run(run_id, config=configs[0], **changes), *others]
+    return Team(run(run_id, config=configs[0], **changes), tuple(others))
 
 
 def test_a_run_that_lacks_one_of_its_pools_reserves_none() -> None:
     pools = {"a": 1, "b": 1}
     waiting = {"phase": RunPhase.PENDING}
     first, both, last = team("run-1", "a"), team("run-2", "a", "b", **waiting), team("run-3", "b", **waiting)
-    found = assign([*first, *both, *last], pools)
+    found = assign([first, both, last], pools)
     assert found == {"a": Assignment(("run-1",), ("run-2",)), "b": Assignment(("run-3",), ("run-2-1",))}
     assert waiting_reason(last, found, pools) is None
     assert waiting_reason(both, found, pools) == (
@@ -141,13 +149,13 @@ def test_a_run_that_lacks_one_of_its_pools_reserves_none() -> None:
         " begin before"
     )
     # Both are free: the older run comes first, and has both while it is at work.
-    assert assign([*both, *last], pools) == {
+    assert assign([both, last], pools) == {
         "a": Assignment(("run-2",)),
         "b": Assignment(("run-2-1",), ("run-3",)),
     }
     older = team("run-0", "b", **waiting)
     working = team("run-2", "a", "b")
-    assert assign([*older, *working], pools)["b"] == Assignment(("run-2-1",), ("run-0",))
+    assert assign([older, working], pools)["b"] == Assignment(("run-2-1",), ("run-0",))
 
 
 def test_a_run_with_more_policies_than_its_pool_takes_lets_others_pass() -> None:
@@ -155,7 +163,7 @@ def test_a_run_with_more_policies_than_its_pool_takes_lets_others_pass() -> None
     waiting = {"phase": RunPhase.PENDING}
     three, missing = team("run-1", "a", "b", "b", **waiting), team("run-2", "a", "gone", **waiting)
     last = team("run-3", "a", **waiting)
-    found = assign([*three, *missing, *last], pools)
+    found = assign([three, missing, last], pools)
     assert (found["a"].run_ids, found["b"].run_ids) == (("run-3",), ())
     assert waiting_reason(three, found, pools) == (
         "waiting for engines of pool b, which takes too few runs at a time for the run's policies (1): raise its"
@@ -168,12 +176,17 @@ def test_a_run_with_more_policies_than_its_pool_takes_lets_others_pass() -> None
 
 def test_evaluations_are_due_in_order_once_their_version_can_be_served() -> None:
     first, second = evaluation(1, version=0, groups=4), evaluation(2, version=1)
-    assert due_evaluation(run(evaluations=(second, first))) == (second, 1)
-    assert due_evaluation(run(evaluations=(evaluation(version=2),))) is None
-    assert due_evaluation(run(evaluations=(evaluation(version=None),))) is None
-    assert due_evaluation(run(steps_done=3, latest_version=3, evaluations=(evaluation(version=None),))) is not None
+    assert due_evaluation(Team(run(evaluations=(second, first)))) == (second, 1)
+    assert due_evaluation(Team(run(evaluations=(evaluation(version=2),)))) is None
+    assert due_evaluation(Team(run(evaluations=(evaluation(version=None),)))) is None
+    assert (
+        due_evaluation(Team(run(steps_done=3, latest_version=3, evaluations=(evaluation(version=None),)))) is not None
+    )
     # Its files were removed: nobody can serve it any more.
-    assert due_evaluation(run(latest_version=1, servable_versions=frozenset({1}), evaluations=(evaluation(),))) is None
+    assert (
+        due_evaluation(Team(run(latest_version=1, servable_versions=frozenset({1}), evaluations=(evaluation(),))))
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,4 +204,4 @@ def test_evaluations_are_due_in_order_once_their_version_can_be_served() -> None
     ],
 )
 def test_engines_serve_the_newest_version_or_that_of_an_evaluation(facts: RunFacts, version: int | None) -> None:
-    assert target_version(facts) == version
+    assert target_version(Team(facts), facts) == version
