@@ -142,7 +142,7 @@ class Trainer:
 
     async def _step(self, selection: Selection, stop: asyncio.Event) -> None:
         started_at, started = datetime.now(tz=UTC), time.perf_counter()
-        replayed, samples, zero_variance = await self._load(selection)
+        replayed, samples, zero_variance = await self._read_samples(selection)
         loaded = time.perf_counter()
         metrics, export = await asyncio.to_thread(self._learn, samples, zero_variance, stop.is_set)
         if "logprob_gap_tokens" not in metrics:
@@ -167,7 +167,7 @@ class Trainer:
             trained_groups=selection.trained,
             zero_variance_groups=selection.zero_variance + selection.replaced,
             sample_ids=[sample.id for sample in samples if sample.group_id not in replayed],
-            version=version_of(number, export),
+            version=export.row(number),
             untrainable_groups=selection.untrainable,
         )
         await self._commit(record, replayed)
@@ -177,7 +177,7 @@ class Trainer:
         self.saver.save(state, Progress(run_id, number, export.content_sha256), scratch)
         self._report(metrics, selection)
 
-    async def _load(self, selection: Selection) -> tuple[list[str], list[Sample], list[Sample]]:
+    async def _read_samples(self, selection: Selection) -> tuple[list[str], list[Sample], list[Sample]]:
         """Returns the groups that the step uses again, the samples that train, and those without variance."""
         run_id = self.settings.run_id
         async with self.database.read() as session:
@@ -259,8 +259,3 @@ class Trainer:
         if not metrics["trainable_tokens"]:
             log.warning("step without a trainable token", step=self.learner.step, groups=selection.untrainable)
         log.info("step committed", step=self.learner.step, **{name: round(value, 6) for name, value in metrics.items()})
-
-
-def version_of(number: int, export: Export) -> training.Version:
-    """Returns the row of an exported version."""
-    return training.Version(number, str(export.path), export.content_sha256, export.size_bytes)

@@ -19,7 +19,7 @@ from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.store.engines import Pool, pool_of_run
 from leyden.libs.store.locks import AdvisoryLock, LockLost
 from leyden.libs.telemetry import RateLimitedLogger, logger
-from leyden.services.trainer.loop import Trainer, version_of
+from leyden.services.trainer.loop import Trainer
 from leyden.services.trainer.model.families import check_family
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.rows.progress import Progress
@@ -140,7 +140,7 @@ class _Leader:
                 await asyncio.to_thread(_check_families, base, config)
             export = await asyncio.to_thread(describe, start or base)
             async with self.database.session() as session:
-                await training.add_base_version(session, run_id, version_of(0, export))
+                await training.add_base_version(session, run_id, export.row(0))
             await self.notifications.notify(Topic.VERSIONS)
         if config.training.steps == 0:
             return None

@@ -13,9 +13,13 @@ from leyden.services.trainer.rows.progress import Progress
 
 @dataclass(frozen=True)
 class Load:
-    """Load the learner of version 0, or the one right after the step of `progress` from `weights` and `checkpoint`.
+    """Assemble the learner of version 0, or restore the one right after a step.
 
-    `start`: the weights of version 0 where they are not the base model's; `step`, `reference`: see `resume_learner`.
+    resumed: folder of the step's weights, folder of its checkpoint, and high-water mark; None for version 0.
+    start: the weights of version 0; None for the base model's.
+    step: number from which a restored learner counts on; None for that of its high-water mark.
+    reference: folder and hash of the version that is the KL reference; None for the learner's own weights, or without
+        `kl_reference_every`.
     """
 
     base: Path

@@ -54,6 +54,10 @@ class Export:
     content_sha256: str
     size_bytes: int
 
+    def row(self, number: int) -> training.Version:
+        """The store's row of this version."""
+        return training.Version(number, str(self.path), self.content_sha256, self.size_bytes)
+
 
 def export_version(learner: Learner, base: Path, folder: Path, check_lock: LockCheck = no_lock) -> Export:
     """Writes a Hugging Face folder: the weights of all ranks, and a copy of every other file of the base model.
