@@ -28,6 +28,8 @@ from leyden.services.api.settings import Settings
 from leyden.services.api.upload import BadUpload, UploadTooLarge
 
 DATABASE_SECONDS = 2
+# Each holds a database connection for as long as its sender takes.
+MAX_UPLOADS = 4
 """Retry-After of an answer while the database is away."""
 
 _STATUSES: dict[type[Exception], tuple[int, str]] = {
@@ -56,7 +58,7 @@ def create_app(settings: Settings) -> FastAPI:
             settings.database_url, "leyden-api", pool_size=10, answer_seconds=settings.database_answer_seconds
         )
         app.state.database = database
-        app.state.uploads = asyncio.Semaphore(settings.max_uploads)
+        app.state.uploads = asyncio.Semaphore(MAX_UPLOADS)
         app.state.checks.add("database", database.ping)
         app.state.checks.add("schema", lambda: check_schema(database))
         try:

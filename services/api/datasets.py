@@ -97,7 +97,7 @@ async def _store(
     if not name:
         raise Problem(422, "the dataset has no name: add ?name=NAME to the address", cause="invalid")
     settings: Settings = request.app.state.settings
-    limits = Limits(settings.max_upload_bytes, settings.max_row_bytes, settings.max_reported_rows)
+    limits = Limits(settings.max_upload_bytes)
     async with changing(request) as change:
         session = change.session
         stored = await store_dataset(session, name, read_rows(chunks, limits))

@@ -32,12 +32,6 @@ class Settings(HttpSettings):
     `{"secrets": ["tools"], "images": ["registry.example/*"], "limits": {"cpu": "4"}}`."""
     max_upload_bytes: int = Field(default=512 * 2**20, ge=1024)
     """Size of one dataset upload."""
-    max_row_bytes: int = Field(default=2**20, ge=64)
-    """Size of one row of a dataset."""
-    max_reported_rows: int = Field(default=20, ge=1)
-    """Bad rows reported of one upload."""
-    max_uploads: int = Field(default=4, ge=1)
-    """Uploads at once; more wait. Each holds a database connection for as long as its sender takes."""
     upload_silence_seconds: float = Field(default=30.0, gt=0)
     """How long the sender of an upload may pause before it is given up."""
 

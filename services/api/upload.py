@@ -50,8 +50,8 @@ class Limits:
     """Bounds of one upload."""
 
     upload_bytes: int
-    row_bytes: int
-    problems: int
+    row_bytes: int = 2**20
+    problems: int = 20
 
 
 @dataclass(frozen=True)

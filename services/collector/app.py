@@ -129,13 +129,12 @@ async def _on_capability_error(request: Request, error: CapabilityError) -> Resp
 
 
 async def _on_unavailable(request: Request, error: StoreAway | Overloaded) -> Response:
-    settings: Settings = request.app.state.settings
     away = isinstance(error, StoreAway)
     problem = Problem(
         503,
         "the store cannot be reached: send again" if away else "too much is waiting to be stored: send again",
         cause="store_away" if away else "overloaded",
-        retry_after_seconds=settings.retry_after_seconds,
+        retry_after_seconds=1,
     )
     return await _on_http_exception(request, problem)
 

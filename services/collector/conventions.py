@@ -74,8 +74,8 @@ class Sender:
 class Limits:
     """How much of a span is kept."""
 
-    attributes: int
-    text_length: int
+    attributes: int = 128
+    text_length: int = 16_384
 
 
 class SpanRejected(Exception):

@@ -80,7 +80,7 @@ def _service(name: str, export: Callable[[bytes, Any], Awaitable[bytes]]) -> grp
 
 async def _traces(state: State, body: bytes, context: Any) -> bytes:
     def decode(body: bytes, sender: Sender, granted: bool) -> Rows:
-        limits = Limits(state.settings.max_attributes, state.settings.max_attribute_length)
+        limits = Limits()
         return decode_traces(body, json=False, sender=sender, limits=limits, rewards_granted=granted)
 
     rows, response = await _store(state, body, context, decode), ExportTraceServiceResponse()

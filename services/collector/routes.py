@@ -39,6 +39,9 @@ INVALID_ARGUMENT, UNAVAILABLE, UNKNOWN = 3, 14, 2
 # Decoding more than this on the event loop would hold up everybody else's requests.
 THREAD_BYTES = 256 * 1024
 MAX_REWARD_BYTES = 256 * 1024
+# JSON takes twenty times its size to read.
+MAX_JSON_BYTES = 4 * 2**20
+BODY_SECONDS = 30.0
 """A hundred rewards with the longest names take half of it."""
 ROW_BYTES = 1024
 """Memory of a row without its texts."""
@@ -74,9 +77,7 @@ async def traces(rollout_id: str, attempt: AttemptNumber, request: Request) -> R
     """Stores the spans of an ExportTraceServiceRequest; 200 means durable."""
 
     def decode(body: bytes, sender: Sender, granted: bool) -> Rows:
-        settings: Settings = request.app.state.settings
-        limits = Limits(settings.max_attributes, settings.max_attribute_length)
-        return decode_traces(body, json=is_json(request), sender=sender, limits=limits, rewards_granted=granted)
+        return decode_traces(body, json=is_json(request), sender=sender, limits=Limits(), rewards_granted=granted)
 
     rows = await _stored(request, rollout_id, int(attempt), decode)
     return _export_response(request, ExportTraceServiceResponse(), "rejectedSpans", rows)
@@ -110,12 +111,9 @@ async def reward(
     """
     capability = await _verified(request, rollout_id, int(attempt), Scope.REWARD)
     # Read here, not by the framework: without a key nobody's body is looked at.
-    settings: Settings = request.app.state.settings
     budget: Budget = request.app.state.budget
     with budget.share() as share:
-        content = await read_body(
-            request.stream(), "", share, max_bytes=MAX_REWARD_BYTES, seconds=settings.body_seconds
-        )
+        content = await read_body(request.stream(), "", share, max_bytes=MAX_REWARD_BYTES, seconds=BODY_SECONDS)
     body = _reward_body(content)
     key = body.key or idempotency_key or hashlib.sha256(body.model_dump_json().encode()).hexdigest()[:32]
     rewards = _reward_rows(body, key, _sender(capability))
@@ -149,10 +147,10 @@ async def _stored(
     encoding = request.headers.get("content-encoding", "").strip().lower()
     with budget.share() as share:
         body = await read_body(
-            request.stream(), encoding, share, max_bytes=settings.max_body_bytes, seconds=settings.body_seconds
+            request.stream(), encoding, share, max_bytes=settings.max_body_bytes, seconds=BODY_SECONDS
         )
-        if is_json(request) and len(body) > settings.max_json_bytes:
-            detail = f"a JSON body exceeds {settings.max_json_bytes} bytes: send {PROTOBUF}, or smaller batches"
+        if is_json(request) and len(body) > MAX_JSON_BYTES:
+            detail = f"a JSON body exceeds {MAX_JSON_BYTES} bytes: send {PROTOBUF}, or smaller batches"
             raise Problem(413, detail, cause="too_large")
         return await decoded_and_stored(request.app.state, capability, body, share, decode)
 

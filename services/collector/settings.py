@@ -20,22 +20,12 @@ class Settings(HttpSettings):
     machine share it."""
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
     """Largest request, counted after decompression; beyond it 413."""
-    max_json_bytes: int = Field(default=4 * 2**20, ge=1024)
-    """Largest request in OTLP's JSON, which takes twenty times its size to read; beyond it 413."""
     max_bytes_in_flight: int = Field(default=256 * 2**20, ge=1024)
     """Bytes of all requests not yet durable; beyond it 503 with Retry-After, and exporters send again."""
-    body_seconds: float = Field(default=30.0, gt=0)
-    """How long a client may take to send its body."""
-    retry_after_seconds: int = Field(default=1, ge=1)
-    """Retry-After of a 503, for exporters."""
     write_seconds: float = Field(default=10.0, gt=0)
     """How long one transaction may take before its requests are answered with 503."""
     max_batch_rows: int = Field(default=5_000, ge=1)
     """Rows that one transaction takes from waiting requests; a single larger request is still one transaction."""
-    max_attributes: int = Field(default=128, ge=1)
-    """Attributes kept of a span; the rest is dropped and the span marked `leyden.truncated`."""
-    max_attribute_length: int = Field(default=16_384, ge=16)
-    """Characters kept of a text inside an attribute."""
     max_attempt_spans: int = Field(default=10_000, ge=1)
     """Spans that one attempt may store; further ones are rejected by OTLP's partial success."""
     max_attempt_span_bytes: int = Field(default=64 * 2**20, ge=1024)

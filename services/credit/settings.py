@@ -9,14 +9,12 @@ from leyden.libs.service import ServiceSettings
 
 
 class Settings(ServiceSettings):
-    """The rate at which the worker polls for groups, and the size of its transactions."""
+    """The rate at which the worker polls for groups, and the largest group."""
 
     model_config = SettingsConfigDict(env_prefix="CREDIT_")
 
     poll_seconds: float = Field(default=2.0, gt=0)
     """Seconds between polls for complete groups without a wake-up."""
-    groups_per_transaction: int = Field(default=8, ge=1, le=1024)
-    """Complete groups of one transaction."""
     max_group_records: int = Field(default=50_000, ge=1)
     """Model calls, tool spans and rewards of a group together; a larger group is excluded with this reason."""
     max_group_tokens: int = Field(default=2**27, ge=1)

@@ -50,6 +50,7 @@ BATCH_SECONDS = Histogram(
     "credit_batch_seconds", "Loading, computing and writing the groups of one transaction.", buckets=SECONDS_BUCKETS
 )
 
+GROUPS_PER_TRANSACTION = 8
 RETRY_SECONDS = 1.0
 ALL_SECONDS = 30.0
 """Seconds between polls for groups that were not credited soon after their completion."""
@@ -241,7 +242,7 @@ async def _batch(database: Database, notifications: Notifications, settings: Set
     """The number of credited groups; None after an error, which is logged and followed by a pause."""
     try:
         limits = GroupLimits(settings.max_group_records, settings.max_group_tokens)
-        credited = await credit_pending(database, settings.groups_per_transaction, recent=recent, limits=limits)
+        credited = await credit_pending(database, GROUPS_PER_TRANSACTION, recent=recent, limits=limits)
     except StoreAway as error:
         limited_log.warning("store away", cause=str(error))
         await asyncio.sleep(RETRY_SECONDS)

@@ -18,6 +18,8 @@ from leyden.services.runner.outcome import outcome_of
 from leyden.services.runner.settings import Settings
 
 MODEL_KEY = "OPENAI_API_KEY"
+# So long an agent's key outlives its attempt's timeout, for spans that arrive late.
+KEY_SECONDS = 600
 KEY_REFUSED = (
     "the gateway refuses the attempt's key: give runner, gateway and collector the same LEYDEN_CAPABILITY_KEYS_FILE"
 )
@@ -106,7 +108,7 @@ def attempt_spec(lease: Lease, context: RunnerContext) -> AttemptSpec:
 
 def _key(lease: Lease, context: RunnerContext) -> str:
     scopes = {Scope.MODEL, Scope.TELEMETRY} | ({Scope.REWARD} if lease.runner.grant_reward else set())
-    lifetime = lease.runner.timeout_seconds + context.settings.grace_seconds + context.settings.key_seconds
+    lifetime = lease.runner.timeout_seconds + context.settings.grace_seconds + KEY_SECONDS
     capability = Capability(
         run_id=lease.run_id,
         rollout_id=lease.rollout_id,

@@ -83,8 +83,6 @@ class Settings(ServiceSettings):
     """The interval at which a runner without deliveries polls Postgres itself for waiting rollouts."""
     drain_seconds: float = Field(default=10.0, ge=0)
     """After SIGTERM: how long running attempts may finish before they are killed and given back for a retry."""
-    key_seconds: int = Field(default=600, ge=1)
-    """How long an agent's key outlives its attempt's timeout, for spans that arrive late."""
 
     @model_validator(mode="after")
     def _kubernetes_needs_its_settings(self) -> Settings:

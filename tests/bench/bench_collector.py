@@ -165,7 +165,7 @@ def _check(stand: Stand, found: int, sent: int, body: bytes, sender: Sender) -> 
 
 
 def _rows(body: bytes, sender: Sender) -> list[NewSpan]:
-    limits = Limits(attributes=128, text_length=16_384)
+    limits = Limits()
     return decode_traces(body, json=False, sender=sender, limits=limits, rewards_granted=True).spans
 
 

@@ -15,7 +15,7 @@ from leyden.libs.contracts.ids import sample_id
 from leyden.libs.store.database import Database
 from leyden.libs.store.records.calls import write_calls
 from leyden.libs.telemetry import configure_logs
-from leyden.services.credit.worker import credit_pending
+from leyden.services.credit.worker import GROUPS_PER_TRANSACTION, credit_pending
 from tests.bench.rows import Row
 from tests.bench.stored import Stored, stored
 from tests.bench.trajectories import conversation
@@ -24,7 +24,6 @@ from tests.support.builders import add_group, add_run, run_document
 GROUPS, SIBLINGS = 8, 8
 """In one measurement."""
 CALLS, PROMPT_TOKENS, SAMPLED_TOKENS = 10, 2000, 500
-GROUPS_A_TRANSACTION = 8
 
 _FINISH = text("""
     UPDATE rollouts SET state = 'finished', attempt = 1, reward = sibling % 2, reason = 'succeeded', finished_at = now()
@@ -71,7 +70,7 @@ async def _credit(store: Stored, database: Database) -> float:
     """Rollouts a second of CPU time, from complete groups to committed samples."""
     before = time.process_time() + store.cpu_seconds()
     credited: list[str] = []
-    while found := await credit_pending(database, GROUPS_A_TRANSACTION):
+    while found := await credit_pending(database, GROUPS_PER_TRANSACTION):
         credited += found
     busy = time.process_time() + store.cpu_seconds() - before
     if len(credited) != GROUPS:

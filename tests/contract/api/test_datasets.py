@@ -117,7 +117,7 @@ async def test_an_upload_takes_no_more_memory_for_more_rows(database: Database) 
         assert (stored.dataset.task_count, first.items[0].payload["number"]) == (count, 0)
         return peak
 
-    limits = Limits(upload_bytes=2**30, row_bytes=2**20, problems=20)
+    limits = Limits(upload_bytes=2**30)
     fewer, more = [await peak_bytes(count) for count in (5_000, 20_000)]
     # 17 bytes for each further row: less than a reference to it and its number take.
     assert (more < 4 * 2**20, more - fewer < 15_000 * 17) == (True, True), (fewer, more)

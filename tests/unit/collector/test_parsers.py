@@ -20,7 +20,7 @@ from leyden.services.collector.conventions import Limits, Sender
 from leyden.services.collector.decode import Rows, decode_logs, decode_traces
 from leyden.services.collector.wire import MAX_RECORD_BYTES, MAX_RECORDS, BadBody, TooMany
 
-SENDER, LIMITS = Sender("run-a", "run-a.0.0", 1), Limits(attributes=128, text_length=16_384)
+SENDER, LIMITS = Sender("run-a", "run-a.0.0", 1), Limits()
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 SCALARS = st.one_of(
     TEXTS.map(lambda text: {"stringValue": text}),
