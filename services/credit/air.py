@@ -2,8 +2,10 @@
 
 AIR turns the return status of tool calls into rewards (Agent Lightning, arXiv 2508.03680, 3.4.2); the paper gives no
 formula. Ours: for each tool that its sampled answer asked for, a call earns the tool's weight when the tool succeeded,
-`failure` times the weight when it failed, and nothing when its status is unset; at most `MAX_REWARD` in all. A result
-without content has the status that `null` says, and a tool with `failures` that of its rules, with and without a span.
+`failure` times the weight when it failed; at most `MAX_REWARD` in all. A tool call whose status nothing
+shows, as after a lost span, earns what the tool earned on average in the group: no sibling is better or worse by it. A
+result without content has the status that `null` says, and a tool with `failures` that of its rules, with and without
+a span.
 
 The agent writes its own spans, so a span counts only as the result of a tool call that the model sampled, and each
 sampled tool call has one result. The first of these finds it; the source is stored with the result:
@@ -26,9 +28,11 @@ An agent can name its span after any word of the answer, so a tool that the oper
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Literal
 
 from leyden.libs.contracts.config import Air
@@ -82,13 +86,24 @@ def tool_uses(
     return {call_id: found for call_id, found in uses.items() if found}
 
 
-def air_reward(uses: Iterable[ToolUse], air: Air) -> float:
+def average_factors(uses: Iterable[ToolUse], air: Air) -> dict[str, float]:
+    """By tool, the mean factor of its weight over the uses that have a status."""
+    factors: dict[str, list[float]] = defaultdict(list)
+    for use in uses:
+        if use.status is not SpanStatus.UNSET and use.source != "text":
+            factors[use.tool].append(1.0 if use.status is SpanStatus.OK else air.failure)
+    return {tool: sum(found) / len(found) for tool, found in factors.items()}
+
+
+def air_reward(uses: Iterable[ToolUse], air: Air, averages: Mapping[str, float] = MappingProxyType({})) -> float:
     """The intermediate reward of a call from the status of its tools, before `alpha`.
+
+    Args: averages: the factor of a tool whose status nothing shows; 0 for others
 
     >>> air_reward([ToolUse("memory", SpanStatus.OK, "time")], Air(weights={"memory": 0.3}))
     0.3
     """
-    earned = sum((_earned(use, air) for use in uses), 0.0)
+    earned = sum((_earned(use, air, averages) for use in uses), 0.0)
     return max(-MAX_REWARD, min(MAX_REWARD, earned))
 
 
@@ -140,7 +155,7 @@ def _ask_of(span: ToolSpan, open_asks: OpenAsks) -> tuple[Ask, Source] | None:
     return ask, "text" if ask.in_text else "response_id" if is_known else "time"
 
 
-def _earned(use: ToolUse, air: Air) -> float:
+def _earned(use: ToolUse, air: Air, averages: Mapping[str, float]) -> float:
     weight = air.weights.get(use.tool, 0.0)
     match use.status:
         case SpanStatus.OK:
@@ -148,4 +163,5 @@ def _earned(use: ToolUse, air: Air) -> float:
         case SpanStatus.ERROR:
             return air.failure * weight
         case SpanStatus.UNSET:
-            return 0.0
+            # An empty result is no lost one: the run says that it earns nothing.
+            return 0.0 if use.source == "result" else weight * averages.get(use.tool, 0.0)

@@ -17,7 +17,7 @@ from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import Air, Baseline, Credit, TokenDiscountedCredit
 from leyden.libs.contracts.samples import RowCall
 from leyden.libs.contracts.states import OutcomeKind, SpanStatus
-from leyden.services.credit.air import DEFAULTS, ToolUse, air_reward, tool_uses
+from leyden.services.credit.air import DEFAULTS, ToolUse, air_reward, average_factors, tool_uses
 from leyden.services.credit.baselines import Advantages, Siblings, advantages, against, gigpo, moved, values
 from leyden.services.credit.counts import counts_by_policy
 from leyden.services.credit.forest import Forest, Node, call_forest, without_auxiliary_calls
@@ -85,6 +85,15 @@ class Excluded:
 
 
 @dataclass(frozen=True, slots=True)
+class _Played:
+    """One rollout with its forest and the tools that its calls asked for."""
+
+    rollout: Rollout
+    forest: Forest
+    uses: dict[str, list[ToolUse]]
+
+
+@dataclass(frozen=True, slots=True)
 class _Earned:
     """One rollout with its forest, states and returns; arrays [C] in the forest's order.
 
@@ -110,8 +119,10 @@ def credit_group(
 
     Args: averages: the moving averages before this group, for baseline `ema`: by role, or one under the empty name
     """
-    earned = [_earned(rollout, credit) for rollout in rollouts if not rollout.greedy]
-    greedy = [_earned(rollout, credit) for rollout in rollouts if rollout.greedy]
+    played = [_played(rollout, credit) for rollout in rollouts]
+    factors = average_factors((use for one in played for uses in one.uses.values() for use in uses), _air(credit))
+    earned = [_earned(one, credit, factors) for one in played if not one.rollout.greedy]
+    greedy = [_earned(one, credit, factors) for one in played if one.rollout.greedy]
     rewards = [one.rollout.reward for one in earned]
     if len(earned) < min_siblings:
         reason = f"{len(earned)} of its rollouts count and sampling.min_siblings asks for {min_siblings}"
@@ -158,15 +169,24 @@ def _row_calls(one: _Earned, credit: Credit) -> dict[str, RowCall] | None:
     )
 
 
-def _earned(rollout: Rollout, credit: Credit) -> _Earned:
+def _played(rollout: Rollout, credit: Credit) -> _Played:
     forest = call_forest(rollout.calls)
     if credit.auxiliary_calls == "leave_out":
         forest = without_auxiliary_calls(forest)
     calls = [node.call for node in forest.nodes]
     seen = sorted(rollout.calls, key=lambda call: call.order)
-    uses = tool_uses(calls, rollout.spans, seen, _ending(rollout, credit.air), credit.air or DEFAULTS)
+    return _Played(rollout, forest, tool_uses(calls, rollout.spans, seen, _ending(rollout, credit.air), _air(credit)))
+
+
+def _air(credit: Credit) -> Air:
+    return credit.air or DEFAULTS
+
+
+def _earned(played: _Played, credit: Credit, factors: Mapping[str, float]) -> _Earned:
+    rollout, forest, uses = played.rollout, played.forest, played.uses
+    calls = [node.call for node in forest.nodes]
     given, of_rollout = _given(rollout, forest)
-    status_C = np.array([_status_reward(uses.get(call.id, []), credit.air) for call in calls], np.float64)
+    status_C = np.array([_status_reward(uses.get(call.id, []), credit.air, factors) for call in calls], np.float64)
     lengths_C = [len(call.sampled) // TOKEN.itemsize for call in calls]
     intermediate_C = status_C + given + _length_rewards(lengths_C, credit)
     shaped = shaped_outcome(rollout.outcome + of_rollout, sum(lengths_C), credit.shaping)
@@ -194,10 +214,10 @@ def _ending(rollout: Rollout, air: Air | None) -> OutcomeKind | None:
     return rollout.ended if air is None or air.from_results else None
 
 
-def _status_reward(uses: Sequence[ToolUse], air: Air | None) -> float:
+def _status_reward(uses: Sequence[ToolUse], air: Air | None, factors: Mapping[str, float]) -> float:
     if air is None:
         return 0.0
-    return air_reward(uses, air) * (1.0 if air.alpha is None else air.alpha)
+    return air_reward(uses, air, factors) * (1.0 if air.alpha is None else air.alpha)
 
 
 def _has_status(uses: Sequence[ToolUse]) -> bool:

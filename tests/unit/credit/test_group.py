@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import Credit
 from leyden.services.credit.group import Credited, Excluded, credit_group
-from leyden.services.credit.records import AskedTool, BrokenRecord, Reward, Rollout
+from leyden.services.credit.records import AskedTool, BrokenRecord, Reward, Rollout, ToolResult
 from tests.unit.credit.cases import asking, call, chain, rollout, span
 
 
@@ -198,3 +200,23 @@ def test_own_credit_has_the_published_values() -> None:
     found = credit_group([rollout("a", 1.0, calls, *spans)], credit, min_siblings=1)
     assert isinstance(found, Credited)
     assert [one.return_ for one in found.credits] == pytest.approx([1.0, 0.6, 1.0, 1.0], abs=1e-9)
+
+
+def test_a_lost_span_makes_equal_siblings_no_different() -> None:
+    with_span = rollout("a", 1, chain("a", 2, "search"), span("search", at=0.5))
+    without = rollout("b", 1, chain("b", 2, "search"))
+    failed = rollout("c", 1, chain("c", 2, "search"), span("search", "error", at=0.5))
+    air = {"weights": {"search": 0.3}, "from_results": False}
+    assert not credited([with_span, without], air=air).has_variance()
+    # Beside a failure the lost span is worth the mean of both.
+    found = credited([with_span, failed, without], air=air)
+    assert [one.intermediate_reward for one in found.credits] == pytest.approx([0.3, 0, -0.3, 0, 0, 0])
+    assert credited([without], air=air, baseline={"type": "none"}).credits[0].intermediate_reward == 0
+
+
+def test_an_empty_result_that_earns_nothing_is_no_lost_one() -> None:
+    ok = rollout("a", 1, chain("a", 2, "search"), span("search", at=0.5))
+    calls = chain("b", 2, "search")
+    calls[1] = replace(calls[1], results=(ToolResult(calls[0].asked[0].tool_call_id, "[]"),))
+    found = credited([ok, rollout("b", 1, calls)], air={"weights": {"search": 0.3}, "null": "nothing"})
+    assert [one.intermediate_reward for one in found.credits] == [0.3, 0, 0, 0]
