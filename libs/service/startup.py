@@ -5,13 +5,18 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from pydantic import AliasChoices, ValidationError
 from pydantic_settings import BaseSettings, SettingsError
 
 from leyden.libs.service.errors import Misconfigured
+from leyden.libs.service.settings import ServiceSettings
+from leyden.libs.telemetry import configure_logs, configure_tracing
+
+Configured = TypeVar("Configured", bound=ServiceSettings)
 
 
 @contextmanager
@@ -38,6 +43,25 @@ def exit_on_config_error(settings: type[BaseSettings]) -> Iterator[None]:
         raise SystemExit(" ".join(str(error).split())) from None
     finally:
         gc.enable()
+
+
+def service_main(name: str, settings: type[Configured]) -> Callable[[Callable[[Configured], None]], Callable[[], None]]:
+    """Decorates the function that runs a service: reads its settings, starts logs and traces, and calls it with them.
+
+    The function imports what it runs: a wrong setting is reported before slow imports.
+    """
+
+    def decorate(run: Callable[[Configured], None]) -> Callable[[], None]:
+        @exit_on_config_error(settings)
+        def main() -> None:
+            found = settings()
+            configure_logs(name, found.log_level)
+            configure_tracing(name, found.otlp_endpoint)
+            run(found)
+
+        return main
+
+    return decorate
 
 
 def _end_on_sigterm() -> None:

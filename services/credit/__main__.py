@@ -1,16 +1,12 @@
 """Runs a credit worker: `python -m leyden.services.credit`."""
 
-from leyden.libs.service.startup import exit_on_config_error
-from leyden.libs.telemetry import configure_logs, configure_tracing
+from leyden.libs.service.startup import service_main
 from leyden.services.credit.settings import Settings
 
 
-@exit_on_config_error(Settings)
-def main() -> None:
-    settings = Settings()
-    configure_logs("credit", settings.log_level)
-    configure_tracing("credit", settings.otlp_endpoint)
-
+@service_main("credit", Settings)
+def main(settings: Settings) -> None:
+    """Credits groups until SIGTERM."""
     from leyden.libs.service import run_worker
     from leyden.services.credit.worker import work
 

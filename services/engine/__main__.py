@@ -6,16 +6,13 @@ import os
 import sys
 
 from leyden.libs.service import run_http
-from leyden.libs.service.startup import exit_on_config_error
-from leyden.libs.telemetry import configure_logs, configure_tracing
+from leyden.libs.service.startup import service_main
 from leyden.services.engine.settings import Settings
 
 
-@exit_on_config_error(Settings)
-def main() -> None:
-    settings = Settings()
-    configure_logs("engine", settings.log_level)
-    configure_tracing("engine", settings.otlp_endpoint)
+@service_main("engine", Settings)
+def main(settings: Settings) -> None:
+    """Serves until SIGTERM."""
     # A short switch interval lets the event loop answer between the operations of a forward pass.
     sys.setswitchinterval(0.0005)
     # Threads of a forward pass sleep while they wait for each other. Why: by default they spin, which on shared cores

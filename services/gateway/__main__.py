@@ -1,20 +1,13 @@
 """Runs the gateway: `python -m leyden.services.gateway`."""
 
-from __future__ import annotations
-
-from leyden.libs.service import run_http
-from leyden.libs.service.startup import exit_on_config_error
-from leyden.libs.telemetry import configure_logs, configure_tracing
+from leyden.libs.service.startup import service_main
 from leyden.services.gateway.settings import Settings
 
 
-@exit_on_config_error(Settings)
-def main() -> None:
+@service_main("gateway", Settings)
+def main(settings: Settings) -> None:
     """Serves until SIGTERM or SIGINT."""
-    settings = Settings()
-    configure_logs("gateway", settings.log_level)
-    configure_tracing("gateway", settings.otlp_endpoint)
-    # Why: a wrong setting is reported before the slow imports of tokenizer, template engine and HTTP client.
+    from leyden.libs.service import run_http
     from leyden.services.gateway.app import create_app
 
     run_http("gateway", create_app(settings), settings)

@@ -1,16 +1,12 @@
 """Runs a grader: `python -m leyden.services.grader`."""
 
-from leyden.libs.service.startup import exit_on_config_error
-from leyden.libs.telemetry import configure_logs, configure_tracing
+from leyden.libs.service.startup import service_main
 from leyden.services.grader.settings import Settings
 
 
-@exit_on_config_error(Settings)
-def main() -> None:
-    settings = Settings()
-    configure_logs("grader", settings.log_level)
-    configure_tracing("grader", settings.otlp_endpoint)
-
+@service_main("grader", Settings)
+def main(settings: Settings) -> None:
+    """Grades attempts until SIGTERM."""
     from leyden.libs.service import run_worker
     from leyden.services.grader.worker import work
 
