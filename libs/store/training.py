@@ -15,8 +15,9 @@ from leyden.libs.contracts.config import RunConfig, Sampling
 from leyden.libs.contracts.states import ConsumptionVerdict, GroupVerdict
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
-from leyden.libs.store.read.runs import UNBEGUN_CHILDREN, UnknownRun
+from leyden.libs.store.read.runs import UnknownRun
 from leyden.libs.store.rewards import REWARD, SOLVE_RATE
+from leyden.libs.store.runs.actions import UNBEGUN_CHILDREN
 
 _MEASURED = """
     SELECT e.id, e.policy_version, e.dataset_id FROM evaluations e JOIN datasets d ON d.id = e.dataset_id

@@ -18,8 +18,9 @@ from leyden.libs.store.access import KeyReused
 from leyden.libs.store.database import BadValue, Database, StoreAway
 from leyden.libs.store.datasets import DatasetConflict, DatasetInUse, UnknownDataset
 from leyden.libs.store.read.paging import BadCursor
-from leyden.libs.store.read.runs import ActionRefused, UnknownRun
+from leyden.libs.store.read.runs import UnknownRun
 from leyden.libs.store.read.views import RewardConflict, UnknownCall, UnknownRollout
+from leyden.libs.store.runs.actions import ActionRefused
 from leyden.libs.store.runs.retention import RecordsInUse
 from leyden.libs.store.schema import check_schema
 from leyden.services.api import access, audit, datasets, docs_page, platform, rollouts, runs

@@ -29,7 +29,7 @@ from leyden.libs.service import JsonResponse, Problem
 from leyden.libs.store.database import Session
 from leyden.libs.store.engines import read_pools
 from leyden.libs.store.read import agents, results, runs, views
-from leyden.libs.store.runs import retention
+from leyden.libs.store.runs import actions, retention
 from leyden.libs.store.training import best_version, weights_bytes
 from leyden.services.api.audit import changing
 from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer
@@ -63,7 +63,7 @@ async def create_run(
 
     async def work(session: Session) -> tuple[BaseModel, bool]:
         await _check_references(session, config)
-        return await runs.create_run(session, config), True
+        return await actions.create_run(session, config), True
 
     return await create_once(request, create_request(request, caller, idempotency_key, config), work)
 
@@ -121,7 +121,7 @@ async def get_run(store: Store, caller: Reader, run_id: str) -> Run:
 async def pause_run(request: Request, caller: Writer, run_id: str) -> Run:
     """Pause a run: rollouts under way end, no new ones begin. 409 where that cannot be asked; a repeat is harmless."""
     async with changing(request) as change:
-        run, change.is_new = await runs.change_intent(change.session, run_id, "pause")
+        run, change.is_new = await actions.change_intent(change.session, run_id, "pause")
     return run
 
 
@@ -141,19 +141,19 @@ async def resume_run(
     """
     if asked is None:
         async with changing(request) as change:
-            resumed, change.is_new = await runs.change_intent(change.session, run_id, "resume")
+            resumed, change.is_new = await actions.change_intent(change.session, run_id, "resume")
         return JsonResponse(resumed.model_dump(mode="json"), 200)
 
     async def work(session: Session) -> tuple[BaseModel, bool]:
-        ended, version = await runs.resumable_version(session, run_id, asked.from_version)
+        ended, version = await actions.resumable_version(session, run_id, asked.from_version)
         config = amended(ended, version, asked, await read_pools(session))
         _check_runner(request, config)
         check_judgements(config, "changes.")
         await _check_references(session, config)
         continued = continued_policies(ended, config, asked)
         check_frozen_policies(config, continued)
-        parents = await runs.policy_parents(session, ended, version, continued)
-        return await runs.create_run(session, config, RunParent(run_id=run_id, version=version), parents), True
+        parents = await actions.policy_parents(session, ended, version, continued)
+        return await actions.create_run(session, config, RunParent(run_id=run_id, version=version), parents), True
 
     return await create_once(request, create_request(request, caller, idempotency_key, asked), work)
 
@@ -162,7 +162,7 @@ async def resume_run(
 async def cancel_run(request: Request, caller: Writer, run_id: str) -> Run:
     """Cancel a run for good. 409 where it has ended; a repeat is harmless."""
     async with changing(request) as change:
-        run, change.is_new = await runs.change_intent(change.session, run_id, "cancel")
+        run, change.is_new = await actions.change_intent(change.session, run_id, "cancel")
     return run
 
 
@@ -183,7 +183,7 @@ async def delete_run(request: Request, caller: Admin, run_id: str) -> Run:
     run has not ended; a repeat is harmless.
     """
     async with changing(request) as change:
-        run, change.is_new = await runs.mark_deleted(change.session, run_id)
+        run, change.is_new = await actions.mark_deleted(change.session, run_id)
     return run
 
 
@@ -279,7 +279,7 @@ async def create_evaluation(
     """Measure one policy version on a dataset; what is left out comes from the run's own `evaluation`."""
 
     async def work(session: Session) -> tuple[BaseModel, bool]:
-        evaluation_id = await runs.create_evaluation(session, run_id, asked)
+        evaluation_id = await actions.create_evaluation(session, run_id, asked)
         made = await results.get_evaluation(session, evaluation_id)
         assert made is not None
         return made, True

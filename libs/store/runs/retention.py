@@ -13,7 +13,8 @@ from pathlib import Path
 from sqlalchemy import exc, text
 
 from leyden.libs.store.database import Database, ReadSession, Session
-from leyden.libs.store.read.runs import ActionRefused, UnknownRun
+from leyden.libs.store.read.runs import UnknownRun
+from leyden.libs.store.runs.actions import ActionRefused
 
 TRIES = 6
 FIRST_PAUSE_SECONDS = 0.1

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.locks import AdvisoryLock
-from leyden.libs.store.read.runs import ActionRefused
 from leyden.libs.store.runs import retention
+from leyden.libs.store.runs.actions import ActionRefused
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainers.process import log_file

@@ -8,7 +8,7 @@ from datetime import timedelta
 from prometheus_client import Counter
 
 from leyden.libs.store.database import Database, Refused, StoreAway
-from leyden.libs.store.read.runs import ActionRefused
+from leyden.libs.store.runs.actions import ActionRefused
 from leyden.libs.store.runs.retention import RecordsInUse, prunable_runs, prune_run
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.controller.settings import Settings

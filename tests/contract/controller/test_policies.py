@@ -10,7 +10,7 @@ import pytest
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.libs.store.read import runs
+from leyden.libs.store.runs import actions
 from tests.contract.controller.test_store import LONG_AGO, ObedientFleet, Scene, document
 from tests.support import builders
 
@@ -33,7 +33,7 @@ async def create(scene: Scene, **changes: Any) -> tuple[tables.Run, tables.Run]:
     """A run with version 0 of both policies, and the run that carries its other policy."""
     config = RunConfig.model_validate({**document(), **PAIR, **changes})
     async with scene.database.session() as session:
-        made = await runs.create_run(session, config)
+        made = await actions.create_run(session, config)
         rows = [await session.get_one(tables.Run, one) for one in (made.id, made.policy_runs["checker"])]
     for row in rows:
         await builders.add_policy_version(scene.database, row, 0)
@@ -42,7 +42,7 @@ async def create(scene: Scene, **changes: Any) -> tuple[tables.Run, tables.Run]:
 
 async def test_policies_wait_for_all_their_pools_and_learn_from_the_same_groups(scene: Scene) -> None:
     async with scene.database.session() as session:
-        alone = await runs.create_run(session, RunConfig.model_validate({**document(), "pool": "second"}))
+        alone = await actions.create_run(session, RunConfig.model_validate({**document(), "pool": "second"}))
     first = await row(scene, alone.id)
     await builders.add_policy_version(scene.database, first, 0)
     lead, checker = await create(scene)
@@ -68,7 +68,7 @@ async def test_policies_wait_for_all_their_pools_and_learn_from_the_same_groups(
 async def test_a_run_that_waits_for_one_pool_leaves_another_to_later_runs(scene: Scene) -> None:
     async def alone(pool: str) -> tables.Run:
         async with scene.database.session() as session:
-            made = await runs.create_run(session, RunConfig.model_validate({**document(), "pool": pool}))
+            made = await actions.create_run(session, RunConfig.model_validate({**document(), "pool": pool}))
         await builders.add_policy_version(scene.database, await row(scene, made.id), 0)
         return await row(scene, made.id)
 
@@ -137,12 +137,12 @@ async def test_steering_a_run_steers_its_policies(scene: Scene) -> None:
     await scene.tick(2)
     for action, phase in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
         async with scene.database.session() as session:
-            await runs.change_intent(session, lead.id, action)
+            await actions.change_intent(session, lead.id, action)
         await scene.tick(2)
         assert [(await scene.phase(run))[0] for run in (lead, checker)] == [phase] * 2
     async with scene.database.session() as session:
-        with pytest.raises(runs.ActionRefused, match=f"carries policy 'checker' of run {lead.id}, pause that"):
-            await runs.change_intent(session, checker.id, "pause")
+        with pytest.raises(actions.ActionRefused, match=f"carries policy 'checker' of run {lead.id}, pause that"):
+            await actions.change_intent(session, checker.id, "pause")
 
 
 async def row(scene: Scene, run_id: str) -> tables.Run:

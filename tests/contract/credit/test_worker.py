@@ -20,7 +20,7 @@ from leyden.libs.store import samples as store
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.read import views
-from leyden.libs.store.read.runs import create_run
+from leyden.libs.store.runs.actions import create_run
 from leyden.services.credit import worker
 from leyden.services.credit.settings import Settings
 from leyden.services.credit.worker import credit_pending, work

@@ -14,7 +14,7 @@ from leyden.libs.contracts.api.runs import EvaluationRequest
 from leyden.libs.contracts.states import RUN_TRANSITIONS, RunPhase
 from leyden.libs.store import tables
 from leyden.libs.store.database import Refused
-from leyden.libs.store.read import runs
+from leyden.libs.store.runs import actions
 from leyden.libs.store.runs.phases import Phase, write_phases
 from tests.support import builders
 from tests.support.state_machines import StoreMachine, serial, walk
@@ -65,8 +65,8 @@ class RunMachine(StoreMachine):
         async def work() -> str:
             try:
                 async with self.database.session() as session:
-                    return str((await runs.change_intent(session, self.run.id, action))[0].intent)
-            except runs.ActionRefused:
+                    return str((await actions.change_intent(session, self.run.id, action))[0].intent)
+            except actions.ActionRefused:
                 return REFUSED
 
         return lambda model: model.ask(action), work
@@ -86,8 +86,8 @@ class RunMachine(StoreMachine):
         async def work() -> int | str:
             try:
                 async with self.database.session() as session:
-                    made = await runs.create_evaluation(session, self.run.id, EvaluationRequest())
-            except runs.ActionRefused:
+                    made = await actions.create_evaluation(session, self.run.id, EvaluationRequest())
+            except actions.ActionRefused:
                 return REFUSED
             return int(made.removeprefix(f"{self.run.id}.e"))
 

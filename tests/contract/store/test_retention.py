@@ -18,8 +18,9 @@ from sqlalchemy import func, select, text
 from leyden.libs.contracts.ids import evaluation_id
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database, Refused
-from leyden.libs.store.read.runs import ActionRefused, UnknownRun
+from leyden.libs.store.read.runs import UnknownRun
 from leyden.libs.store.records.spans import write_telemetry
+from leyden.libs.store.runs.actions import ActionRefused
 from leyden.libs.store.runs.retention import RecordsInUse, prune_run
 from leyden.services.controller.upkeep.retention import prune_old
 from tests.support import builders

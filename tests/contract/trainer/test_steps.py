@@ -23,9 +23,8 @@ from leyden.libs.service import Checks
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.locks import AdvisoryLock
-from leyden.libs.store.read import runs
 from leyden.libs.store.read.warnings import run_warnings
-from leyden.libs.store.runs import retention
+from leyden.libs.store.runs import actions, retention
 from leyden.services.trainer import loop as trainer_loop
 from leyden.services.trainer import worker
 from leyden.services.trainer.model.families import UnsupportedModel
@@ -895,7 +894,7 @@ async def test_a_continued_run_that_starts_again_needs_its_parent_no_more(case: 
             await builders.add_policy_version(case.database, case.run, 0, path=str(own), content_sha256=sha256)
             await builders.end_run(case.database, parent)
             async with case.database.session() as session:
-                await runs.mark_deleted(session, parent.id)
+                await actions.mark_deleted(session, parent.id)
             await retention.delete_run(case.database, parent.id)
             shutil.rmtree(case.folder / parent.id)
         await case.train()

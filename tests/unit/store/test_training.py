@@ -8,7 +8,7 @@ import pytest
 from leyden.libs.contracts.api.runs import EvaluationRequest
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database
-from leyden.libs.store.read import runs
+from leyden.libs.store.runs import actions
 from tests.support import builders
 
 
@@ -33,7 +33,7 @@ async def add_pair(database: Database, *, is_policy: bool) -> tuple[tables.Run, 
 async def test_a_version_with_a_pending_evaluation_is_not_removed(database: Database, is_policy: bool) -> None:
     run, pruned = await add_pair(database, is_policy=is_policy)
     async with database.session() as session:
-        await runs.create_evaluation(session, run.id, EvaluationRequest(policy_version=1, dataset=run.dataset_id))
+        await actions.create_evaluation(session, run.id, EvaluationRequest(policy_version=1, dataset=run.dataset_id))
         pruning = asyncio.create_task(prune(database, pruned.id, 3))
         # It waits for the evaluation, whose transaction is still open.
         assert not (await asyncio.wait({pruning}, timeout=0.5))[0]
@@ -82,7 +82,7 @@ async def test_a_version_that_is_being_removed_cannot_be_evaluated(database: Dat
 
     async def evaluate() -> str:
         async with database.session() as session:
-            return await runs.create_evaluation(
+            return await actions.create_evaluation(
                 session, run.id, EvaluationRequest(policy_version=1, dataset=run.dataset_id)
             )
 
@@ -90,7 +90,7 @@ async def test_a_version_that_is_being_removed_cannot_be_evaluated(database: Dat
         assert (await training.prune_versions(session, run.id, 3)).versions == {0, 3}
         asking = asyncio.create_task(evaluate())
         assert not (await asyncio.wait({asking}, timeout=0.5))[0]
-    with pytest.raises(runs.ActionRefused, match="no weights of version 1"):
+    with pytest.raises(actions.ActionRefused, match="no weights of version 1"):
         await asking
 
 
@@ -164,7 +164,7 @@ async def test_a_policys_version_with_a_pending_evaluation_of_its_leading_run_is
 ) -> None:
     lead, checker = await team(database)
     async with database.session() as session:
-        await runs.create_evaluation(session, lead.id, EvaluationRequest(policy_version=1, dataset=lead.dataset_id))
+        await actions.create_evaluation(session, lead.id, EvaluationRequest(policy_version=1, dataset=lead.dataset_id))
         pruning = asyncio.create_task(prune(database, checker.id, 3))
         # It waits for the evaluation, whose transaction is still open.
         assert not (await asyncio.wait({pruning}, timeout=0.5))[0]
@@ -189,7 +189,7 @@ async def test_a_continued_run_that_ended_before_it_copied_a_version_does_not_ke
     assert await prune(database, parent.id, 4) == {0, 2, 4, 5}
     if ended == "by its user":
         async with database.session() as session:
-            await runs.change_intent(session, child.id, "cancel")
+            await actions.change_intent(session, child.id, "cancel")
     else:
         await builders.end_run(database, child, "failed")
     assert await prune(database, parent.id, 4) == {0, 4, 5}
