@@ -6,9 +6,13 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
 
 from leyden.libs.contracts.api.problems import FieldProblem
 from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config.graders import JsonSchema
 from leyden.libs.contracts.judgements import judge
 from leyden.libs.contracts.model_folder import serving_mismatch
 from leyden.libs.service import Problem
@@ -113,13 +117,24 @@ async def check_task_fields(session: ReadSession, config: RunConfig) -> None:
                 raise refusal("agent", f"task {number} of dataset {dataset.name!r} has no field for {placeholder}")
 
 
-async def check_references(session: ReadSession, config: RunConfig) -> None:
+def _check_schema(place: str, schema: dict[str, Any]) -> None:
+    try:
+        jsonschema_rs.meta.validate(schema)
+    except ValueError as error:
+        cause = str(error).partition("\n")[0]
+        raise refusal(place, f"it is no JSON Schema, and every rollout would be excluded: {cause}") from error
+
+
+async def check_graders(session: ReadSession, config: RunConfig) -> None:
     """Passes a run whose graders read fields that some of its first tasks have: a task may lack a reference.
 
-    Raises: Problem: no task has a field; UnknownDataset
+    Raises: Problem: no task has a field, or a schema is none; UnknownDataset
     """
     if config.reward is None:
         return
+    for number, one in enumerate(config.reward.components):
+        if isinstance(one.grader, JsonSchema):
+            _check_schema(f"reward.components.{number}.grader.json_schema", one.grader.json_schema)
     dataset = await find_dataset(session, config.dataset)
     for place, field in config.reward.task_fields():
         if not await has_field(session, dataset.id, field, first=CHECKED_TASKS):

@@ -37,11 +37,11 @@ from leyden.services.api.continuation import amended, continued_policies
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
 from leyden.services.api.models import (
     check_frozen_policies,
+    check_graders,
     check_judgements,
     check_model,
     check_policies,
     check_pool,
-    check_references,
     check_task_fields,
     check_trainable,
 )
@@ -91,7 +91,7 @@ async def _check_references(session: Session, config: RunConfig) -> None:
             await asyncio.to_thread(check_model, one.algorithm.critic.model, "algorithm.critic.model")
         await asyncio.to_thread(check_trainable, one, pools)
     await check_task_fields(session, config)
-    await check_references(session, config)
+    await check_graders(session, config)
 
 
 @router.get("")

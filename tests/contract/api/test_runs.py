@@ -186,6 +186,18 @@ async def test_a_run_whose_graders_read_what_no_task_has_is_refused(
     )
 
 
+async def test_a_run_whose_grader_has_a_broken_schema_is_refused(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    await builders.add_dataset(database, [{"question": "2+2"}], name="schemas")
+    grader = {"type": "json_schema", "json_schema": {"type": "objet"}}
+    document = builders.run_document(dataset="schemas", reward={"components": [{"name": "form", "grader": grader}]})
+    refused = await api_http.post("/v1/runs", json=document)
+    [problem] = refused.json()["errors"]
+    assert (refused.status_code, problem["path"]) == (422, "reward.components.0.grader.json_schema")
+    assert "it is no JSON Schema" in problem["message"]
+
+
 async def test_a_run_is_created_with_partitions_and_planned_evaluations(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:
