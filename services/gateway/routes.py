@@ -14,10 +14,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from leyden.libs.contracts.conversation import Json
-from leyden.libs.service import JsonResponse, Share
-from leyden.libs.service.body import read_body
+from leyden.libs.service import JsonResponse
 from leyden.services.gateway.calls import streaming
-from leyden.services.gateway.calls.context import Attempt, Completion, ModelRequest
+from leyden.services.gateway.calls.context import Completion, ModelRequest
 from leyden.services.gateway.calls.retries import InFlightCall
 from leyden.services.gateway.calls.service import CallService
 from leyden.services.gateway.dialects.base import WireFormat
@@ -25,6 +24,7 @@ from leyden.services.gateway.dialects.chat_completions import ChatCompletions
 from leyden.services.gateway.dialects.completions import Completions
 from leyden.services.gateway.dialects.messages import Messages
 from leyden.services.gateway.embeddings import Embeddings
+from leyden.services.gateway.requests import BASE, authenticate, body_of
 
 T = TypeVar("T")
 CLIENT_CLOSED_REQUEST = 499
@@ -90,7 +90,6 @@ async def model(request: Request) -> Response:
     return JsonResponse(_model(request.path_params["name"].rstrip("/")))
 
 
-BASE = "/r/{rollout}/{attempt}/v1"
 ROUTES = (
     *(Route(BASE + path, chat_completions, methods=["POST"]) for path in ("/chat/completions", "/chat/completions/")),
     *(Route(BASE + path, responses, methods=["POST"]) for path in ("/responses", "/responses/")),
@@ -151,7 +150,7 @@ async def _stream(
     else:
         events = streaming.follow(
             writer,
-            call.served.chat,
+            call.sampler.chat,
             call,
             ending.begin,
             keepalive_after_seconds=settings.keepalive_after_seconds,
@@ -195,19 +194,6 @@ def _lose(request: Request, call: InFlightCall | Completion) -> None:
 async def _joined(events: AsyncGenerator[bytes]) -> bytes:
     async with aclosing(events):
         return b"".join([event async for event in events])
-
-
-async def authenticate(request: Request) -> Attempt:
-    """Returns the attempt that path and key name. Raises: KeyRefused."""
-    path = request.path_params
-    attempt: Attempt = await request.app.state.auth.authenticate(request.headers, path["rollout"], path["attempt"])
-    return attempt
-
-
-async def body_of(request: Request, share: Share) -> bytes:
-    """Reads the body, decompressed; each chunk is counted against the limits before it is stored."""
-    encoding = request.headers.get("content-encoding", "").strip().lower()
-    return await read_body(request.stream(), encoding, share, max_bytes=request.app.state.settings.max_body_bytes)
 
 
 async def _until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T | None:

@@ -1,4 +1,4 @@
-"""The check of folders and imports counts floors, finds circles, and lets exceptions shrink alone."""
+"""The check of folders and imports counts floors and finds circles."""
 
 from __future__ import annotations
 
@@ -22,15 +22,11 @@ def test_a_circle_is_one_floor() -> None:
     [
         (PART, []),
         (replace(PART, files=21), ["libs/one: 21 files, at most 20 are allowed"]),
-        (replace(PART, floors=12), []),
-        (replace(PART, floors=13), ["libs/one: 13 floors, at most 12 are allowed"]),
-        (replace(PART, floors=11), ["libs/one: 11 floors: lower its exception in tests/checks/structure.py from 12"]),
+        (replace(PART, floors=11), ["libs/one: 11 floors, at most 10 are allowed"]),
         (replace(PART, circles=1, in_circles=("a", "b")), ["libs/one: 1 circles, at most 0 are allowed: a, b"]),
     ],
 )
-def test_limits_and_exceptions(part: structure.Part, found: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    floors = [12] if part.floors > 10 else []
-    monkeypatch.setattr(structure, "EXCEPTIONS", {("libs/one", "floors"): 12} if floors else {})
+def test_limits(part: structure.Part, found: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structure, "parts", lambda: [part])
     assert structure.findings() == found
 

@@ -20,11 +20,9 @@ from cachetools import LRUCache, TTLCache
 
 from leyden.libs.store.attempts import AttemptKey
 from leyden.services.gateway.calls.context import CallContext, Completion, SampledTokens
-from leyden.services.gateway.dialects.chat_client import ProvidedAnswer
 from leyden.services.gateway.errors import stopping
-from leyden.services.gateway.prompt.models import ServedModel
-from leyden.services.gateway.prompt.prefix import IndexedPrompt
 from leyden.services.gateway.records.deliveries import Delivery
+from leyden.services.gateway.samplers.base import Sampler
 
 RequestKey = tuple[AttemptKey, bytes]
 """An attempt and the digest of a body."""
@@ -38,11 +36,8 @@ class InFlightCall:
     """One request to the model until it is recorded."""
 
     context: CallContext
-    indexed: IndexedPrompt
     choices: list[SampledTokens]
-    served: ServedModel
-    provided: ProvidedAnswer | None = None
-    """The answer of another provider's model, which has no tokens."""
+    sampler: Sampler
     task: asyncio.Task[Completion] | None = None
     listeners: list[Callable[[], None]] = field(default_factory=list)
     delivery: Delivery | None = None

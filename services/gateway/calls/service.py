@@ -13,36 +13,30 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import NamedTuple
-
-import numpy as np
 
 from leyden.libs.capability import CapabilityError, Cause
 from leyden.libs.contracts.ids import new_call_id, weight_version
 from leyden.libs.contracts.states import CallStatus
 from leyden.libs.faults import fault_point
 from leyden.libs.store.attempts import AttemptKey
-from leyden.libs.store.records.calls import EVER
+from leyden.libs.store.records.calls import EVER, CallDefaults
 from leyden.libs.store.records.deliveries import NewDelivery
 from leyden.libs.telemetry import logger, parse_traceparent
 from leyden.services.gateway import metrics
 from leyden.services.gateway.auth import refusal
 from leyden.services.gateway.calls.context import (
     Agent,
-    Answer,
     Attempt,
     CallContext,
     Completion,
     ModelRequest,
-    Prompt,
     SampledTokens,
 )
 from leyden.services.gateway.calls.prepare import NAME_HEADER, agent_of, role_of
 from leyden.services.gateway.calls.retries import REPEAT_SECONDS, UNDECLARED, InFlightCall, Retry, RetryIndex
 from leyden.services.gateway.dialects.base import WireFormat
 from leyden.services.gateway.engine.client import EngineClient
-from leyden.services.gateway.engine.sglang import EngineRequest
 from leyden.services.gateway.errors import (
     BadRequest,
     ContextOverflow,
@@ -51,16 +45,14 @@ from leyden.services.gateway.errors import (
     Unavailable,
     stopping,
 )
-from leyden.services.gateway.prompt.answer import finish_answer
-from leyden.services.gateway.prompt.constraint import decoding_constraint
-from leyden.services.gateway.prompt.models import PoolModels, ServedModel
-from leyden.services.gateway.prompt.prefix import Conversation, IndexedPrompt
+from leyden.services.gateway.prompt.models import PoolModels
 from leyden.services.gateway.prompt.stored import StoredCalls
-from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.records.deliveries import Deliveries
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import Recorder
-from leyden.services.gateway.samplers.provider import Providers
+from leyden.services.gateway.samplers.base import Sampler
+from leyden.services.gateway.samplers.engine import EngineSampler, render
+from leyden.services.gateway.samplers.provider import Providers, ProviderSampler
 from leyden.services.gateway.settings import Settings
 
 log = logger()
@@ -156,7 +148,7 @@ class CallService:
         caller = await self._caller(attempt, request, headers)
         try:
             served = await self.models.of_run(caller.policy_run)
-            return len((await self._indexed(served, attempt, request, caller.policy_run)).prompt.ids)
+            return len((await render(served, self._stored, attempt, request, caller.policy_run)).prompt.ids)
         except ContextOverflow as error:
             return error.prompt_tokens
 
@@ -269,18 +261,10 @@ class CallService:
     ) -> InFlightCall:
         defaults = await self._reader.defaults(attempt.run_id)
         caller = await self._caller(attempt, request, headers)
-        served = await self.models.of_run(caller.policy_run)
-        if caller.role in defaults.provided:
-            indexed, constraint = _without_tokens(request), {}
-        else:
-            if attempt.is_greedy:
-                request = replace(request, sampling=replace(request.sampling, temperature=0.0))
-            indexed = await self._indexed(served, attempt, request, caller.policy_run)
-            request = replace(request, turns=indexed.conversation.turns)
-            _check_vocabulary(served.chat, request, indexed.prompt)
-            constraint = decoding_constraint(served.chat, request)
+        sampler = await self._sampler(attempt, request, caller, defaults)
+        request = sampler.request
         asked = request.sampling.temperature
-        metrics.PROMPTS.labels(indexed.continuation).inc()
+        metrics.PROMPTS.labels(sampler.indexed.continuation).inc()
         parent = parse_traceparent(headers.get("traceparent"))
         choices = _choices(request)
         context = CallContext(
@@ -288,8 +272,8 @@ class CallService:
             request=request,
             request_id=choices[0].call_id,
             request_sha256=digest,
-            prompt=indexed.prompt,
-            constraint=constraint,
+            prompt=sampler.indexed.prompt,
+            constraint=sampler.constraint,
             temperature=defaults.temperature if asked is None else asked,
             defaults=defaults,
             trace_id=parent.trace_id if parent else None,
@@ -297,24 +281,26 @@ class CallService:
             agent=caller.agent,
             role=caller.role,
             policy_run=caller.policy_run,
-            continuation=indexed.continuation,
+            continuation=sampler.indexed.continuation,
             arrived_at=arrived_at,
             sequence=sequence,
         )
-        return InFlightCall(context, indexed, choices, served, abandoned_seconds=self._settings.abandoned_seconds)
+        return InFlightCall(context, choices, sampler, abandoned_seconds=self._settings.abandoned_seconds)
+
+    async def _sampler(
+        self, attempt: Attempt, request: ModelRequest, caller: Caller, defaults: CallDefaults
+    ) -> Sampler:
+        served = await self.models.of_run(caller.policy_run)
+        policy = defaults.provided.get(caller.role or "")
+        if policy is not None:
+            return ProviderSampler(self._providers, policy, request, served.chat)
+        return await EngineSampler.prepare(self._engines, served, self._stored, attempt, request, caller.policy_run)
 
     async def _caller(self, attempt: Attempt, request: ModelRequest, headers: Mapping[str, str]) -> Caller:
         agent = agent_of(request, headers.get(NAME_HEADER))
         defaults = await self._reader.defaults(attempt.run_id)
         role = role_of(defaults.roles, request, agent)
         return Caller(agent, role, defaults.policy_run(attempt.run_id, role))
-
-    async def _indexed(
-        self, served: ServedModel, attempt: Attempt, request: ModelRequest, policy_run: str
-    ) -> IndexedPrompt:
-        return await served.prefixes.prompt(
-            (attempt.key, policy_run), request, lambda known: self._stored.calls(attempt, known, policy_run)
-        )
 
     def _run(self, call: InFlightCall, wire_format: WireFormat) -> None:
         call.task = asyncio.create_task(self._serve(call, wire_format), name=f"call {call.request_id}")
@@ -344,7 +330,7 @@ class CallService:
         try:
             await self._wait_for_turn()
             try:
-                await self._sample(call)
+                await call.sampler.sample(call.context, call.choices, call.progressed)
             finally:
                 self._turns.release()
             fault_point("gateway.answered")
@@ -381,48 +367,8 @@ class CallService:
         except TimeoutError:
             raise Unavailable("Too many calls at once; try again.", code="overloaded", retry_after_seconds=1) from None
 
-    async def _sample(self, call: InFlightCall) -> None:
-        provided = call.context.defaults.provided.get(call.context.role or "")
-        if provided is not None and provided.provider is not None:
-            # Before the answer: the time of another provider's model is no wait for the platform.
-            for choice in call.choices:
-                choice.accepted_at = time.perf_counter()
-            request, model = call.context.request, provided.provider_model
-            call.provided = await self._providers.ask(provided.provider, model, request, call.request_id)
-            for choice in call.choices:
-                choice.ended_at = time.perf_counter()
-            return
-        request, tokenizer = call.context.request, call.served.chat.tokenizer
-        # Engines reserve one place of the context for themselves.
-        room = tokenizer.context_length - 1 - len(call.context.prompt.ids)
-        asked = EngineRequest(
-            run_id=call.context.policy_run,
-            rollout_id=call.context.attempt.rollout_id,
-            pool=call.served.pool,
-            prompt_ids=call.context.prompt.ids,
-            sampling=request.sampling,
-            temperature=call.context.temperature,
-            max_tokens=min(request.sampling.max_tokens or room, room),
-            vocab_size=tokenizer.vocab_size,
-            top_logprobs=request.top_logprobs,
-            eos_ids=sorted(tokenizer.eos_ids),
-            stream=request.stream,
-            constraint=call.context.constraint,
-        )
-        try:
-            async with asyncio.TaskGroup() as group:
-                for choice in call.choices:
-                    group.create_task(self._engines.sample(asked, choice, call.progressed))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-
     async def _complete(self, call: InFlightCall) -> Completion:
-        answers = [
-            finish_answer(call.served.chat, call.context.request, call.context.prompt, choice)
-            for choice in call.choices
-        ]
-        if call.provided is not None:
-            answers = list(call.provided.answers)
+        answers, prompt_tokens, completion_tokens = call.sampler.answered(call.context, call.choices)
         reason = call.context.untrainable_reason
         rows = [
             call.context.row(choice, CallStatus.COMPLETED, reason, answer)
@@ -431,8 +377,7 @@ class CallService:
         call.is_recorded = True
         await self._recorder.record(rows)
         call.recorded_at = time.perf_counter()
-        if call.context.request.raw_prompt is None and call.provided is None:
-            self._remember(call, answers)
+        call.sampler.remember(call.context, call.choices, answers)
         version = max((version for choice in call.choices for version in choice.policy_versions), default=None)
         completion = Completion(
             request_id=call.request_id,
@@ -440,25 +385,12 @@ class CallService:
             created=call.created,
             weight_version=None if version is None else weight_version(call.context.policy_run, version),
             answers=tuple(answers),
-            prompt_tokens=call.provided.prompt_tokens if call.provided else len(call.context.prompt.ids),
-            completion_tokens=call.provided.completion_tokens
-            if call.provided
-            else sum(len(choice.ids) for choice in call.choices),
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
             cached_tokens=call.choices[0].cached_tokens,
         )
         _count(call, completion, is_trainable=reason is None)
         return completion
-
-    def _remember(self, call: InFlightCall, answers: Sequence[Answer]) -> None:
-        # Agents continue the first choice: it is indexed last, so that it replaces a later choice with the same text.
-        for choice, answer in reversed(list(zip(call.choices, answers, strict=True))):
-            call.served.prefixes.remember(
-                (call.context.attempt.key, call.context.policy_run),
-                choice.call_id,
-                call.indexed,
-                answer.turn,
-                choice.ids,
-            )
 
     async def _record_unfinished(self, call: InFlightCall, status: CallStatus, reason: str) -> None:
         if call.is_recorded:
@@ -480,26 +412,6 @@ def _choices(request: ModelRequest) -> list[SampledTokens]:
         SampledTokens(new_call_id(), index, None if seed is None else (seed + index) % 2**63)
         for index in range(request.choices)
     ]
-
-
-def _without_tokens(request: ModelRequest) -> IndexedPrompt:
-    """The prompt of a call that another provider's model answers."""
-    conversation = Conversation(request.turns, request.tools, request.template_options)
-    return IndexedPrompt(Prompt(np.zeros(0, np.int32), None, 0, 0, False), conversation, "", [], None)
-
-
-def _check_vocabulary(model: ChatModel, request: ModelRequest, prompt: Prompt) -> None:
-    # SGLang crashes on a token id beyond the vocabulary.
-    size = model.tokenizer.vocab_size
-    if prompt.ids.min(initial=0) < 0 or prompt.ids.max(initial=0) >= size:
-        raise BadRequest("The messages hold a token that the model does not know.", param="messages")
-    for token in request.sampling.logit_bias:
-        if not (token.isascii() and token.isdecimal() and len(token) < 10 and int(token) < size):
-            raise BadRequest(
-                f"logit_bias names token '{token[:20]}', but ids go from 0 to {size - 1}.",
-                param="logit_bias",
-                code="invalid_value",
-            )
 
 
 def _count(call: InFlightCall, completion: Completion, *, is_trainable: bool) -> None:

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Literal
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import httpx
+import numpy as np
 import orjson
-from pydantic import BaseModel, ConfigDict
 
-from leyden.libs.service import HttpAddress
+from leyden.libs.contracts.config import Policy
 from leyden.libs.service.secrets import read_secret
-from leyden.services.gateway.calls.context import ModelRequest
+from leyden.services.gateway.calls.context import Answer, CallContext, ModelRequest, Prompt, SampledTokens
 from leyden.services.gateway.dialects.chat_client import ProvidedAnswer, read_answer, request_document
 from leyden.services.gateway.errors import BadRequest, Unavailable
+from leyden.services.gateway.prompt.prefix import Conversation, IndexedPrompt
+from leyden.services.gateway.prompt.template import ChatModel
+from leyden.services.gateway.samplers.base import Answered
+from leyden.services.gateway.settings import Provider
 
 MAX_ANSWER_BYTES = 32 * 1024**2
 REFUSALS = frozenset({400, 413, 422})
 """Statuses with which a provider refuses what the agent asks for."""
-
-
-class Provider(BaseModel):
-    """A server of OpenAI's chat completions, and the file with its key.
-
-    Args: max_tokens_name: the parameter that limits an answer, for agents that speak Responses or Messages. OpenAI's
-        reasoning models refuse `max_tokens`, and some other servers know that name alone.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-    url: HttpAddress
-    api_key_file: Path | None = None
-    max_tokens_name: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
 
 
 class Providers:
@@ -83,6 +72,42 @@ class Providers:
     async def close(self) -> None:
         """Closes all connections."""
         await self._http.aclose()
+
+
+class ProviderSampler:
+    """A Sampler of a policy that another provider answers; its answers have no tokens."""
+
+    def __init__(self, providers: Providers, policy: Policy, request: ModelRequest, chat: ChatModel) -> None:
+        self.request = request
+        self.chat = chat
+        conversation = Conversation(request.turns, request.tools, request.template_options)
+        self.indexed = IndexedPrompt(Prompt(np.zeros(0, np.int32), None, 0, 0, False), conversation, "", [], None)
+        self.constraint: dict[str, str] = {}
+        self._providers = providers
+        self._policy = policy
+        self._answer: ProvidedAnswer | None = None
+
+    async def sample(
+        self, context: CallContext, choices: Sequence[SampledTokens], progressed: Callable[[], None]
+    ) -> None:
+        """Asks the provider once for all choices."""
+        # Before the answer: the time of another provider's model is no wait for the platform.
+        for choice in choices:
+            choice.accepted_at = time.perf_counter()
+        assert self._policy.provider is not None
+        self._answer = await self._providers.ask(
+            self._policy.provider, self._policy.provider_model, context.request, context.request_id
+        )
+        for choice in choices:
+            choice.ended_at = time.perf_counter()
+
+    def answered(self, context: CallContext, choices: Sequence[SampledTokens]) -> Answered:
+        """The provider's answer, with the tokens that it counted."""
+        assert self._answer is not None
+        return Answered(list(self._answer.answers), self._answer.prompt_tokens, self._answer.completion_tokens)
+
+    def remember(self, context: CallContext, choices: Sequence[SampledTokens], answers: Sequence[Answer]) -> None:
+        """Nothing: no prompt of tokens continues the answers."""
 
 
 async def _read(provider: str, response: httpx.Response) -> bytes:

@@ -20,7 +20,7 @@ from leyden.services.gateway.dialects.responses.items import Item, stored_items
 from leyden.services.gateway.errors import BadRequest
 from leyden.services.gateway.prompt.stored import StoredAnswer
 from leyden.services.gateway.records.agent_objects import AgentObjects
-from leyden.services.gateway.routes import BASE, authenticate, body_of
+from leyden.services.gateway.requests import BASE, authenticate, body_of
 
 MAX_ITEMS = 100
 DEFAULT_ITEMS = 20

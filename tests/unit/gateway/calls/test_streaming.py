@@ -38,7 +38,7 @@ class Growing:
         prompt_ids = model.tokenizer.encode("<|im_start|>assistant\n")
         self.prompt = Prompt(prompt_ids, parent_call_id=None, shared_turns=0, shared_tokens=0, is_fork=False)
         context = SimpleNamespace(request=self.request, prompt=self.prompt, request_id="c1", sequence=0)
-        self.call = InFlightCall(cast(Any, context), cast(Any, None), [self.sampled], cast(Any, None))
+        self.call = InFlightCall(cast(Any, context), [self.sampled], cast(Any, None))
         self.call.task = asyncio.create_task(self._answer())
 
     async def _answer(self) -> Completion:

@@ -1,0 +1,119 @@
+"""Samples from the engines of a pool: the answers are tokens of the policy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from leyden.services.gateway.calls.context import Answer, Attempt, CallContext, ModelRequest, Prompt, SampledTokens
+from leyden.services.gateway.engine.client import EngineClient
+from leyden.services.gateway.engine.sglang import EngineRequest
+from leyden.services.gateway.errors import BadRequest
+from leyden.services.gateway.prompt.answer import finish_answer
+from leyden.services.gateway.prompt.constraint import decoding_constraint
+from leyden.services.gateway.prompt.models import ServedModel
+from leyden.services.gateway.prompt.prefix import IndexedPrompt
+from leyden.services.gateway.prompt.stored import StoredCalls
+from leyden.services.gateway.prompt.template import ChatModel
+from leyden.services.gateway.samplers.base import Answered
+
+
+async def render(
+    served: ServedModel, stored: StoredCalls, attempt: Attempt, request: ModelRequest, policy_run: str
+) -> IndexedPrompt:
+    """Returns the prompt of a request, which continues the attempt's calls of the policy. Raises: GatewayError."""
+    return await served.prefixes.prompt(
+        (attempt.key, policy_run), request, lambda known: stored.calls(attempt, known, policy_run)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSampler:
+    """A Sampler of one pool."""
+
+    engines: EngineClient
+    served: ServedModel
+    request: ModelRequest
+    indexed: IndexedPrompt
+    constraint: dict[str, str]
+
+    @classmethod
+    async def prepare(
+        cls,
+        engines: EngineClient,
+        served: ServedModel,
+        stored: StoredCalls,
+        attempt: Attempt,
+        request: ModelRequest,
+        policy_run: str,
+    ) -> EngineSampler:
+        """Renders the prompt. Raises: GatewayError: it is too long, or holds tokens that the model does not know."""
+        if attempt.is_greedy:
+            request = replace(request, sampling=replace(request.sampling, temperature=0.0))
+        indexed = await render(served, stored, attempt, request, policy_run)
+        request = replace(request, turns=indexed.conversation.turns)
+        _check_vocabulary(served.chat, request, indexed.prompt)
+        return cls(engines, served, request, indexed, decoding_constraint(served.chat, request))
+
+    @property
+    def chat(self) -> ChatModel:
+        """The template and the tokenizer of the model."""
+        return self.served.chat
+
+    async def sample(
+        self, context: CallContext, choices: Sequence[SampledTokens], progressed: Callable[[], None]
+    ) -> None:
+        """Samples all choices at once."""
+        request, tokenizer = context.request, self.chat.tokenizer
+        # Engines reserve one place of the context for themselves.
+        room = tokenizer.context_length - 1 - len(context.prompt.ids)
+        asked = EngineRequest(
+            run_id=context.policy_run,
+            rollout_id=context.attempt.rollout_id,
+            pool=self.served.pool,
+            prompt_ids=context.prompt.ids,
+            sampling=request.sampling,
+            temperature=context.temperature,
+            max_tokens=min(request.sampling.max_tokens or room, room),
+            vocab_size=tokenizer.vocab_size,
+            top_logprobs=request.top_logprobs,
+            eos_ids=sorted(tokenizer.eos_ids),
+            stream=request.stream,
+            constraint=context.constraint,
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                for choice in choices:
+                    group.create_task(self.engines.sample(asked, choice, progressed))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    def answered(self, context: CallContext, choices: Sequence[SampledTokens]) -> Answered:
+        """Reads the answers from the tokens."""
+        answers = [finish_answer(self.chat, context.request, context.prompt, choice) for choice in choices]
+        return Answered(answers, len(context.prompt.ids), sum(len(choice.ids) for choice in choices))
+
+    def remember(self, context: CallContext, choices: Sequence[SampledTokens], answers: Sequence[Answer]) -> None:
+        """Indexes the answers to a conversation; a raw prompt has none."""
+        if context.request.raw_prompt is not None:
+            return
+        # Agents continue the first choice: it is indexed last, so that it replaces a later choice with the same text.
+        for choice, answer in reversed(list(zip(choices, answers, strict=True))):
+            self.served.prefixes.remember(
+                (context.attempt.key, context.policy_run), choice.call_id, self.indexed, answer.turn, choice.ids
+            )
+
+
+def _check_vocabulary(model: ChatModel, request: ModelRequest, prompt: Prompt) -> None:
+    # SGLang crashes on a token id beyond the vocabulary.
+    size = model.tokenizer.vocab_size
+    if prompt.ids.min(initial=0) < 0 or prompt.ids.max(initial=0) >= size:
+        raise BadRequest("The messages hold a token that the model does not know.", param="messages")
+    for token in request.sampling.logit_bias:
+        if not (token.isascii() and token.isdecimal() and len(token) < 10 and int(token) < size):
+            raise BadRequest(
+                f"logit_bias names token '{token[:20]}', but ids go from 0 to {size - 1}.",
+                param="logit_bias",
+                code="invalid_value",
+            )
