@@ -220,7 +220,7 @@ def test_an_empty_result_means_the_same_with_and_without_a_span(
     assert uses == {asked.id: [ToolUse("search", *expected)]}
 
 
-def test_a_spans_error_outweighs_an_empty_result_and_the_runs_rules_outweigh_both() -> None:
+def test_a_spans_error_counts_more_than_an_empty_result_and_the_runs_rules_more() -> None:
     asked = asking("a", [1], [2], "search", at=0)
     answer = replace(call("b", [1, 2, 3], [4], at=1), results=(ToolResult(asked.asked[0].tool_call_id, "null"),))
     failed = [span("search", "error", at=0.5)]
