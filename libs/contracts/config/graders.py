@@ -34,6 +34,20 @@ def _compiles(pattern: str) -> str:
     return pattern
 
 
+def _stays_here(schema: dict[str, Any]) -> dict[str, Any]:
+    """Refuses references to other documents: a grader would fetch them from an address that the document names."""
+    todo: list[Any] = [schema]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict):
+            for name in ("$ref", "$dynamicRef"):
+                reference = part.get(name)
+                if isinstance(reference, str) and not reference.startswith("#"):
+                    raise ValueError(f"{name} {reference[:100]!r} leaves the schema: write the definition below $defs")
+        todo += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return schema
+
+
 Template = Annotated[str, Field(min_length=1, max_length=10_000), AfterValidator(_fields_exist)]
 """A text with fields."""
 Pattern = Annotated[str, Field(min_length=1, max_length=1_000), AfterValidator(_compiles)]
@@ -95,8 +109,8 @@ class JsonSchema(_OfText):
     """1 where the text is JSON of the schema, else 0. Without another `output`, the last JSON object counts."""
 
     type: Literal["json_schema"]
-    json_schema: dict[str, Any] = Field(max_length=1_000)
-    """A JSON Schema (draft 2020-12 without `$schema`)."""
+    json_schema: Annotated[dict[str, Any], AfterValidator(_stays_here)] = Field(max_length=1_000)
+    """A JSON Schema (draft 2020-12 without `$schema`). References stay in the schema, such as `#/$defs/city`."""
 
 
 class Length(_OfText):

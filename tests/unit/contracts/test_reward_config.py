@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config import RunConfig, graders
 
 F1 = {"type": "token_f1", "output": "{output.answer}", "reference": "{task.answer}"}
 
@@ -57,3 +57,15 @@ def test_wrong_components_are_refused_with_the_remedy(
     with pytest.raises(ValidationError) as caught:
         run_config(components, **parts)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["$ref", "$dynamicRef"])
+def test_a_schema_refers_to_no_other_document(name: str) -> None:
+    def grader(reference: str) -> graders.JsonSchema:
+        schema = {"properties": {"$ref": {"type": "string"}, "city": {"anyOf": [{name: reference}]}}}
+        return graders.JsonSchema.model_validate({"type": "json_schema", "json_schema": schema})
+
+    grader("#/$defs/city")
+    for reference in ("https://example.com/schema", "file:///etc/passwd", "other.json"):
+        with pytest.raises(ValidationError, match="leaves the schema"):
+            grader(reference)
