@@ -39,6 +39,11 @@ def run_of(rollout: str) -> str:
     return rollout.split(".", 1)[0]
 
 
+def is_training(rollout: str) -> bool:
+    """Whether a rollout is a training group's, and no evaluation's: `run-abc.12.3`, not `run-abc.e1.12.3`."""
+    return rollout.count(".") == 2
+
+
 def new_call_id() -> str:
     """Returns a model call's id: `c` and 24 hexadecimal digits (96 random bits)."""
     return "c" + secrets.token_hex(12)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 GREEDY_ROLLOUT = "greedy rollout: the baseline of its siblings"
 NO_ROLE = "no role, and the run's train names those that train"
@@ -13,6 +13,7 @@ NOT_DELIVERED = "nobody received the answer"
 REPEATED = "the agent asked again and went on from a later answer"
 AUXILIARY = "beside the agent's work"
 UNKNOWN = "not trainable"
+SAMPLED_WITH = "sampled with "
 
 
 def of_frozen_policy(role: str) -> str:
@@ -27,7 +28,19 @@ def of_role(role: str | None) -> str:
 
 def of_parameters(names: Sequence[str]) -> str:
     """The reason of a call whose parameters no trainer can reproduce."""
-    return f"sampled with {', '.join(names)}"
+    return f"{SAMPLED_WITH}{', '.join(names)}"
+
+
+def where_replaced(reason: str, replaced: Collection[str]) -> str | None:
+    """The reason that remains where the run replaces these parameters of its calls; None where none does.
+
+    >>> where_replaced("sampled with temperature, json_schema", ["temperature", "top_p"])
+    'sampled with json_schema'
+    """
+    if not reason.startswith(SAMPLED_WITH):
+        return reason
+    left = [name for name in reason.removeprefix(SAMPLED_WITH).split(", ") if name not in replaced]
+    return of_parameters(left) if left else None
 
 
 def remedy_of(reason: str) -> str:
@@ -42,10 +55,10 @@ def remedy_of(reason: str) -> str:
         return "let a policy that trains answer them (`roles[].policy`, `policies`)"
     if reason in {of_parameters(["json_schema"]), of_parameters(["tool_choice"]), FORCED}:
         return "write training.constrained_calls 'mask' or 'train'"
-    if reason.startswith("sampled with "):
+    if reason.startswith(SAMPLED_WITH):
         return (
-            "let the agent leave out these parameters; a temperature must be above 0, best 1"
-            " (`sampling.temperature` sets that of calls without one)"
+            "write sampling.override {'temperature': 1}: training then samples without these parameters; or let the"
+            " agent leave them out"
         )
     if reason in {UNFINISHED, NO_TOKENS, NOT_DELIVERED}:
         return "look at the calls (`leyden rollout show`) and at the agent's time-outs"

@@ -563,6 +563,10 @@ class ModelCall(Base):
     min_policy_version: Mapped[int | None] = mapped_column(comment="Over its tokens; null without any.")
     max_policy_version: Mapped[int | None] = mapped_column(comment="Over its tokens; null without any.")
     temperature: Mapped[float] = mapped_column(comment="The effective one.")
+    asked: Mapped[Json | None] = mapped_column(
+        JSONB(none_as_null=True),
+        comment="Sampling parameters as the agent asked, where the run's override replaced them; null: none.",
+    )
     finish_reason: Mapped[str | None] = mapped_column(comment="stop, length, tool_calls or abort; null when it failed.")
     trace_id: Mapped[str | None] = mapped_column(comment="Hex, from the traceparent header.")
     parent_span_id: Mapped[str | None] = mapped_column(comment="Hex, from the traceparent header.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import typer
@@ -16,8 +16,10 @@ from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.view.output import AsJson, as_text, error_console, format_value, print_result
 from leyden.libs.cli.view.watch import ENDED
 from leyden.libs.client import Client
+from leyden.libs.contracts import untrainable
 from leyden.libs.contracts.api.rollouts import Call, RolloutDetail
 from leyden.libs.contracts.api.runs import Run
+from leyden.libs.contracts.config import Override
 
 POLL_SECONDS = 0.5
 NOTHING_FOUND = "nothing keeps this rollout from training; one alone cannot show whether the rewards of a group differ"
@@ -38,7 +40,8 @@ def try_(ctx: typer.Context, file: RunFile, changes: Changes = None, as_json: As
     The trial is a run of its own with one evaluation rollout of the base model. Ctrl-C cancels it.
     """
     with context_of(ctx).client() as leyden:
-        run = leyden.create_run(trial_document(read_document(file, changes or [])))
+        asked = read_document(file, changes or [])
+        run = leyden.create_run(trial_document(asked))
         try:
             run = _wait(leyden, run)
         except KeyboardInterrupt:
@@ -51,7 +54,7 @@ def try_(ctx: typer.Context, file: RunFile, changes: Changes = None, as_json: As
             )
         rollout = leyden.rollout(found.id)
         calls, spans = list(leyden.calls(found.id)), list(leyden.spans(found.id))
-    problems = list(problems_of(rollout, calls))
+    problems = list(problems_of(rollout, calls, replaced_by(asked)))
     document = {**rollout.model_dump(mode="json"), "calls": calls, "spans": spans, "problems": problems}
     tools = sum(span.kind == "tool" for span in spans)
     counts = f"\nmodel calls {len(calls)}, spans {len(spans)} ({tools} of tools), reward {format_value(rollout.reward)}"
@@ -84,8 +87,17 @@ def _wait(leyden: Client, run: Run) -> Run:
     return run
 
 
-def problems_of(rollout: RolloutDetail, calls: Sequence[Call]) -> Iterator[str]:
-    """Everything that would keep such a rollout from training, with its remedy."""
+def replaced_by(document: Document) -> tuple[str, ...]:
+    """The sampling parameters that the run would decide; a trial, like an evaluation, samples as the agent asks."""
+    override = document.get("sampling", {}).get("override", "keep")
+    return () if override == "keep" else Override.model_validate(override).replaced
+
+
+def problems_of(rollout: RolloutDetail, calls: Sequence[Call], replaced: Collection[str] = ()) -> Iterator[str]:
+    """Everything that would keep such a rollout from training, with its remedy.
+
+    Args: replaced: sampling parameters that training decides, whatever the agent asks
+    """
     outcome = rollout.attempts[-1].outcome if rollout.attempts else None
     if outcome is None or outcome.kind == "infra_error":
         cause = outcome.detail if outcome else rollout.reason or rollout.state
@@ -101,10 +113,10 @@ def problems_of(rollout: RolloutDetail, calls: Sequence[Call]) -> Iterator[str]:
     if not calls:
         yield "it made no model call: does the agent use OPENAI_BASE_URL?"
     for reason in dict.fromkeys(call.untrainable_reason for call in calls if call.status == "completed"):
-        if reason is not None:
+        if reason is not None and (left := untrainable.where_replaced(reason, replaced)) is not None:
             same = [call for call in calls if call.untrainable_reason == reason]
-            hint = f" {same[0].temperature:g}" if reason.endswith("temperature") else ""
-            yield f"{len(same)} of {len(calls)} model calls cannot be trained: {reason}{hint}"
+            hint = f" {same[0].temperature:g}" if left.endswith("temperature") else ""
+            yield f"{len(same)} of {len(calls)} model calls cannot be trained: {left}{hint}"
     unfinished = [call.status for call in calls if call.status != "completed"]
     if unfinished:
         yield f"{len(unfinished)} of {len(calls)} model calls did not complete: {', '.join(sorted(set(unfinished)))}"

@@ -180,6 +180,15 @@ def _tokenizer(leyden: Client, run_id: str, model: Path | None) -> TokenText | N
     return find_tokenizer([model] if model else reversed(versions))
 
 
+def words_of_override(call: Call) -> str:
+    """The parameters that the run replaced: `asked temperature 0, sampled 1; asked top_p 0.9, left out`."""
+    return "; ".join(
+        f"asked {name} {format_value(value)}, "
+        + (f"sampled {format_value(call.temperature)}" if name == "temperature" else "left out")
+        for name, value in (call.asked or {}).items()
+    )
+
+
 def _tokens(call: Call, texts: TokenText | None) -> Part:
     rows = [
         (token, texts(token) if texts else None, f"{logprob:.4f}", version)
@@ -197,6 +206,7 @@ def _of_call(number: int, call: Call, spans: Sequence[Span]) -> Iterator[Part]:
         ("log-probability", sum(call.logprobs)),
         ("policy versions", ", ".join(map(str, sorted(set(call.policy_versions))))),
         ("trainable", call.untrainable_reason or call.trainable),
+        *([("sampling", words_of_override(call))] if call.asked else []),
         ("delivered", DELIVERED.get(call.delivered)),
         *_credit(call),
     )

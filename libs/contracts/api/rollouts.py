@@ -188,6 +188,9 @@ class Call(Body):
     policy_versions: list[int]
     """The policy version that sampled each token."""
     temperature: float
+    """The effective one."""
+    asked: Json | None = None
+    """Sampling parameters as the agent asked, where the run's `sampling.override` replaced them."""
     finish_reason: str | None
     queued_seconds: float
     first_token_seconds: float | None

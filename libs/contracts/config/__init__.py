@@ -36,6 +36,7 @@ from leyden.libs.contracts.config.credit import (
 )
 from leyden.libs.contracts.config.document import DEFAULT_POOL, PoolName
 from leyden.libs.contracts.config.evaluation import EvaluationPlan
+from leyden.libs.contracts.config.override import Override
 from leyden.libs.contracts.config.policies import Policy, Role
 from leyden.libs.contracts.config.reward import Component, Reward
 from leyden.libs.contracts.config.run import RunConfig
@@ -69,6 +70,7 @@ __all__ = [
     "Lora",
     "Optimizer",
     "Overlong",
+    "Override",
     "OwnCredit",
     "Policy",
     "PoolName",

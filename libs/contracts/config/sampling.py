@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from leyden.libs.contracts.config.document import Document
+from leyden.libs.contracts.config.override import Override
 
 
 class Curriculum(Document):
@@ -74,6 +75,8 @@ class Sampling(Document):
     """Seed of the order of tasks."""
     temperature: float | None = Field(default=None, ge=0, le=10)
     """Temperature of calls without one; the agent's own value overrides it."""
+    override: Override | Literal["keep"] = "keep"
+    """`keep` samples as the agent asks, so that calls with parameters that no trainer reproduces do not train."""
 
     @property
     def refills(self) -> int:

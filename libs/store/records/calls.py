@@ -13,7 +13,7 @@ from psycopg.types.json import Json as JsonColumn
 from psycopg.types.json import Jsonb as JsonbColumn
 from sqlalchemy import ARRAY, Text, all_, literal, select
 
-from leyden.libs.contracts.config import Policy, Role
+from leyden.libs.contracts.config import Override, Policy, Role
 from leyden.libs.contracts.conversation import Dialect, Json, Turn, turn_json
 from leyden.libs.contracts.states import CallStatus, Continuation
 from leyden.libs.store import tables
@@ -73,6 +73,7 @@ class NewCall:
     queued_seconds: float
     first_token_seconds: float | None
     total_seconds: float
+    asked: Json | None = None
 
 
 class CallDefaults(NamedTuple):
@@ -80,7 +81,8 @@ class CallDefaults(NamedTuple):
     `training.constrained_calls`, its roles, and the names of those that train (None: every call trains).
 
     `policy_runs`: by role the run whose policy answers, for roles that have another one than the run's own; `frozen`:
-    the roles whose policy does not train; `provided`: by role the policy of a provider.
+    the roles whose policy does not train; `provided`: by role the policy of a provider; `override`: sampling of the
+    policies that train, in training rollouts.
     """
 
     temperature: float
@@ -90,6 +92,7 @@ class CallDefaults(NamedTuple):
     policy_runs: Mapping[str, str] = MappingProxyType({})
     frozen: Collection[str] = ()
     provided: Mapping[str, Policy] = MappingProxyType({})
+    override: Override | None = None
 
     def policy_run(self, run_id: str, role: str | None) -> str:
         """The run whose policy answers calls of a role. Args: run_id: the run with these defaults."""
@@ -103,7 +106,7 @@ _TYPES = {
     "answer": "jsonb", "prompt_ids": "bytea", "sampled_ids": "bytea", "generator_logprobs": "bytea",
     "policy_versions": "bytea", "prompt_tokens": "int4", "completion_tokens": "int4", "cached_tokens": "int4",
     "min_policy_version": "int4", "max_policy_version": "int4", "temperature": "float8", "queued_seconds": "float8",
-    "first_token_seconds": "float8", "total_seconds": "float8",
+    "first_token_seconds": "float8", "total_seconds": "float8", "asked": "jsonb",
 }  # fmt: skip
 """Types of the columns that are not text."""
 _LIMITS = {"int4": 2**31, "int8": 2**63}
@@ -230,7 +233,8 @@ async def calls_by_id(
 async def call_defaults(session: ReadSession, run_id: str) -> CallDefaults:
     """Reads what a run's document says of its calls; the defaults where the run is unknown."""
     config = await session.scalar(select(tables.Run.config).where(tables.Run.id == run_id)) or {}
-    temperature = (config.get("sampling") or {}).get("temperature")
+    sampling = config.get("sampling") or {}
+    temperature, override = sampling.get("temperature"), sampling.get("override", "keep")
     constrained = (config.get("training") or {}).get("constrained_calls", "leave_out")
     roles = [Role.model_validate(role, extra="ignore") for role in config.get("roles") or ()]
     policies = {
@@ -245,6 +249,7 @@ async def call_defaults(session: ReadSession, run_id: str) -> CallDefaults:
         await _policy_runs(session, run_id, roles) if policies else {},
         [name for name, policy in of_roles.items() if not policy.trains],
         {name: policy for name, policy in of_roles.items() if policy.provider is not None},
+        None if override == "keep" else Override.model_validate(override, extra="ignore"),
     )
 
 

@@ -196,6 +196,7 @@ class CallContext:
     prompt: Prompt
     constraint: dict[str, str]
     temperature: float
+    asked: Json | None
     defaults: CallDefaults
     trace_id: str | None
     parent_span_id: str | None
@@ -275,6 +276,7 @@ class CallContext:
             min_policy_version=min(versions, default=None),
             max_policy_version=max(versions, default=None),
             temperature=self.temperature,
+            asked=self.asked,
             finish_reason=None if answer is None else answer.finish_reason,
             trace_id=self.trace_id,
             parent_span_id=self.parent_span_id,

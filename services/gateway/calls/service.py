@@ -13,10 +13,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 from leyden.libs.capability import CapabilityError, Cause
-from leyden.libs.contracts.ids import new_call_id, weight_version
+from leyden.libs.contracts.conversation import Json
+from leyden.libs.contracts.ids import is_training, new_call_id, weight_version
 from leyden.libs.contracts.states import CallStatus
 from leyden.libs.faults import fault_point
 from leyden.libs.store.attempts import AttemptKey
@@ -33,6 +35,7 @@ from leyden.services.gateway.calls.context import (
     ModelRequest,
     SampledTokens,
 )
+from leyden.services.gateway.calls.override import overridden
 from leyden.services.gateway.calls.prepare import NAME_HEADER, agent_of, role_of
 from leyden.services.gateway.calls.retries import REPEAT_SECONDS, UNDECLARED, InFlightCall, Retry, RetryIndex
 from leyden.services.gateway.dialects.base import WireFormat
@@ -261,9 +264,13 @@ class CallService:
     ) -> InFlightCall:
         defaults = await self._reader.defaults(attempt.run_id)
         caller = await self._caller(attempt, request, headers)
+        asked: Json | None = None
+        if defaults.override is not None and _is_trained(attempt, caller, defaults):
+            sampling, asked = overridden(request.sampling, defaults.override)
+            request = replace(request, sampling=sampling)
         sampler = await self._sampler(attempt, request, caller, defaults)
         request = sampler.request
-        asked = request.sampling.temperature
+        temperature = request.sampling.temperature
         metrics.PROMPTS.labels(sampler.indexed.continuation).inc()
         parent = parse_traceparent(headers.get("traceparent"))
         choices = _choices(request)
@@ -274,7 +281,8 @@ class CallService:
             request_sha256=digest,
             prompt=sampler.indexed.prompt,
             constraint=sampler.constraint,
-            temperature=defaults.temperature if asked is None else asked,
+            temperature=defaults.temperature if temperature is None else temperature,
+            asked=asked,
             defaults=defaults,
             trace_id=parent.trace_id if parent else None,
             parent_span_id=parent.span_id if parent else None,
@@ -400,6 +408,11 @@ class CallService:
         call.is_recorded = True
         with suppress(GatewayError):
             await self._recorder.record([call.context.row(choice, status, reason, None) for choice in call.choices])
+
+
+def _is_trained(attempt: Attempt, caller: Caller, defaults: CallDefaults) -> bool:
+    """Whether a policy that trains answers, in a rollout that trains."""
+    return is_training(attempt.rollout_id) and not attempt.is_greedy and caller.role not in defaults.frozen
 
 
 def _delivery(attempt: Attempt, request_id: str, sequence: int, digest: bytes) -> NewDelivery:

@@ -186,6 +186,39 @@ async def test_a_call_without_temperature_gets_its_runs(tmp_path, database):
     assert [asked["sampling_params"]["temperature"] for asked in stage.engine.requests] == [0.8, 1.0]
 
 
+OVERRIDDEN = builders.run_document(sampling={"group_size": 2, "groups_per_step": 1, "override": {"temperature": 1.0}})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "asked"),
+    [
+        # As ChatOpenAI(temperature=0) of langchain-openai sends it.
+        ({"temperature": 0.0, "stream": False}, {"temperature": 0.0}),
+        ({"temperature": 1, "top_p": 0.9, "extra_body": {"top_k": 20}}, {"top_p": 0.9, "top_k": 20}),
+        ({"presence_penalty": 1, "logit_bias": {"5": 10}}, {"presence_penalty": 1.0, "logit_bias": {"5": 10}}),
+        ({}, None),
+    ],
+)
+async def test_a_run_that_overrides_trains_calls_whatever_their_agent_asks(tmp_path, database, parameters, asked):
+    async with scene(tmp_path, database, run=OVERRIDDEN) as stage, stage.client() as client:
+        await client.chat.completions.create(model="m", messages=HI, **parameters)
+        (call,), (sent,) = await stage.calls(), stage.engine.requests
+    assert (call.trainable, call.untrainable_reason, call.temperature, call.asked) == (True, None, 1.0, asked)
+    sampled = {name: sent["sampling_params"].get(name) for name in ("temperature", "top_p", "top_k", "logit_bias")}
+    assert sampled == {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logit_bias": None}
+
+
+async def test_an_evaluation_samples_as_its_agent_asks_although_the_run_overrides(tmp_path, database):
+    async with scene(tmp_path, database, run=OVERRIDDEN) as stage:
+        evaluation = await builders.add_evaluation(database, stage.run_id)
+        _, (rollout, *_) = await builders.add_group(database, stage.run_id, evaluation_id=evaluation)
+        await builders.add_attempt(database, rollout)
+        async with stage.gateway.client(rollout.id) as client:
+            await client.chat.completions.create(model="m", messages=HI, temperature=0, top_p=0.9)
+        (call,) = await stage.calls()
+    assert (call.temperature, call.asked, call.untrainable_reason) == (0.0, None, "sampled with temperature, top_p")
+
+
 async def test_a_greedy_rollout_is_decoded_greedily_whatever_its_agent_asks_for(tmp_path, database):
     async with scene(tmp_path, database) as stage:
         async with stage.client(api_key=stage.gateway.key(stage.rollout.id, greedy=True)) as client:
