@@ -57,8 +57,8 @@ def remedy_of(reason: str) -> str:
         return "write training.constrained_calls 'mask' or 'train'"
     if reason.startswith(SAMPLED_WITH):
         return (
-            "write sampling.override {'temperature': 1}: training then samples without these parameters; or let the"
-            " agent leave them out"
+            "let the agent leave out these parameters; a temperature must be above 0, best 1"
+            " (or write `sampling.override`: training then samples without them)"
         )
     if reason in {UNFINISHED, NO_TOKENS, NOT_DELIVERED}:
         return "look at the calls (`leyden rollout show`) and at the agent's time-outs"

@@ -12,8 +12,10 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
+from leyden.libs.contracts import ids as ids_of
 from leyden.libs.contracts.capability import Scope
 from leyden.libs.queue.notifications import Notifications
+from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
 from tests.fakes.chat_model import EOS
 from tests.fakes.gateway import scene
@@ -210,8 +212,15 @@ async def test_a_run_that_overrides_trains_calls_whatever_their_agent_asks(tmp_p
 
 async def test_an_evaluation_samples_as_its_agent_asks_although_the_run_overrides(tmp_path, database):
     async with scene(tmp_path, database, run=OVERRIDDEN) as stage:
-        evaluation = await builders.add_evaluation(database, stage.run_id)
-        _, (rollout, *_) = await builders.add_group(database, stage.run_id, evaluation_id=evaluation)
+        evaluation = ids_of.evaluation_id(stage.run_id, 1)
+        async with database.session() as session:
+            run = await session.get_one(tables.Run, stage.run_id)
+            session.add(
+                tables.Evaluation(
+                    id=evaluation, run_id=run.id, number=1, dataset_id=run.dataset_id, rollouts_per_task=1
+                )
+            )
+        _, (rollout, *_) = await builders.add_group(database, run, evaluation_id=evaluation)
         await builders.add_attempt(database, rollout)
         async with stage.gateway.client(rollout.id) as client:
             await client.chat.completions.create(model="m", messages=HI, temperature=0, top_p=0.9)

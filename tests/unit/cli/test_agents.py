@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from leyden.libs.cli.commands.agents import problems_of, trial_document
+from leyden.libs.cli.commands.agents import problems_of, replaced_by, trial_document
 from leyden.libs.contracts.api.rollouts import Attempt, Call, Outcome, RewardComponent, RolloutDetail
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -42,6 +42,15 @@ def test_failures_silence_and_greedy_calls_are_problems() -> None:
     assert list(problems_of(rollout(), [greedy, call(), greedy, broken])) == [
         "2 of 4 model calls cannot be trained: sampled with temperature 0",
         "1 of 4 model calls did not complete: failed",
+    ]
+
+
+def test_parameters_that_the_run_overrides_are_no_problem() -> None:
+    calls = [call("sampled with temperature, top_p"), call("sampled with temperature, json_schema")]
+    replaced = replaced_by({"sampling": {"override": {"temperature": 1}}})
+    assert replaced_by({}) == replaced_by({"sampling": {"override": "keep"}}) == ()
+    assert list(problems_of(rollout(), calls, replaced)) == [
+        "1 of 2 model calls cannot be trained: sampled with json_schema"
     ]
 
 

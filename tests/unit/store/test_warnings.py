@@ -55,7 +55,7 @@ CRASH = {"kind": "agent_error", "reason": "agent_error", "detail": "the agent ex
         (
             {"untrainable": 2, "untrainable_reason": "sampled with top_k"},
             "12 of the last 20 model calls do not train: sampled with top_k: let the agent leave out these parameters;"
-            " a temperature must be above 0, best 1 (`sampling.temperature` sets that of calls without one)",
+            " a temperature must be above 0, best 1 (or write `sampling.override`: training then samples without them)",
         ),
     ],
 )
@@ -97,7 +97,7 @@ async def test_a_run_carries_its_warnings(database: Database) -> None:
     assert found == [
         "4 of the last 4 attempts ended as agent_error: exit code 1: ImportError: no y",
         "4 of the last 4 model calls do not train: sampled with top_k: let the agent leave out these parameters; a"
-        " temperature must be above 0, best 1 (`sampling.temperature` sets that of calls without one)",
+        " temperature must be above 0, best 1 (or write `sampling.override`: training then samples without them)",
     ]
 
 
