@@ -194,7 +194,7 @@ OVERRIDDEN = builders.run_document(sampling={"group_size": 2, "groups_per_step":
 @pytest.mark.parametrize(
     ("parameters", "asked"),
     [
-        # As ChatOpenAI(temperature=0) of langchain-openai sends it.
+        # Like ChatOpenAI(temperature=0), which sends the temperature with every request.
         ({"temperature": 0.0, "stream": False}, {"temperature": 0.0}),
         ({"temperature": 1, "top_p": 0.9, "extra_body": {"top_k": 20}}, {"top_p": 0.9, "top_k": 20}),
         ({"presence_penalty": 1, "logit_bias": {"5": 10}}, {"presence_penalty": 1.0, "logit_bias": {"5": 10}}),
