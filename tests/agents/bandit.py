@@ -6,6 +6,7 @@ it does anything else with it: the agents' own word for what they got. It tells 
 and adds that the collector took it. BANDIT_TOKENS is the length of an answer; where BANDIT_TOOL_SECONDS is named, it
 pulls, waits as long as a tool would take, and pulls again; the rollouts of group 0 ask again and again until the file
 BANDIT_GATE exists, where one is named. Where BANDIT_SILENT is named it prints its answer, and no reward.
+BANDIT_TEMPERATURE is the temperature that it asks for, 1 where none is named.
 """
 
 import json
@@ -18,7 +19,8 @@ sys.path.insert(0, os.path.dirname(__file__))
 import plain_http
 
 TOKENS = int(os.environ.get("BANDIT_TOKENS", "1"))
-QUESTION = {"model": "any", "max_tokens": TOKENS, "temperature": 1.0, "logprobs": True}
+TEMPERATURE = float(os.environ.get("BANDIT_TEMPERATURE", "1"))
+QUESTION = {"model": "any", "max_tokens": TOKENS, "temperature": TEMPERATURE, "logprobs": True}
 MESSAGES = [{"role": "user", "content": "heads?"}]
 
 
