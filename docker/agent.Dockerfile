@@ -2,7 +2,7 @@
 # An agent's own Dockerfile begins with it and adds packages and code, as examples/flight_agent/Dockerfile does.
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 FROM ${PYTHON_IMAGE}
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="leyden-agent" \
       org.opencontainers.image.version="${VERSION}" \

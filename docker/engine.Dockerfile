@@ -45,7 +45,7 @@ RUN pip install --quiet --no-deps --force-reinstall wheel/*.whl && pip uninstall
 COPY --chmod=0755 docker/engine-cpu.sh /usr/local/bin/leyden-engine
 
 FROM ${BACKEND}
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="leyden-engine" \
       org.opencontainers.image.version="${VERSION}" \

@@ -33,7 +33,7 @@ ARG SERVICE
 RUN pip install --quiet --no-build-isolation ".[${SERVICE:?name a service by --build-arg SERVICE=gateway}]"
 COPY --from=wheel /wheel /src/wheel
 RUN pip install --quiet --no-deps --force-reinstall wheel/*.whl && pip uninstall --quiet --yes pip setuptools
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="leyden-${SERVICE}" \
       org.opencontainers.image.version="${VERSION}" \

@@ -44,7 +44,7 @@ RUN mkdir leyden && touch leyden/__init__.py && pip install --quiet setuptools \
 RUN pip install --quiet --no-build-isolation ".[trainer]"
 COPY --from=wheel /wheel /src/wheel
 RUN pip install --quiet --no-deps --force-reinstall wheel/*.whl && pip uninstall --quiet --yes pip
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="leyden-trainer" \
       org.opencontainers.image.version="${VERSION}" \

@@ -26,7 +26,7 @@ PREFIX = "docker.io/leyden"
 PYTHON = "docker.io/library/python:3.11-slim-bookworm"
 LOG = ROOT / ".cache" / "test-cluster.log"
 STORES = f"{PREFIX}/stores:12"
-TAG = "0.1.0"
+TAG = "0.2.0"
 """The chart's appVersion: the release takes it without a value."""
 SERVICES_IMAGE = f"{PREFIX}/services:{TAG}"
 

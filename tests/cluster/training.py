@@ -18,7 +18,7 @@ from tests.invariants import violations
 from tests.support.shared import ROOT
 
 AGENT = ROOT / "examples" / "flight_agent"
-AGENT_IMAGE = f"{PREFIX}/flight-agent:0.1.0"
+AGENT_IMAGE = f"{PREFIX}/flight-agent:0.2.0"
 ENDED = {"completed", "failed", "cancelled"}
 
 

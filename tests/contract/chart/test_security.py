@@ -173,7 +173,7 @@ def test_the_migration_is_named_by_what_it_runs() -> None:
         return next(one["metadata"]["name"] for one in found if one)
 
     assert name() == name("--set", "engine.replicas=3")
-    assert name() != name("--set", "api.image.tag=0.2.0")
+    assert name() != name("--set", "api.image.tag=0.3.0")
 
 
 @pytest.mark.parametrize("case", CASES)
