@@ -595,8 +595,8 @@ async def test_two_steps_in_a_row_without_a_trainable_token_end_the_run(scene: S
     assert phase == "failed"
     assert reason == (
         "no token of steps 3 and 4 can be trained: of 16 model calls 16 sampled with temperature: let the agent leave"
-        " out these parameters; a temperature must be above 0, best 1 (`sampling.temperature` sets that of calls"
-        " without one)"
+        " out these parameters; a temperature must be above 0, best 1 (or write `sampling.override`: training then"
+        " samples without them)"
     )
 
 
