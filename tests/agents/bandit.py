@@ -5,8 +5,8 @@ BANDIT_LOG names a file of JSON lines to which it adds that it will ask, before 
 it does anything else with it: the agents' own word for what they got. It tells the collector of the answer by a span,
 and adds that the collector took it. BANDIT_TOKENS is the length of an answer; where BANDIT_TOOL_SECONDS is named, it
 pulls, waits as long as a tool would take, and pulls again; the rollouts of group 0 ask again and again until the file
-BANDIT_GATE exists, where one is named. Where BANDIT_SILENT is named it prints its answer, and no reward.
-BANDIT_TEMPERATURE is the temperature that it asks for, 1 where none is named.
+BANDIT_GATE exists, where one is named. With BANDIT_SILENT it prints its answer, and no reward.
+BANDIT_TEMPERATURE is the temperature that it asks for, 1 by default.
 """
 
 import json

@@ -5,7 +5,7 @@ The engine is Rust's `regex`, which pydantic has: without look-around and back-r
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -21,7 +21,7 @@ def matches(pattern: str, text: str) -> bool:
     return True
 
 
-@cache
+@lru_cache(1_000)
 def _validator(pattern: str) -> SchemaValidator:
     return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
 

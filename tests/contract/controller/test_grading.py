@@ -26,7 +26,7 @@ def graded_document(**changes: Any) -> dict[str, Any]:
 
 
 async def grade(scene: Scene, count: int, value: float | None) -> list[str]:
-    """What a grader writes; the graded rollouts."""
+    """Writes what a grader writes; returns the graded rollouts."""
     async with scene.database.session() as session:
         leased = await lease_gradings(session, "test", count, 30.0)
         total, reason = (None, "words: it hangs") if value is None else (0.5 * value, None)
