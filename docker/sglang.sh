@@ -19,15 +19,19 @@ log=$!
 unset ENGINE_API_KEY ENGINE_ADMIN_API_KEY
 # By default /health samples a token, which fails while a weight update pauses the engine: its pod would be killed.
 export SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION="${SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION:-0}"
+server=
+interrupted=
+trap 'interrupted=yes; [ -z "$server" ] || kill -TERM "$server" 2>/dev/null || true' TERM INT
 python3 -m sglang.launch_server --config "$folder/config.yaml" --host "${ENGINE_HOST:-0.0.0.0}" \
     --port "${ENGINE_PORT:-30000}" --tp-size "${ENGINE_TENSOR_PARALLEL:-1}" --incremental-streaming-output \
     --enable-metrics "$@" >"$folder/log" 2>&1 &
 server=$!
-trap 'kill -TERM "$server" 2>/dev/null || true' TERM INT
-status=0
-# A signal interrupts the wait, and the server needs time to end.
-while kill -0 "$server" 2>/dev/null; do
+[ -z "$interrupted" ] || kill -TERM "$server"
+# A signal ends the wait with a status of its own, whether the server has ended or not: only the next wait knows.
+while :; do
+    interrupted=
     wait "$server" && status=0 || status=$?
+    [ -n "$interrupted" ] && [ "$status" -gt 128 ] || break
 done
 wait "$log" || true
 exit "$status"
