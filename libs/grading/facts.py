@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -30,7 +30,8 @@ class AttemptFacts:
     """The stored record of one attempt.
 
     Args: output: the end of its standard output; line_reward: of its reward line; tools: the tools that the model
-        called, in order
+        called, in order; feedback: the values of each component in the order in which they came; waited_seconds: the
+        longest wait for them
     """
 
     task: Mapping[str, Any]
@@ -38,6 +39,8 @@ class AttemptFacts:
     line_reward: float | None = None
     calls: int = 0
     tools: tuple[str, ...] = ()
+    feedback: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    waited_seconds: float = 0.0
 
     @cached_property
     def text(self) -> str:

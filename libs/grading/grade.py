@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from leyden.libs.contracts.config import Component
@@ -46,6 +47,8 @@ def grade(component: Component, facts: AttemptFacts) -> Grade:
 
     An output without the field that a grader reads earns 0: otherwise an agent could escape a grader by silence.
     """
+    if component.source == "feedback":
+        return _of_feedback(component, facts)
     if component.grader is None:
         return _of_agents_line(facts)
     try:
@@ -62,6 +65,15 @@ def _of_agents_line(facts: AttemptFacts) -> Grade:
     if facts.line_reward is None:
         return Grade(ComponentState.NOT_APPLICABLE, explanation="the agent printed no reward")
     return Grade(ComponentState.SCORED, facts.line_reward, f"{facts.line_reward:g}", "the agent's reward line")
+
+
+def _of_feedback(component: Component, facts: AttemptFacts) -> Grade:
+    values = facts.feedback.get(component.name, ())
+    if not values:
+        return Grade(ComponentState.FAILED, explanation=f"no feedback within {facts.waited_seconds:g} s")
+    value = values[-1] if component.combine == "last" else fmean(values)
+    shown = ", ".join(f"{one:g}" for one in values)
+    return Grade(ComponentState.SCORED, value, None, _cut(f"{component.combine} of {shown}"))
 
 
 def _cut(text: str) -> str:

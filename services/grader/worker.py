@@ -218,7 +218,7 @@ def settled_of(lease: GradingLease, graded: Sequence[Graded]) -> Settled:
             value=got.grade.value,
             extracted=got.grade.extracted,
             explanation=got.grade.explanation,
-            source="agent" if one.grader is None else one.grader.type,
+            source=one.grader.type if one.grader else str(one.source),
             duration_seconds=got.seconds,
         )
         for one, got in zip(components, graded, strict=True)

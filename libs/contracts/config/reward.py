@@ -12,23 +12,38 @@ from leyden.libs.contracts.config.graders import FIELD, Grader
 
 
 class Component(Document):
-    """One number of a rollout, with its source: `from: agent`, or a grader."""
+    """One number of a rollout, with its source: `from: agent`, `from: feedback`, or a grader."""
 
     model_config = ConfigDict(serialize_by_alias=True)
 
     name: Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z_][\w.-]*$")]
     weight: float = Field(default=1.0, ge=-1e3, le=1e3)
     """The factor of the component in the total. 0: a metric, which earns nothing and excludes nothing."""
-    source: Literal["agent"] | None = Field(default=None, alias="from")
-    """`agent`: the reward line, which is the agent's last line with `reward`."""
+    source: Literal["agent", "feedback"] | None = Field(default=None, alias="from")
+    """`agent`: the reward line, which is the agent's last line with `reward`. `feedback`: values that people and other
+    programs give to the rollout while it waits (`reward.wait`)."""
+    combine: Literal["mean", "last"] = "mean"
+    """The value of `from: feedback` where several came."""
     grader: Grader | None = None
     """A grader of the platform, which the agent cannot reach."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Component:
         if (self.source is None) == (self.grader is None):
-            raise ValueError(f"component {self.name!r} needs one source: write from: agent, or grader: {{type: …}}")
+            raise ValueError(
+                f"component {self.name!r} needs one source: write from: agent, from: feedback, or grader: {{type: …}}"
+            )
+        if self.combine != "mean" and self.source != "feedback":
+            raise ValueError(f"component {self.name!r}: combine acts on from: feedback alone: remove it")
         return self
+
+
+class Wait(Document):
+    """The wait for feedback."""
+
+    seconds: float = Field(ge=0, le=30 * 86_400)
+    """A rollout whose `from: feedback` components have no value waits for so long, counted from its agent's end. After
+    that the component has failed."""
 
 
 class Reward(Document):
@@ -36,6 +51,8 @@ class Reward(Document):
 
     components: list[Component] = Field(min_length=1, max_length=50)
     """In the order of screens."""
+    wait: Wait | None = None
+    """Needed with `from: feedback`."""
     missing: Literal["exclude", "zero", "renormalise"] = "exclude"
     """A component with a weight that failed after all tries: `exclude` leaves the rollout out of its group and of all
     means, `zero` lets the component earn 0, `renormalise` scales the others' sum up to the whole weight."""
@@ -44,6 +61,11 @@ class Reward(Document):
     def has_agents_line(self) -> bool:
         """Whether a component is the agent's reward line."""
         return any(one.source == "agent" for one in self.components)
+
+    @property
+    def feedback_names(self) -> list[str]:
+        """The components that people and other programs give."""
+        return [one.name for one in self.components if one.source == "feedback"]
 
     @property
     def needs_agents_line(self) -> bool:
@@ -66,6 +88,14 @@ class Reward(Document):
         names = [one.name for one in self.components]
         if double := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"components: {double} name two components each: give each a name of its own")
+        return self
+
+    @model_validator(mode="after")
+    def _feedback_has_a_wait(self) -> Reward:
+        if self.feedback_names and self.wait is None:
+            raise ValueError(f"wait: feedback ({self.feedback_names[0]!r}) needs a time: write wait: {{seconds: 3600}}")
+        if self.wait is not None and not self.feedback_names:
+            raise ValueError("wait: no component is from: feedback, so that nothing waits: remove it")
         return self
 
     @model_validator(mode="after")

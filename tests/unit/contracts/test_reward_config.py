@@ -35,11 +35,13 @@ def test_a_run_without_components_is_stored_as_before() -> None:
     ("components", "parts", "words"),
     [
         ([], {}, "reward.components"),
-        ([{"name": "answer"}], {}, "needs one source: write from: agent, or grader"),
+        ([{"name": "answer"}], {}, "needs one source: write from: agent, from: feedback, or grader"),
         ([{"name": "answer", "from": "agent", "grader": F1}], {}, "needs one source"),
         ([{"name": "a", "from": "agent"}, {"name": "a", "grader": F1}], {}, "['a'] name two components each"),
         ([{"name": "a", "from": "agent", "weight": 0.0}], {}, "every weight is 0"),
-        ([{"name": "a", "from": "feedback"}], {}, "Input should be 'agent'"),
+        ([{"name": "a", "from": "judge"}], {}, "Input should be 'agent' or 'feedback'"),
+        ([{"name": "a", "from": "feedback"}], {}, "write wait: {seconds: 3600}"),
+        ([{"name": "a", "from": "agent", "combine": "last"}], {}, "combine acts on from: feedback alone"),
         ([{"name": "a b", "from": "agent"}], {}, "reward.components.0.name"),
         ([{"name": "a", "grader": {"type": "judge"}}], {}, "reward.components.0.grader"),
         ([{"name": "a", "grader": {**F1, "reference": "{taks.answer}"}}], {}, "there is no field {taks.answer}"),
@@ -57,6 +59,19 @@ def test_wrong_components_are_refused_with_the_remedy(
     with pytest.raises(ValidationError) as caught:
         run_config(components, **parts)
     assert words in str(caught.value)
+
+
+def test_feedback_needs_a_wait_and_no_reward_line() -> None:
+    document = {"name": "n", "dataset": "d", "agent": {"command": ["x"]}}
+    reward = {"components": [{"name": "thumbs", "from": "feedback"}], "wait": {"seconds": 60.0}}
+    config = RunConfig.model_validate({**document, "reward": reward})
+    assert config.runner.stdout_reward is False
+    assert config.reward is not None
+    assert config.reward.feedback_names == ["thumbs"]
+    assert RunConfig.stored(config.storable()) == config
+    reward["components"] = [{"name": "answer", "grader": F1}]
+    with pytest.raises(ValidationError, match="nothing waits: remove it"):
+        RunConfig.model_validate({**document, "reward": reward})
 
 
 @pytest.mark.parametrize("name", ["$ref", "$dynamicRef"])

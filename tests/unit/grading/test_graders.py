@@ -159,6 +159,17 @@ def test_the_reward_line_is_a_component() -> None:
     assert grade(component, AttemptFacts({}, "", 0.25)).value == 0.25
 
 
+def test_feedback_is_combined_and_none_is_a_failure() -> None:
+    facts = AttemptFacts({}, "", feedback={"thumbs": [1.0, 1.0, 0.25]}, waited_seconds=60.0)
+
+    def found(name: str, combine: str) -> Grade:
+        return grade(Component.model_validate({"name": name, "from": "feedback", "combine": combine}), facts)
+
+    assert found("thumbs", "mean") == Grade(ComponentState.SCORED, 0.75, None, "mean of 1, 1, 0.25")
+    assert found("thumbs", "last").value == 0.25
+    assert found("stars", "mean") == Grade(ComponentState.FAILED, explanation="no feedback within 60 s")
+
+
 @pytest.mark.parametrize(
     "grader",
     [
