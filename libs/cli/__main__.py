@@ -13,6 +13,7 @@ from leyden.libs.cli.commands.doctor import doctor
 from leyden.libs.cli.commands.logs import logs
 from leyden.libs.cli.commands.pools import pools
 from leyden.libs.cli.commands.recipes import recipes
+from leyden.libs.cli.commands.train import train
 from leyden.libs.cli.context import Context, Home, make_context
 from leyden.libs.cli.errors import CommandError, Exit, exit_on_error
 
@@ -33,7 +34,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train the model inside any agent with reinforcement learning.\n\nBegin with `leyden up`, then"
-    " `leyden dataset upload`, `leyden run create` and `leyden run watch`. Exit status: 0 done, 1 error, 2 wrong usage,"
+    " `leyden train`; or `leyden dataset upload`, `leyden run create` and `leyden run watch`."
+    " Exit status: 0 done, 1 error, 2 wrong usage,"
     " 3 not found, 4 unreachable, 5 refused, 6 not allowed.",
 )
 
@@ -77,6 +79,7 @@ app.command()(local.down)
 app.command()(local.status)
 app.command()(doctor)
 app.command()(demo)
+app.command()(train)
 app.command()(pools)
 app.command()(recipes)
 app.command()(logs)

@@ -79,8 +79,8 @@ class Context:
             url = own_url
         if url is None:
             raise CommandError(
-                f"no platform runs in {self.home}: start it with `leyden up`, or name one with --url (LEYDEN_URL)"
-                " or --context (LEYDEN_KUBE_CONTEXT)",
+                f"no platform runs in {self.home}: start it with `leyden up` (`leyden up --agents FOLDER` for"
+                " agents of your own), or name one with --url (LEYDEN_URL) or --context (LEYDEN_KUBE_CONTEXT)",
                 Exit.UNREACHABLE,
             )
         token_file = self.home / ADMIN_TOKEN

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from leyden.libs.cli.commands.agents import problems_of, replaced_by, trial_document
+from leyden.libs.cli.trial import problems_of, replaced_by, trial_document
 from leyden.libs.contracts.api.rollouts import Attempt, Call, Outcome, RewardComponent, RolloutDetail
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

@@ -1,0 +1,173 @@
+"""`leyden train`: one line from a command, a file of tasks and a grader to a trained model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+
+from leyden.libs.cli.commands.runs import Changes
+from leyden.libs.cli.context import Context, context_of
+from leyden.libs.cli.document import Document, set_values
+from leyden.libs.cli.errors import CommandError, Exit
+from leyden.libs.cli.trial import try_agent
+from leyden.libs.cli.view.output import AsJson, as_text, console, error_console
+from leyden.libs.cli.view.watch import watch_run
+from leyden.libs.contracts.config.graders import Grader
+
+Command = Annotated[
+    list[str], typer.Argument(metavar="-- COMMAND", help="The agent, with {task.NAME} for fields of a task.")
+]
+
+
+def train(
+    ctx: typer.Context,
+    command: Command,
+    tasks: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="The tasks: JSON Lines, or one array.")],
+    rewards: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reward",
+            metavar="GRADER:VALUE",
+            help="A grader such as token_f1:{task.answer} or regex:PATTERN, or one as JSON; repeatable.",
+            show_default="the agent's own last line with a reward",
+        ),
+    ] = None,
+    override: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A sampling parameter that the run decides, such as temperature=1."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps.", show_default="the run's default")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run.", show_default="the agent's program")] = None,
+    directory: Annotated[
+        Path, typer.Option(exists=True, file_okay=False, help="The agent's files; each attempt gets a copy.")
+    ] = Path(),
+    image: Annotated[
+        str | None, typer.Option(help="The agent's image on Kubernetes, in place of files of this machine.")
+    ] = None,
+    changes: Changes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train the model inside an agent: write the run's document, try the agent on one task, then train.
+
+    The document stays as NAME.run.json for `leyden run create`. Ctrl-C in the training leaves the run running.
+
+    Example: leyden train --tasks tasks.jsonl --reward 'token_f1:{task.answer}' -- python my_agent.py "{task.question}"
+    """
+    folder = directory.resolve()
+    amendments = [f"sampling.override.{one}" for one in override or []] + (changes or [])
+    if steps is not None:
+        amendments.append(f"training.steps={steps}")
+    document: Document = {"name": name or name_of(command, folder), "dataset": dataset_of(tasks)}
+    document |= agent_in_image(command, image) if image else agent_here(command, folder)
+    if rewards:
+        document["reward"] = reward_of(rewards)
+    _train(context_of(ctx), set_values(document, amendments), tasks, as_json=as_json)
+
+
+def _train(context: Context, document: Document, tasks: Path, *, as_json: bool) -> None:
+    screen = error_console if as_json else console
+    with context.client() as leyden:
+        leyden.upload_dataset(document["dataset"], tasks)
+        path = write_document(document, Path.cwd())
+        screen.print(as_text(f"wrote {path}; trying the agent on the first task"), soft_wrap=True)
+        trial = try_agent(leyden, document)
+        if trial.problems:
+            found = "\n".join(f"would not train: {problem}" for problem in trial.problems)
+            shown = f"See its conversation and output with: leyden rollout show {trial.rollout.id}"
+            raise CommandError(f"{found}\n{shown}\nTo train all the same: leyden run create {path} --watch")
+        run = leyden.create_run(document)
+        screen.print(as_text(f"the trial worked; run {run.id} trains, and Ctrl-C leaves it running"), soft_wrap=True)
+        ended = watch_run(leyden, run.id, screen, as_json=as_json)
+    if ended.phase != "completed":
+        raise CommandError(f"run {ended.id} is {ended.phase}: {ended.reason or 'see `leyden logs controller`'}")
+    for words in (
+        f"See its steps with: leyden run show {ended.id}",
+        f"See its rollouts with: leyden rollout list --run {ended.id}",
+        f"Take its weights with: leyden policy export {ended.id} --to FOLDER",
+    ):
+        screen.print(words, soft_wrap=True)
+
+
+def agent_here(command: Sequence[str], folder: Path) -> Document:
+    """The sections of an agent whose files lie in a folder. The shell's own `python` becomes its path.
+
+    Raises: CommandError: there is no such program
+    """
+    first, *rest = command
+    # A path is one in the copied folder, and {python} the runner's own interpreter.
+    found = first if "/" in first or first == "{python}" else shutil.which(first)
+    if found is None:
+        raise CommandError(f"there is no program {first!r}: write the path of one, or {{python}}", Exit.USAGE)
+    return {"agent": {"command": [found, *rest], "directory": str(folder)}}
+
+
+def agent_in_image(command: Sequence[str], image: str) -> Document:
+    """The sections of an agent whose files lie in an image, for a platform on Kubernetes."""
+    return {"agent": {"command": list(command)}, "runner": {"type": "kubernetes", "image": image}}
+
+
+def reward_of(texts: Sequence[str]) -> Document:
+    """The section `reward` with a component of weight 1 for each grader."""
+    graders = list(map(grader_of, texts))
+    return {"components": [{"name": str(one.get("type", "grader")), "grader": one} for one in graders]}
+
+
+def grader_of(text: str) -> Document:
+    """A grader from its short form, which gives the one field that it must have, or from JSON.
+
+    Raises: CommandError: the text is neither
+
+    >>> grader_of("token_f1:{task.answer}")
+    {'type': 'token_f1', 'reference': '{task.answer}'}
+    """
+    kind, separator, value = text.partition(":")
+    try:
+        if text.startswith("{"):
+            grader: Document = json.loads(text)
+            return grader
+        if separator:
+            return {"type": kind, **_needed_value(kind, value)}
+    except ValueError as error:
+        raise CommandError(f"--reward {text!r}: {error}", Exit.USAGE) from None
+    return {"type": kind}
+
+
+def _needed_value(kind: str, value: str) -> Document:
+    """Raises: ValueError: there is no such grader, or it needs no or several fields"""
+    graders = {get_args(one.model_fields["type"].annotation)[0]: one for one in get_args(get_args(Grader)[0])}
+    if kind not in graders:
+        raise ValueError(f"there is no grader {kind!r}: write one of {', '.join(graders)}")
+    fields = {name: field for name, field in graders[kind].model_fields.items() if name != "type"}
+    needed = [name for name, field in fields.items() if field.is_required()]
+    if len(needed) != 1:
+        raise ValueError(f"{kind} has no short form: write JSON with its fields {', '.join(fields)}")
+    [name] = needed
+    return {name: value if fields[name].annotation is str else json.loads(value)}
+
+
+def name_of(command: Sequence[str], folder: Path) -> str:
+    """A run's name: the first word of the command that is a file of the folder, else the program."""
+    program = next((word for word in command if (folder / word).is_file()), command[0])
+    return re.sub(r"[^\w.-]", "-", Path(program).stem).strip(".-")[:200] or "agent"
+
+
+def dataset_of(tasks: Path) -> str:
+    """A dataset's name with a hash of its content, since a dataset never changes."""
+    with tasks.open("rb") as content:
+        return f"{tasks.stem[:100]}-{hashlib.file_digest(content, 'sha256').hexdigest()[:8]}"
+
+
+def write_document(document: Document, folder: Path) -> Path:
+    """Writes NAME.run.json; a different document in its place becomes NAME.run.json~."""
+    path, text = folder / f"{document['name']}.run.json", json.dumps(document, indent=2) + "\n"
+    if path.exists() and path.read_text() != text:
+        path.replace(f"{path}~")
+    path.write_text(text)
+    return path
