@@ -102,7 +102,8 @@ def problems_of(rollout: RolloutDetail, calls: Sequence[Call], replaced: Collect
         if reason is not None and (left := untrainable.where_replaced(reason, replaced)) is not None:
             same = [call for call in calls if call.untrainable_reason == reason]
             hint = f" {same[0].temperature:g}" if left.endswith("temperature") else ""
-            yield f"{len(same)} of {len(calls)} model calls cannot be trained: {left}{hint}"
+            words = f"{len(same)} of {len(calls)} model calls cannot be trained: {left}{hint}"
+            yield f"{words}; {untrainable.remedy_of(left)}"
     unfinished = [call.status for call in calls if call.status != "completed"]
     if unfinished:
         yield f"{len(unfinished)} of {len(calls)} model calls did not complete: {', '.join(sorted(set(unfinished)))}"

@@ -15,7 +15,7 @@ from leyden.libs.cli.errors import Exit
 from leyden.libs.contracts.config import RunConfig
 
 COMMANDS = (
-    [], ["up"], ["down"], ["status"], ["doctor"], ["demo"], ["logs"], ["recipes"],
+    [], ["up"], ["down"], ["status"], ["doctor"], ["demo"], ["train"], ["logs"], ["recipes"],
     ["dataset"], ["dataset", "upload"], ["dataset", "list"], ["dataset", "show"],
     ["run"], ["run", "create"], ["run", "list"], ["run", "show"], ["run", "watch"], ["run", "pause"], ["run", "resume"],
     ["run", "cancel"], ["run", "evaluate"],

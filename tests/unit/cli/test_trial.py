@@ -29,6 +29,12 @@ def call(reason: str | None = None, status: str = "completed") -> Call:
     return Call.model_construct(status=status, untrainable_reason=reason, temperature=0.0)
 
 
+DROPS = (
+    "let the agent leave out these parameters; a temperature must be above 0, best 1"
+    " (or write `sampling.override`: training then samples without them)"
+)
+
+
 def test_a_good_rollout_has_no_problem() -> None:
     assert list(problems_of(rollout(), [call()])) == []
 
@@ -40,7 +46,7 @@ def test_failures_silence_and_greedy_calls_are_problems() -> None:
     [no_reward, no_call] = problems_of(rollout(reason="no_reward", reward=None), [])
     assert ("no reward" in no_reward, "OPENAI_BASE_URL" in no_call) == (True, True)
     assert list(problems_of(rollout(), [greedy, call(), greedy, broken])) == [
-        "2 of 4 model calls cannot be trained: sampled with temperature 0",
+        f"2 of 4 model calls cannot be trained: sampled with temperature 0; {DROPS}",
         "1 of 4 model calls did not complete: failed",
     ]
 
@@ -50,7 +56,8 @@ def test_parameters_that_the_run_overrides_are_no_problem() -> None:
     replaced = replaced_by({"sampling": {"override": {"temperature": 1}}})
     assert replaced_by({}) == replaced_by({"sampling": {"override": "keep"}}) == ()
     assert list(problems_of(rollout(), calls, replaced)) == [
-        "1 of 2 model calls cannot be trained: sampled with json_schema"
+        "1 of 2 model calls cannot be trained: sampled with json_schema;"
+        " write training.constrained_calls 'mask' or 'train'"
     ]
 
 
