@@ -118,18 +118,26 @@ WHERE r.run_id = :'run' AND r.state = 'finished' AND NOT coalesce(CASE
     END, false);
 
 \echo question: rewards that are not the settled total of their components
-SELECT r.id, r.reward, d.total, d.reason, c.components, c.total AS summed FROM rollouts r
+SELECT r.id, r.reward, d.total, d.reason, c.components, c.bounded FROM rollouts r
 JOIN runs u ON u.id = r.run_id
 LEFT JOIN gradings d ON d.rollout_id = r.id AND d.attempt = coalesce(r.attempt, r.grading_attempt)
 CROSS JOIN LATERAL (
-    SELECT count(*) AS components, coalesce(sum(weight * value), 0) AS total,
-           coalesce(bool_or(state = 'failed' AND weight <> 0), false) AS has_failed
-    FROM rollout_rewards w WHERE w.rollout_id = d.rollout_id AND w.attempt = d.attempt) AS c
+    SELECT count(*) AS components, coalesce(sum(weight * value), 0) AS weighted,
+           coalesce(sum(contribution), 0) AS summed,
+           coalesce(bool_or(state = 'failed' AND (weight <> 0 OR gate IS NOT NULL)), false) AS has_failed,
+           greatest((u.config #>> '{reward,clip,0}')::float, least((u.config #>> '{reward,clip,1}')::float, least(
+               sum(contribution), CASE WHEN bool_or(coalesce(value, 0) < gate) FILTER (WHERE state <> 'not_applicable')
+               THEN 0 END))) AS bounded
+    FROM rollout_rewards w
+    CROSS JOIN LATERAL (SELECT (u.config -> 'reward' -> 'components' -> w.position #>> '{gate,at_least}')::float AS gate) AS g
+    WHERE w.rollout_id = d.rollout_id AND w.attempt = d.attempt) AS c
 WHERE r.run_id = :'run' AND u.config -> 'reward' IS NOT NULL AND (
     r.state = 'finished' AND r.reason = 'succeeded' AND NOT coalesce(
         d.settled_at <= r.finished_at AND r.reward = d.total
         AND c.components = jsonb_array_length(u.config #> '{reward,components}')
-        AND (c.has_failed AND u.config #>> '{reward,missing}' = 'renormalise' OR abs(d.total - c.total) < 1e-9)
+        AND abs(d.total - coalesce(c.bounded, 0)) < 1e-9
+        AND (c.has_failed AND u.config #>> '{reward,missing}' = 'renormalise'
+             OR u.config #>> '{reward,total}' = 'weighted_mean' OR abs(c.summed - c.weighted) < 1e-9)
         AND NOT (c.has_failed AND u.config #>> '{reward,missing}' = 'exclude'), false)
     OR r.state = 'excluded' AND r.reason = 'ungraded' AND NOT coalesce(d.settled_at IS NOT NULL AND d.total IS NULL, false)
     OR EXISTS (SELECT FROM rewards w WHERE w.rollout_id = r.id)

@@ -738,6 +738,9 @@ class RolloutReward(Base):
     )
     weight: Mapped[float] = mapped_column(comment="Its factor in the total.")
     value: Mapped[float | None] = mapped_column(comment="Before the weight; null unless scored.")
+    contribution: Mapped[float | None] = mapped_column(
+        comment="Its part in the total before gates and clip; null for a metric, and where it has none."
+    )
     extracted: Mapped[str | None] = mapped_column(comment="The answer that the grader found in the output.")
     explanation: Mapped[str] = mapped_column(comment="For people.")
     source: Mapped[str] = mapped_column(comment="agent, or the type of the grader.")

@@ -216,6 +216,7 @@ def settled_of(lease: GradingLease, graded: Sequence[Graded]) -> Settled:
             state=str(got.grade.state),
             weight=one.weight,
             value=got.grade.value,
+            contribution=found.contributions.get(one.name),
             extracted=got.grade.extracted,
             explanation=got.grade.explanation,
             source=one.grader.type if one.grader else str(one.source),

@@ -145,7 +145,8 @@ def _of_rollout(rollout: RolloutDetail) -> Iterator[Part]:
 
 
 def _component(one: RewardComponent) -> str:
-    value = one.state if one.value is None else f"{one.value:+.4g} × {one.weight:g}"
+    part = "" if one.contribution is None else f", of the total {one.contribution:+.4g}"
+    value = one.state if one.value is None else f"{one.value:+.4g} × {one.weight:g}{part}"
     answer = "" if one.extracted is None else f"; answer {one.extracted!r}"
     return f"{value} from {one.source}: {one.explanation}{answer}"
 

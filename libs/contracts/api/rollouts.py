@@ -97,6 +97,8 @@ class RewardComponent(Body):
     """The factor of the component in the rollout's reward; 0 for a metric."""
     value: float | None
     """Before the weight; null unless scored."""
+    contribution: float | None = None
+    """Its part in the total before gates and `reward.clip`; null for a metric, and where it has none."""
     extracted: str | None
     """The answer that the grader found in the output."""
     explanation: str

@@ -11,6 +11,13 @@ from leyden.libs.contracts.config.document import Document
 from leyden.libs.contracts.config.graders import FIELD, Grader
 
 
+class Gate(Document):
+    """A condition on a component without which its rollout earns nothing."""
+
+    at_least: float
+    """The smallest value that passes. Below it the total is at most 0, so that no failed gate ends a loss."""
+
+
 class Component(Document):
     """One number of a rollout, with its source: `from: agent`, `from: feedback`, or a grader."""
 
@@ -18,7 +25,7 @@ class Component(Document):
 
     name: Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z_][\w.-]*$")]
     weight: float = Field(default=1.0, ge=-1e3, le=1e3)
-    """The factor of the component in the total. 0: a metric, which earns nothing and excludes nothing."""
+    """The factor of the component in the total. 0 without a gate: a metric, which earns and excludes nothing."""
     source: Literal["agent", "feedback"] | None = Field(default=None, alias="from")
     """`agent`: the reward line, which is the agent's last line with `reward`. `feedback`: values that people and other
     programs give to the rollout while it waits (`reward.wait`)."""
@@ -26,6 +33,13 @@ class Component(Document):
     """The value of `from: feedback` where several came."""
     grader: Grader | None = None
     """A grader of the platform, which the agent cannot reach."""
+    gate: Gate | None = None
+    """The total is at most 0 while the value is below a bound."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether the total depends on the component."""
+        return self.weight != 0 or self.gate is not None
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Component:
@@ -47,15 +61,21 @@ class Wait(Document):
 
 
 class Reward(Document):
-    """The sum of weighted components is the rollout's reward, known once every component is graded."""
+    """Weighted components make the rollout's reward, known once every component is graded."""
 
     components: list[Component] = Field(min_length=1, max_length=50)
     """In the order of screens."""
     wait: Wait | None = None
     """Needed with `from: feedback`."""
+    total: Literal["weighted_sum", "weighted_mean"] = "weighted_sum"
+    """`weighted_sum` adds weight times value; `weighted_mean` divides that by the sum of the weights of the components
+    that have a value. A component that is not applicable is in neither."""
+    clip: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None
+    """The smallest and the largest total, after gates. Values and contributions of components stay as they are."""
     missing: Literal["exclude", "zero", "renormalise"] = "exclude"
     """A component with a weight that failed after all tries: `exclude` leaves the rollout out of its group and of all
-    means, `zero` lets the component earn 0, `renormalise` scales the others' sum up to the whole weight."""
+    means, `zero` lets the component earn 0, `renormalise` scales the others' sum up to the whole weight. A failed gate
+    has passed for nobody: with `renormalise`, too, it excludes the rollout."""
 
     @property
     def has_agents_line(self) -> bool:
@@ -70,7 +90,7 @@ class Reward(Document):
     @property
     def needs_agents_line(self) -> bool:
         """Whether an attempt without a reward line has failed."""
-        return any(one.source == "agent" and one.weight for one in self.components)
+        return any(one.source == "agent" and one.counts for one in self.components)
 
     def task_fields(self) -> list[tuple[str, tuple[str, ...]]]:
         """The paths of the task's fields that graders read, each after the place in the document that names it."""
@@ -96,6 +116,15 @@ class Reward(Document):
             raise ValueError(f"wait: feedback ({self.feedback_names[0]!r}) needs a time: write wait: {{seconds: 3600}}")
         if self.wait is not None and not self.feedback_names:
             raise ValueError("wait: no component is from: feedback, so that nothing waits: remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _total_is_defined(self) -> Reward:
+        negative = [one.name for one in self.components if one.weight < 0]
+        if self.total == "weighted_mean" and negative:
+            raise ValueError(f"components: {negative} have negative weights, and a mean has none: write weighted_sum")
+        if self.clip is not None and self.clip[0] >= self.clip[1]:
+            raise ValueError(f"clip: {self.clip} leaves one total or none: write the smaller number first")
         return self
 
     @model_validator(mode="after")

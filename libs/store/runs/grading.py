@@ -126,6 +126,7 @@ class NewComponent(NamedTuple):
     state: str
     weight: float
     value: float | None
+    contribution: float | None
     extracted: str | None
     explanation: str
     source: str

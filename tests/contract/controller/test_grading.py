@@ -30,7 +30,9 @@ async def grade(scene: Scene, count: int, value: float | None) -> list[str]:
     async with scene.database.session() as session:
         leased = await lease_gradings(session, "test", count, 30.0)
         total, reason = (None, "words: it hangs") if value is None else (0.5 * value, None)
-        component = NewComponent("words", "failed" if value is None else "scored", 0.5, value, None, "", "length", 0.1)
+        component = NewComponent(
+            "words", "failed" if value is None else "scored", 0.5, value, value and value / 2, None, "", "length", 0.1
+        )
         await settle_gradings(session, [Settled(one, total, reason, (component,)) for one in leased])
         return [one.rollout_id for one in leased]
 

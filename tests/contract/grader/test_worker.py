@@ -22,6 +22,7 @@ from leyden.libs.store.runs.grading import Settled, heartbeat_gradings, lease_gr
 from leyden.services.grader.settings import Settings
 from leyden.services.grader.worker import work
 from tests.contract.controller.test_store import LONG_AGO
+from tests.invariants import violations
 from tests.support import builders
 
 F1 = {
@@ -34,11 +35,15 @@ HANGS = {"name": "hangs", "grader": {"type": "regex", "pattern": "^(a+)+$"}}
 
 
 async def add_ungraded(
-    database: Database, *components: dict[str, Any], outputs: Sequence[str], task: dict[str, Any] | None = None
+    database: Database,
+    *components: dict[str, Any],
+    outputs: Sequence[str],
+    task: dict[str, Any] | None = None,
+    **rest: Any,
 ) -> tuple[tables.Run, list[tables.Rollout]]:
     """A group whose attempts have succeeded and wait for their grades."""
     dataset = await builders.add_dataset(database, [task or {"answer": "Eiffel Tower"}], name=f"d{os.urandom(4).hex()}")
-    config = builders.run_document(reward={"components": list(components)})
+    config = builders.run_document(reward={"components": list(components), **rest})
     run = await builders.add_run(database, dataset_id=dataset.id, config=config)
     _, rollouts = await builders.add_group(database, run, size=len(outputs))
     for rollout, output in zip(rollouts, outputs, strict=True):
@@ -172,3 +177,26 @@ async def test_a_killed_grader_repeats_and_doubles_nothing(
         found = await settled(database, run, 3)
     assert [one.total for one in found] == [pytest.approx(0.9 * 2 / 3), pytest.approx(0.9 * 2 / 3), 0.0]
     assert len(await rewards(database, run)) == 6
+
+
+@pytest.mark.parametrize("missing", ["renormalise", "zero", "exclude"])
+@pytest.mark.parametrize("total", ["weighted_sum", "weighted_mean"])
+async def test_means_gates_and_clips_are_the_totals_that_the_invariants_compute(
+    database: Database, redis_url: str, missing: str, total: str
+) -> None:
+    gate = {"name": "brief", "weight": 0.0, "gate": {"at_least": 1.0}, "grader": {"type": "length", "at_most": 9}}
+    outputs = ['{"answer": "Eiffel"}', 9 * "a " + '\n{"answer": "Eiffel"}', "a" * 64 + "!", '{"answer": 5}']
+    rest = {"missing": missing, "total": total, "clip": [0.05, 0.5]}
+    run, rollouts = await add_ungraded(database, F1, FORMAT, HANGS, gate, outputs=outputs, **rest)
+    async with grading(database, redis_url, component_seconds=0.3):
+        found = await settled(database, run, len(outputs))
+    ended = {"state": "finished", "attempt": 1, "reason": "succeeded", "finished_at": func.now()}
+    async with database.session() as session:
+        for rollout, one in zip(rollouts, found, strict=True):
+            if one.total is not None:
+                await session.execute(
+                    update(tables.Rollout).where(tables.Rollout.id == rollout.id).values(reward=one.total, **ended)
+                )
+    assert any(one.total == 0.05 for one in found)
+    broken = await asyncio.to_thread(violations, database.dsn, run.id)
+    assert "rewards that are not the settled total of their components" not in broken

@@ -84,3 +84,32 @@ def test_a_schema_refers_to_no_other_document(name: str) -> None:
     for reference in ("https://example.com/schema", "file:///etc/passwd", "other.json"):
         with pytest.raises(ValidationError, match="leaves the schema"):
             grader(reference)
+
+
+@pytest.mark.parametrize(
+    ("weight", "parts", "words"),
+    [
+        (1.0, {"total": "mean"}, "reward.total"),
+        (1.0, {"clip": [1.0]}, "reward.clip"),
+        (1.0, {"clip": [1.0, -1.0]}, "write the smaller number first"),
+        (-1.0, {"total": "weighted_mean"}, "['a'] have negative weights, and a mean has none: write weighted_sum"),
+    ],
+)
+def test_a_total_that_means_nothing_is_refused(weight: float, parts: dict[str, Any], words: str) -> None:
+    reward = {"components": [{"name": "a", "weight": weight, "grader": F1}], **parts}
+    with pytest.raises(ValidationError) as caught:
+        RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}, "reward": reward})
+    assert words in str(caught.value)
+
+
+def test_gates_and_clip_are_stored() -> None:
+    reward = {
+        "components": [
+            {"name": "a", "weight": 0.0, "gate": {"at_least": 1.0}, "grader": F1},
+            {"name": "b", "grader": F1},
+        ],
+        "total": "weighted_mean",
+        "clip": [-1.0, 1.0],
+    }
+    config = RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}, "reward": reward})
+    assert RunConfig.stored(config.storable()) == config
