@@ -17,7 +17,7 @@ from leyden.libs.service import JsonResponse, Problem
 from leyden.libs.store import access
 from leyden.libs.store.database import Session
 from leyden.services.api.audit import changing
-from leyden.services.api.auth import Admin, GuardedRoute
+from leyden.services.api.auth import Admin, Caller, GuardedRoute
 from leyden.services.api.creation import Create, IdempotencyKey, create_request, store_answer
 from leyden.services.api.parameters import Store
 
@@ -82,11 +82,12 @@ async def _issue_once(request: Request, create: Create, issue: Callable[[Session
 def _secret(request: Request, create: Create) -> str:
     """A random secret, or for a request with an idempotency key one that a repeat computes again.
 
-    The computed one is the HMAC of the request under the caller's bearer token. The database stores neither.
+    The computed one is the HMAC of the request under the caller's token. The database stores neither.
     """
     if create.key is None:
         return f"leyden_{secrets.token_urlsafe(32)}"
-    derived = hmac.digest(request.headers["authorization"].encode(), create.key.encode() + create.digest, "sha256")
+    caller: Caller = request.state.caller
+    derived = hmac.digest(f"Bearer {caller.secret}".encode(), create.key.encode() + create.digest, "sha256")
     return f"leyden_{base64.urlsafe_b64encode(derived).decode().rstrip('=')}"
 
 

@@ -1,11 +1,13 @@
-"""Authentication: bearer tokens and their scopes."""
+"""Authentication: bearer tokens, by header or by a browser's cookie, and their scopes."""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from fastapi import Depends, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -31,15 +33,17 @@ Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
 @dataclass(frozen=True)
 class Caller:
-    """The valid bearer token of a request."""
+    """The valid token of a request."""
 
     token_id: str
     scopes: list[ApiScope]
     name: str
+    secret: str = field(repr=False)
+    expires_at: datetime | None = None
 
 
 class GuardedRoute(JsonRoute):
-    """A route that checks the bearer token before it reads the body, so that a stranger cannot upload anything."""
+    """A route that checks the caller's token before it reads the body, so that a stranger cannot upload anything."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler that FastAPI calls."""
@@ -70,18 +74,41 @@ Admin = Annotated[str, Depends(require(ApiScope.ADMIN))]
 
 
 async def _identify(request: Request) -> Caller:
-    scheme, secret = get_authorization_scheme_param(request.headers.get("authorization"))
+    header = request.headers.get("authorization")
+    cookie = request.cookies.get(cookie_name(request))
+    if header is None and cookie:
+        if request.method not in {"GET", "HEAD"}:
+            check_origin(request)
+        return await find_caller(request, cookie)
+    scheme, secret = get_authorization_scheme_param(header)
     if scheme.lower() != "bearer" or not secret:
         raise _unauthorised("no bearer token: send `Authorization: Bearer TOKEN`")
+    return await find_caller(request, secret)
+
+
+async def find_caller(request: Request, secret: str) -> Caller:
+    """The token with this secret. Raises: Problem: it is unknown or has ended"""
     first: str | None = request.app.state.first_admin_token
     if first is not None and hmac.compare_digest(secret.encode(), first.encode()):
-        return Caller(FIRST_ADMIN, [ApiScope.ADMIN], FIRST_ADMIN)
+        return Caller(FIRST_ADMIN, [ApiScope.ADMIN], FIRST_ADMIN, secret)
     database: Database = request.app.state.database
     async with database.read() as session:
         token: Token | None = await find_token(session, secret)
     if token is None:
         raise _unauthorised("the bearer token is unknown, expired or revoked: ask an administrator for a new one")
-    return Caller(token.id, token.scopes, token.name)
+    return Caller(token.id, token.scopes, token.name, secret, token.expires_at)
+
+
+def cookie_name(request: Request) -> str:
+    """The cookie of a browser that has signed in; with the port, because browsers send cookies to every port."""
+    return f"leyden_{request.url.port or 'session'}"
+
+
+def check_origin(request: Request) -> None:
+    """Refuses a request that a page of another address made the browser send with its cookie."""
+    origin = urlsplit(request.headers.get("origin", "")).netloc
+    if not origin or origin != request.headers.get("host"):
+        raise Problem(403, "the page has another address: send `Authorization: Bearer TOKEN`", cause="origin")
 
 
 def _unauthorised(detail: str) -> Problem:

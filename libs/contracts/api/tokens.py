@@ -62,6 +62,23 @@ class IssuedToken(Token):
     token: str
 
 
+class SessionRequest(RequestBody):
+    """Signs a browser in."""
+
+    token: str = Field(min_length=1, max_length=500)
+    once: bool = False
+    """Whether the token ends, so that a link with it signs in once; the cookie holds its successor (see rotate)."""
+
+
+class Session(Body):
+    """The rights of a browser that has signed in; its cookie is in the headers."""
+
+    name: str
+    """The token's name."""
+    scopes: list[ApiScope]
+    expires_at: datetime | None
+
+
 class AuditEntry(Body):
     """A change that a bearer token asked for."""
 
