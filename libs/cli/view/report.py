@@ -33,6 +33,7 @@ svg text { font: 11px system-ui, sans-serif; fill: #4a5866 } pre { white-space: 
 """
 
 
+COMPONENTS_NOTE = "Means before the weight, over the rollouts of a step that have the component."
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """The page may style itself: it runs nothing and asks nothing, whatever an agent wrote into it."""
 
@@ -77,6 +78,7 @@ def render_report(
     sections = [
         _heading(run, steps, evaluations, model),
         _section("Reward", _chart([Curve("reward", rewards)]), reward_note),
+        *([_section("Components of the reward", _components(steps), COMPONENTS_NOTE)] if _components(steps) else []),
         _section("Facts of the grader", _chart(_fact_curves(steps), (0.0, 1.0)), "Shares over the rollouts of a step."),
         _section("Held-out tasks", _evaluations(evaluations), "The same settings for each version; 95 % intervals."),
         _section("Trajectories", "".join(map(_trajectory, trajectories))),
@@ -135,6 +137,20 @@ def _fact_curves(steps: Sequence[Step]) -> list[Curve]:
         Curve(name, [(step.number, step.facts[name], 0.0) for step in steps if name in step.facts])
         for name in sorted(shares)
     ]
+
+
+def _components(steps: Sequence[Step]) -> str:
+    """The curve of each component's mean, and those that failed."""
+    names = list(dict.fromkeys(name for step in steps for name in step.components))
+    found = {
+        name: [(step.number, step.components[name]) for step in steps if name in step.components] for name in names
+    }
+    curves = [
+        Curve(name, [(number, one.mean, 0.0) for number, one in found[name] if one.mean is not None]) for name in names
+    ]
+    failures = [(name, max(found[name], key=lambda one: one[1].failed_share)) for name in names]
+    rows = [[name, f"{one.failed_share:.1%} in step {number}"] for name, (number, one) in failures if one.failed_share]
+    return _chart(curves) + (_table(["component", "failed most"], rows) if rows else "")
 
 
 def _chart(curves: Sequence[Curve], bounds: tuple[float, float] | None = None) -> str:

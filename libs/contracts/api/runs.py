@@ -190,6 +190,15 @@ class Evaluation(Body):
     results: EvaluationResults
 
 
+class StepComponent(Body):
+    """One component of the rewards of a step's rollouts."""
+
+    mean: float | None
+    """Before the weight, over the rollouts that have it; null where none has."""
+    failed_share: float
+    """The share of the graded rollouts for which it failed, excluded ones included."""
+
+
 class Step(Body):
     """One optimiser step with the rewards of its rollouts."""
 
@@ -206,6 +215,8 @@ class Step(Body):
     reward_std: float | None
     facts: dict[str, float]
     """Mean of each numeric or boolean fact."""
+    components: dict[str, StepComponent] = Field(default_factory=dict)
+    """The components of the reward by name, in the order of the document; none without `reward`."""
     started_at: datetime
     created_at: datetime
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from sqlalchemy import select, text
 
 from leyden.libs.contracts.api.body import Page
-from leyden.libs.contracts.api.runs import Evaluation, EvaluationResults, Fact, Metrics, Series, Step
+from leyden.libs.contracts.api.runs import Evaluation, EvaluationResults, Fact, Metrics, Series, Step, StepComponent
 from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import ShownRolloutState
@@ -126,6 +126,20 @@ _STEP_FACTS = """
     GROUP BY step_groups.step, fact.key ORDER BY step_groups.step, fact.key
 """
 
+# Rollouts that were excluded leave the means; only the share of failures counts them.
+_STEP_COMPONENTS = text("""
+    SELECT step_groups.step, rewards.component, avg(rewards.value) FILTER (WHERE rollouts.state = 'finished') AS mean,
+        avg((rewards.state = 'failed')::int)::float8 AS failed_share
+    FROM step_groups
+    CROSS JOIN LATERAL (
+        SELECT * FROM rollouts WHERE group_id = step_groups.group_id AND NOT greedy OFFSET 0
+    ) AS rollouts
+    JOIN rollout_rewards AS rewards ON rewards.rollout_id = rollouts.id
+        AND rewards.attempt = coalesce(rollouts.attempt, rollouts.grading_attempt)
+    WHERE step_groups.run_id = :run_id AND step_groups.step = ANY(:steps)
+    GROUP BY step_groups.step, rewards.component ORDER BY step_groups.step, min(rewards.position)
+""")
+
 # A run that carries a policy learns from the calls of the run that leads, which has the roles of every policy.
 _LEAD = text("""
     SELECT lead.id, lead.config, runs.policy
@@ -238,6 +252,7 @@ async def _with_rewards(session: ReadSession, run_id: str, rows: Sequence[tables
     rewards = {record["step"]: record for record in (await session.execute(of_steps, scope)).mappings()}
     verdicts = _grouped((await session.execute(_STEP_VERDICTS, scope)).mappings(), "step")
     facts = _grouped((await session.execute(of_facts, scope)).mappings(), "step")
+    components = _grouped((await session.execute(_STEP_COMPONENTS, scope)).mappings(), "step")
     calls = await call_counts.of_steps(session, run_id, scope["steps"])
     return [
         Step(
@@ -249,6 +264,10 @@ async def _with_rewards(session: ReadSession, run_id: str, rows: Sequence[tables
             reward_mean=rewards[row.number]["reward_mean"] if row.number in rewards else None,
             reward_std=rewards[row.number]["reward_std"] if row.number in rewards else None,
             facts={record["name"]: record["mean"] for record in facts[row.number] if record["mean"] is not None},
+            components={
+                record["component"]: StepComponent(mean=record["mean"], failed_share=record["failed_share"])
+                for record in components[row.number]
+            },
             started_at=row.started_at,
             created_at=row.created_at,
         )
@@ -257,8 +276,9 @@ async def _with_rewards(session: ReadSession, run_id: str, rows: Sequence[tables
 
 
 async def get_metrics(session: ReadSession, run_id: str, names: Sequence[str]) -> Metrics:
-    """Time series over the steps of a run: the trainer's metrics, `reward_mean`, `reward_std`, `fact.<name>`, and for
-    each role of the run's own policy `role.<name>.return_mean` and `role.<name>.calls`.
+    """Time series over the steps of a run: the trainer's metrics, `reward_mean`, `reward_std`, `fact.<name>`, for each
+    component of the reward `component.<name>.mean` and `component.<name>.failed_share`, and for each role of the run's
+    own policy `role.<name>.return_mean` and `role.<name>.calls`.
 
     Args: names: the wanted series; empty for all
     """
@@ -291,6 +311,10 @@ def _values(step: Step) -> Iterable[tuple[str, float]]:
     if step.calls.calls:
         yield "untrainable_calls", sum(step.calls.untrainable.values())
     yield from ((f"fact.{name}", value) for name, value in step.facts.items())
+    for name, component in step.components.items():
+        if component.mean is not None:
+            yield f"component.{name}.mean", component.mean
+        yield f"component.{name}.failed_share", component.failed_share
     if step.reward_mean is not None:
         yield "reward_mean", step.reward_mean
     if step.reward_std is not None:

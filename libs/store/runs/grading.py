@@ -27,6 +27,10 @@ MAX_OUTPUT = 1_000_000
 PATIENCE_SECONDS = 60.0
 """An attempt that waits for its grades for longer is worth a warning."""
 
+NEWEST = 1_000
+FAILED_SHARE = 0.02
+"""A component that failed in more than this share of the newest attempts is worth a warning."""
+
 # The condition of the conflict decides between two graders: a lease that the other one has taken stays.
 _LEASE = text("""
     WITH due AS (
@@ -99,6 +103,16 @@ _WAITING = text("""
 _WITHOUT_TOTAL = text("""
     SELECT count(*) AS attempts, (array_agg(reason ORDER BY settled_at DESC))[1] AS reason
     FROM gradings WHERE run_id = :run AND settled_at IS NOT NULL AND total IS NULL
+""")
+
+_FAILING = text("""
+    SELECT w.component, count(*) AS attempts, count(*) FILTER (WHERE w.state = 'failed') AS failed,
+           (array_agg(w.explanation ORDER BY newest.settled_at DESC) FILTER (WHERE w.state = 'failed'))[1] AS cause
+    FROM (SELECT rollout_id, attempt, settled_at FROM gradings WHERE run_id = :run AND settled_at IS NOT NULL
+          ORDER BY settled_at DESC LIMIT :newest) newest
+    JOIN rollout_rewards w ON w.rollout_id = newest.rollout_id AND w.attempt = newest.attempt
+    GROUP BY w.component HAVING count(*) FILTER (WHERE w.state = 'failed') > :share * count(*)
+    ORDER BY min(w.position)
 """)
 
 
@@ -200,7 +214,7 @@ async def settle_gradings(session: Session, settled: Sequence[Settled]) -> set[s
 
 
 async def warnings(session: ReadSession, run_id: str) -> list[str]:
-    """Says that attempts wait for their grades for long, or have none."""
+    """Says that attempts wait for their grades for long or have none, and that a component fails often."""
     waiting = (await session.execute(_WAITING, {"run": run_id})).one()
     lost = (await session.execute(_WITHOUT_TOTAL, {"run": run_id})).one()
     found = []
@@ -211,6 +225,12 @@ async def warnings(session: ReadSession, run_id: str) -> list[str]:
         )
     if lost.attempts:
         found.append(f"{lost.attempts} attempts have no reward and were excluded; the last: {lost.reason}")
+    scope = {"run": run_id, "newest": NEWEST, "share": FAILED_SHARE}
+    found += [
+        f"component {row.component} failed in {row.failed} of the last {row.attempts} attempts"
+        f" ({row.failed / row.attempts:.0%}), and reward.missing decided what they earn; the last: {row.cause}"
+        for row in await session.execute(_FAILING, scope)
+    ]
     return found
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from leyden.libs.contracts.api.rollouts import RewardRequest, RolloutDetail
+from leyden.libs.contracts.api.runs import StepComponent
 from leyden.libs.store import tables
 from leyden.libs.store.read import views
-from leyden.libs.store.read.results import list_evaluations
+from leyden.libs.store.read.results import get_metrics, list_evaluations, list_steps
 from leyden.libs.store.read.runs import get_run
 from leyden.libs.store.runs.grading import NewComponent, Settled, lease_gradings, settle_gradings
+from leyden.libs.store.runs.grading import warnings as grading_warnings
 from leyden.libs.store.runs.retention import delete_run
-from tests.contract.controller.test_store import Scene, add_run, document
+from tests.contract.controller.test_store import LONG_AGO, Scene, add_run, document
 from tests.contract.controller.test_store import scene as scene
 from tests.support import builders
 
@@ -31,7 +33,15 @@ async def grade(scene: Scene, count: int, value: float | None) -> list[str]:
         leased = await lease_gradings(session, "test", count, 30.0)
         total, reason = (None, "words: it hangs") if value is None else (0.5 * value, None)
         component = NewComponent(
-            "words", "failed" if value is None else "scored", 0.5, value, value and value / 2, None, "", "length", 0.1
+            "words",
+            "failed" if value is None else "scored",
+            0.5,
+            value,
+            value and value / 2,
+            None,
+            "it hangs",
+            "length",
+            0.1,
         )
         await settle_gradings(session, [Settled(one, total, reason, (component,)) for one in leased])
         return [one.rollout_id for one in leased]
@@ -83,7 +93,41 @@ async def test_a_rollout_without_a_total_is_excluded_and_never_0(scene: Scene) -
     assert await states(scene, run) == [("excluded", None, "ungraded"), ("finished", 0.5, "succeeded")]
     async with scene.database.read() as session:
         warnings = (await get_run(session, run.id)).warnings
-    assert warnings == ["1 attempts have no reward and were excluded; the last: words: it hangs"]
+    assert warnings == [
+        "1 attempts have no reward and were excluded; the last: words: it hangs",
+        "component words failed in 1 of the last 2 attempts (50%), and reward.missing decided what they earn; the last:"
+        " it hangs",
+    ]
+
+
+async def test_a_component_that_fails_in_one_of_fifty_attempts_is_no_warning(scene: Scene) -> None:
+    run = await add_run(scene, config=graded_document())
+    await builders.add_group(scene.database, run, size=100)
+    for rollout in await scene.rollouts(run):
+        await builders.add_attempt(scene.database, rollout, state="settled", finished_at=LONG_AGO)
+        await builders.add_outcome(scene.database, rollout, reward=None)
+    async with scene.database.session() as session:
+        await session.execute(update(tables.Rollout).values(grading_attempt=1))
+    await grade(scene, 2, None)
+    await grade(scene, 98, 1.0)
+    async with scene.database.read() as session:
+        assert [one for one in await grading_warnings(session, run.id) if one.startswith("component")] == []
+
+
+async def test_each_component_has_a_curve_of_its_mean_and_its_failures(scene: Scene) -> None:
+    run = await add_run(scene, config=graded_document())
+    await scene.tick(2)
+    await scene.finish_all(run)
+    await scene.tick()
+    await grade(scene, 1, None)
+    await grade(scene, 1, 0.8)
+    await scene.tick()
+    await scene.credit_and_train(run, 1)
+    async with scene.database.read() as session:
+        (step,) = (await list_steps(session, run.id, cursor=None, limit=9)).items
+        metrics = await get_metrics(session, run.id, ["component.words.mean", "component.words.failed_share"])
+    assert step.components == {"words": StepComponent(mean=0.8, failed_share=0.5)}
+    assert [[value for _, _, value in one.points] for one in metrics.series] == [[0.8], [0.5]]
 
 
 async def test_a_run_without_any_reward_ends_with_the_cause(scene: Scene) -> None:

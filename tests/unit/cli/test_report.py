@@ -10,7 +10,16 @@ from leyden.libs.cli.commands.demo import DemoOptions, check_rise, run_document
 from leyden.libs.cli.errors import CommandError
 from leyden.libs.cli.view.report import Trajectory, answer_text, last_question, render_report
 from leyden.libs.contracts.api.rollouts import Call, CallCredit, RolloutDetail, Span
-from leyden.libs.contracts.api.runs import Evaluation, EvaluationResults, Fact, Progress, Run, Statistic, Step
+from leyden.libs.contracts.api.runs import (
+    Evaluation,
+    EvaluationResults,
+    Fact,
+    Progress,
+    Run,
+    Statistic,
+    Step,
+    StepComponent,
+)
 from leyden.libs.contracts.conversation import Dialect, ToolCall, Turn
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -79,6 +88,18 @@ def page() -> str:
 
 def test_the_page_fetches_nothing_and_runs_nothing() -> None:
     assert re.findall(r"(?:src|href)=|url\(|<script", page()) == []
+
+
+def test_components_have_curves_and_failures() -> None:
+    graded = {
+        "answer": StepComponent(mean=0.25, failed_share=0.0),
+        "judge": StepComponent(mean=None, failed_share=0.125),
+    }
+    shown = render_report(run(), [step(1, 0.1).model_copy(update={"components": graded})], [], [])
+    assert "Components of the reward" in shown
+    assert ">answer</text>" in shown
+    assert "<td>judge</td><td>12.5% in step 1</td>" in shown
+    assert "Components of the reward" not in page()
 
 
 def test_a_policy_forbids_the_page_to_run_or_to_fetch() -> None:
