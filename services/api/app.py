@@ -23,7 +23,7 @@ from leyden.libs.store.read.views import RewardConflict, UnknownCall, UnknownRol
 from leyden.libs.store.runs.actions import ActionRefused
 from leyden.libs.store.runs.retention import RecordsInUse
 from leyden.libs.store.schema import check_schema
-from leyden.services.api import access, audit, datasets, docs_page, platform, rollouts, runs, session
+from leyden.services.api import access, audit, console_page, datasets, docs_page, platform, rollouts, runs, session
 from leyden.services.api.refusals import on_refused
 from leyden.services.api.settings import Settings
 from leyden.services.api.upload import BadUpload, UploadTooLarge
@@ -83,7 +83,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.first_admin_token = settings.first_admin_token()
-    for module in (datasets, runs, rollouts, platform, access, session, audit, docs_page):
+    for module in (datasets, runs, rollouts, platform, access, session, audit, docs_page, console_page):
         app.include_router(module.router)
     return app
 
