@@ -1,0 +1,161 @@
+"""The memory that a run's trainer and engine need, by arithmetic from the document and the shape of its model.
+
+    state         bytes a parameter  one process            each of n processes
+    weights       of the model       4                      4/n, and a gathered copy of 2 (bfloat16) or 4
+    gradients     of trained ones    4                      4 + 4/n
+    moments       of trained ones    8, 4 or 2 (8bit)       the same divided by n; none with `optimizer.offload`
+
+Weights, gradients and moments exist together in every step after the first: a machine with less memory never makes it.
+Activations are an estimate by count of the tensors that the backward pass reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.judgements.shape import Shape
+
+MOMENT_BYTES = {"float32": 8, "bfloat16": 4, "8bit": 2}
+FULL, HALF = 4, 2
+GB = 10**9
+RESERVE = 2 * GB
+"""An allowance for a GPU's context, for buffers of collectives and for memory between allocations."""
+HEAD_TILES = 4 * 2**21 * FULL
+"""Tiles of logits, their exponentials, gradients and products."""
+ENGINE_WEIGHTS = "engine weights"
+EXPORT_PARTS = 2 * 2**30
+"""Rank 0 gathers a version in parts of 1 GiB, which lie twice in host memory."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Hosts that are alike; memory of None is not judged.
+
+    Args: gpus: of each host, one trainer process on each, 0 for a CPU; engine_gpus: over which one engine divides its
+        weights; shared: the engine is on the trainer's GPUs and host
+    """
+
+    gpus: int = 1
+    gpu_bytes: int | None = None
+    host_bytes: int | None = None
+    hosts: int = 1
+    engine_gpus: int = 1
+    shared: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the trainer."""
+        return max(1, self.gpus * self.hosts)
+
+
+Place = Literal["gpu", "host", "engine"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Memory of one trainer GPU, of one host of the trainer, or of one GPU of an engine.
+
+    Args: certain: needed at one moment with the place's other certain parts; the others are estimates
+    """
+
+    place: Place
+    name: str
+    size_bytes: int
+    certain: bool = True
+
+    @property
+    def of_engine(self) -> bool:
+        """Whether an engine needs it, and not the trainer."""
+        return self.place == "engine" or self.name == ENGINE_WEIGHTS
+
+
+def memory(run: RunConfig, shape: Shape, machine: Machine) -> list[Part]:
+    """Returns the parts of every place. A critic's model counts unless `algorithm.critic.model` names another one."""
+    place: Place = "gpu" if machine.gpus else "host"
+    parts = [*_states(run, shape, machine, place), *_passes(run, shape, machine, place)]
+    if machine.gpus:
+        parts += [Part("gpu", "reserve", RESERVE, certain=False), *_host(run, shape, machine)]
+    weights = Part("engine", ENGINE_WEIGHTS, _engine_bytes(run, machine) * shape.size // machine.engine_gpus)
+    if machine.shared or not machine.gpus:
+        return [*parts, Part(place, weights.name, weights.size_bytes)]
+    return [*parts, weights, Part("engine", "reserve", RESERVE, certain=False)]
+
+
+def cache_bytes_a_token(shape: Shape) -> int:
+    """Keys and values of one token in an engine's cache, in bfloat16."""
+    return 2 * HALF * shape.keys * shape.layers
+
+
+def _engine_bytes(run: RunConfig, machine: Machine) -> int:
+    exported = run.training.export_dtype or run.training.precision
+    return HALF if machine.gpus and exported == "bfloat16" else FULL
+
+
+def trained_parameters(run: RunConfig, shape: Shape) -> int:
+    """The policy's parameters that have gradients and moments."""
+    lora, frozen = run.training.lora, run.training.frozen
+    return shape.trained(frozen) if lora is None else shape.adapters(lora.rank, lora.target_modules, frozen)
+
+
+def _states(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Iterator[Part]:
+    ranks, trained, lora = machine.ranks, trained_parameters(run, shape), run.training.lora is not None
+    held, critic = shape.size + (trained if lora else 0), run.algorithm.critic
+    if critic is not None and critic.trunk == "own" and critic.model is None:
+        held, trained = held + shape.size, trained + shape.size
+    yield Part(place, "weights", FULL * held // ranks)
+    if ranks > 1:
+        yield Part(place, "gathered weights", _compute_bytes(run, machine) * held)
+    yield Part(place, "gradients", FULL * trained + (FULL * trained // ranks if ranks > 1 else 0))
+    if not run.optimizer.offload:
+        yield Part(place, "moments", _moment_bytes(run, trained) // ranks)
+    if run.algorithm.kl_coefficient > 0 and not lora:
+        yield Part(place, "reference", FULL * shape.size // ranks)
+
+
+def _moment_bytes(run: RunConfig, trained: int) -> int:
+    return MOMENT_BYTES[run.optimizer.moments] * trained
+
+
+def _compute_bytes(run: RunConfig, machine: Machine) -> int:
+    """Of a number in matrix products on a GPU; on a CPU bfloat16 rounds factors and stores none."""
+    return HALF if machine.gpus and run.training.precision == "bfloat16" else FULL
+
+
+def _passes(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Iterator[Part]:
+    tokens, width = run.training.micro_batch_tokens, _compute_bytes(run, machine)
+    layer, layers = activation_bytes_a_token(shape, width), shape.layers
+    kept = FULL * shape.hidden * layers + layer if run.training.activation_checkpointing else layer * layers
+    yield Part(place, "activations", tokens * kept, certain=False)
+    if machine.gpus and run.training.attention == "dense":
+        yield Part(place, "attention mask", FULL * tokens * tokens, certain=False)
+    yield Part(place, "logits", HEAD_TILES, certain=False)
+    if machine.ranks == 1 and width == HALF:
+        # Autocast keeps its copies of trained weights to the end of a forward pass.
+        yield Part(place, "bfloat16 copies", HALF * trained_parameters(run, shape), certain=False)
+
+
+def activation_bytes_a_token(shape: Shape, width: int) -> int:
+    """One layer's tensors for its backward pass: two norms, attention, and the gated feed-forward layer.
+
+    A norm has its input and its normalised input in float32, and its output; attention q, k and v for each query head
+    and its output; the feed-forward layer gate, its activation, up and their product. Norms of queries and keys have
+    two tensors more.
+    Args: width: bytes of a number in matrix products
+    """
+    norms = 2 * shape.hidden * (FULL + FULL + width)
+    if shape.has_query_norms:
+        norms += 2 * FULL * (shape.queries + shape.keys)
+    return norms + width * (5 * shape.queries + 4 * shape.inner)
+
+
+def _host(run: RunConfig, shape: Shape, machine: Machine) -> Iterator[Part]:
+    """Each process reads the complete model in float32 before it places its part on its GPU."""
+    reading = FULL * shape.size * machine.gpus
+    offloaded = _moment_bytes(run, trained_parameters(run, shape)) * machine.gpus // machine.ranks
+    if run.optimizer.offload:
+        yield Part("host", "offloaded moments", offloaded)
+    # One after the other: a run reads before it exports.
+    yield Part("host", "reading the model", max(reading, EXPORT_PARTS))

@@ -1,0 +1,195 @@
+"""Judgements on a run's document: combinations that can never train, or do not mean what they say, with their remedies.
+
+The API refuses a new run or a continued one for the first kind, and returns the second kind as warnings, which the run
+keeps. Stored documents are not judged when they are read, so that a new rule stops no run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.judgements.finding import Judgement, Severity
+
+COMPARING = frozenset({"mean", "mean_std", "leave_one_out", "opo"})
+"""Baselines that compare the rollouts of a group."""
+GREEDY_BELOW = 1e-6
+LARGE_LAG = 2
+SMALL_LORA_RATE = 2e-6
+BFLOAT16_GAP = 0.045
+SCRIPTS = frozenset({".py", ".sh", ".js", ".ts", ".rb"})
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A combination, the path of the field to change, and what is said of it."""
+
+    path: str
+    severity: Severity
+    holds: Callable[[RunConfig], bool]
+    reason: str
+    remedy: str
+
+    def judgement(self, place: str = "") -> Judgement:
+        """Args: place: where the document has these settings, with a dot at its end"""
+        return Judgement(place + self.path, self.severity, self.reason, self.remedy)
+
+
+def _several_updates(run: RunConfig) -> bool:
+    return run.algorithm.mini_batches * run.algorithm.epochs > 1
+
+
+def _is_uncorrected(run: RunConfig, algorithm: str) -> bool:
+    stale = run.sampling.max_policy_lag >= LARGE_LAG and run.algorithm.correction.type == "bypass"
+    return run.algorithm.type == algorithm and (stale or _several_updates(run))
+
+
+def _chosen_tasks_stop(run: RunConfig) -> bool:
+    stopping, sampling = run.training.early_stopping, run.sampling
+    by_reward = stopping is not None and stopping.metric == "train_reward"
+    return by_reward and (sampling.curriculum is not None or sampling.refill_zero_variance > 0)
+
+
+def _is_greedy(run: RunConfig) -> bool:
+    temperature, override = run.sampling.temperature, run.sampling.override
+    decides = override != "keep" and override.temperature is not None
+    return temperature is not None and temperature < GREEDY_BELOW and not decides
+
+
+def _no_rewards_differ(run: RunConfig) -> bool:
+    """Whether graders, which give 0 to 1 each, cannot differ by more than `min_spread`, whose default is 0."""
+    shaping, failure, reward = run.credit.shaping, run.sampling.failure_reward, run.reward
+    if reward is None or reward.has_agents_line or run.credit.air or (shaping and shaping.overlong):
+        return False
+    weights = [one.weight for one in reward.components]
+    ends = [sum(weight for weight in weights if weight < 0), sum(weight for weight in weights if weight > 0)]
+    ends += [] if failure is None else [failure]
+    scale = shaping.scale if shaping else 1.0
+    return (max(ends) - min(ends)) * scale <= run.credit.baseline.min_spread
+
+
+def _lacks_its_files(run: RunConfig) -> bool:
+    words = [word for word in run.agent.command if PurePath(word).suffix in SCRIPTS and word[0] not in "/{"]
+    return run.runner.type == "process" and run.agent.directory is None and bool(words)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "sampling.group_size",
+        "cannot",
+        lambda run: run.sampling.group_size == 1 and run.credit.baseline.type in COMPARING,
+        "a group of one has no siblings to compare, so every advantage is 0",
+        "write 2 or more, or credit.baseline.type 'ema' (recipe 'online')",
+    ),
+    Rule(
+        "sampling.temperature",
+        "cannot",
+        _is_greedy,
+        "calls at temperature 0 never train",
+        "write 1, or leave it out, or set sampling.override; training.steps 0 evaluates at temperature 0",
+    ),
+    Rule(
+        "algorithm.critic.warmup_steps",
+        "cannot",
+        lambda run: run.algorithm.critic is not None and run.algorithm.critic.warmup_steps >= run.training.steps,
+        "the policy learns in none of training.steps, only its critic",
+        "write fewer, or raise training.steps",
+    ),
+    Rule(
+        "credit.baseline.min_spread",
+        "cannot",
+        _no_rewards_differ,
+        "no two rewards of reward.components differ by more than this, so every advantage is 0",
+        "write less than the sum of the components' weights, or 0",
+    ),
+    Rule(
+        "agent.directory",
+        "warns",
+        _lacks_its_files,
+        "agent.command names a file of the working folder, which is empty without a directory",
+        "write the folder that holds the agent's files, or the file's absolute path",
+    ),
+    Rule(
+        "algorithm.clip_high",
+        "warns",
+        lambda run: run.algorithm.type in {"ppo_clip", "gspo"} and run.algorithm.clip_high == 0,
+        "a clip of 0 takes the gradient from every token with a positive advantage whose probability has risen at all",
+        "write the type's default, by leaving it out",
+    ),
+    Rule(
+        "training.max_logprob_gap",
+        "warns",
+        lambda run: run.training.precision == "bfloat16" and run.training.max_logprob_gap < BFLOAT16_GAP,
+        "right implementations differ by 0.035 to 0.045 in bfloat16, so that the run fails",
+        "write 0.1, or training.precision 'float32'",
+    ),
+    Rule(
+        "optimizer.warmup_steps",
+        "warns",
+        lambda run: run.optimizer.warmup_steps > run.training.steps,
+        "training ends before the learning rate has its full size",
+        "write at most training.steps",
+    ),
+    Rule(
+        "algorithm.correction",
+        "warns",
+        lambda run: run.algorithm.type == "gspo" and run.algorithm.correction.type == "bypass",
+        "with 'bypass' the ratios of gspo hold the difference between trainer and engine, which in bfloat16 is a"
+        " hundred times its clip",
+        "write correction 'decoupled' with mini_batches above 1",
+    ),
+    Rule(
+        "algorithm.type",
+        "warns",
+        lambda run: _is_uncorrected(run, "reinforce"),
+        "'reinforce' is biased for tokens of older versions and for later updates of a step",
+        "write sampling.max_policy_lag 1 or less with one update a step, or type 'ppo_clip'",
+    ),
+    Rule(
+        "algorithm.type",
+        "warns",
+        lambda run: _is_uncorrected(run, "importance_sampling"),
+        "nothing bounds the ratios of 'importance_sampling' for tokens of older versions and for later updates of a step",
+        "write sampling.max_policy_lag 1 or less with one update a step, or type 'ppo_clip' or 'cispo'",
+    ),
+    Rule(
+        "optimizer.learning_rate",
+        "warns",
+        lambda run: run.training.lora is not None and run.optimizer.learning_rate <= SMALL_LORA_RATE,
+        "this rate is for the training of all weights, and adapters hardly move with it",
+        "write 1e-5 to 1e-4",
+    ),
+    Rule(
+        "training.early_stopping.metric",
+        "warns",
+        _chosen_tasks_stop,
+        "a curriculum and refills choose which rewards 'train_reward' sees, so that it need not rise",
+        "write metric 'evaluation_reward'",
+    ),
+)
+
+
+def judge(run: RunConfig) -> list[Judgement]:
+    """Returns the rules that hold for a run that trains, its further policies included; none for a run without steps.
+
+    >>> sampling = {"group_size": 1, "min_siblings": 1}
+    >>> online = {"name": "a", "dataset": "b", "agent": {"command": ["c"]}, "sampling": sampling}
+    >>> [(one.path, one.severity) for one in judge(RunConfig.model_validate(online))]
+    [('sampling.group_size', 'cannot')]
+    """
+    if run.training.steps == 0:
+        return []
+    own = [rule for rule in RULES if rule.holds(run)]
+    found = [rule.judgement() for rule in own]
+    for name in run.carried_policies:
+        policy = run.policy_run(name)
+        others = [rule for rule in RULES if policy.training.steps and rule not in own and rule.holds(policy)]
+        found += [rule.judgement(f"policies.{name}.") for rule in others]
+    return found
+
+
+def warnings_of(run: RunConfig) -> list[str]:
+    """Returns the warnings about a document, in words."""
+    return [f"{one.path}: {one.message}" for one in judge(run) if one.severity == "warns"]
