@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from leyden.libs.cli.commands import agents, datasets, local, rollouts, runs, tokens
+from leyden.libs.cli.commands.check import check
 from leyden.libs.cli.commands.demo import demo
 from leyden.libs.cli.commands.doctor import doctor
 from leyden.libs.cli.commands.logs import logs
@@ -87,6 +88,7 @@ app.command()(tokens.audit)
 app.add_typer(tokens.app, name="token")
 app.add_typer(agents.app, name="agent")
 app.add_typer(datasets.app, name="dataset")
+runs.app.command("check")(check)
 app.add_typer(runs.app, name="run")
 app.add_typer(rollouts.app, name="rollout")
 app.add_typer(runs.policies, name="policy")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ import jsonschema_rs
 from leyden.libs.contracts.api.problems import FieldProblem
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.config.graders import JsonSchema
-from leyden.libs.contracts.judgements import judge
+from leyden.libs.contracts.judgements import judge, judge_kind, model_config
 from leyden.libs.contracts.model_folder import serving_mismatch
 from leyden.libs.service import Problem
 from leyden.libs.store.database import ReadSession
@@ -22,9 +21,6 @@ from leyden.libs.store.engines import Pool
 
 CHECKED_TASKS = 1000
 """The tasks of a dataset that are checked when a run is created; a later one without a field fails its rollouts."""
-
-
-EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def check_pool(config: RunConfig, pools: Mapping[str, Pool], path: str = "") -> None:
@@ -175,19 +171,10 @@ def check_trainable(config: RunConfig, pools: Mapping[str, Pool]) -> None:
     if config.training.steps == 0:
         return
     folder = config.model or pools[config.pool].model_path
-    try:
-        found = json.loads((Path(folder) / "config.json").read_text()) if folder else {}
-    except (OSError, ValueError):
-        # The trainer, which may run elsewhere, reports a missing or damaged file.
-        return
-    if experts := next((name for name in EXPERT_COUNTS if (found.get(name) or 0) > 1), None):
-        raise refusal(
-            "model", f"{folder} is a mixture of experts ({experts}), which no trainer trains: use a dense one"
-        )
-    if other := set(found.get("layer_types") or []) - {"full_attention", "sliding_attention"}:
-        raise refusal(
-            "model", f"{folder} has layers of kinds {sorted(other)}: use a model with attention in every layer"
-        )
+    # The trainer, which may run elsewhere, reports a missing or damaged file.
+    found = judge_kind(model_config(Path(folder)) or {}, folder) if folder else None
+    if found is not None:
+        raise refusal(found.path, found.message)
 
 
 def _exists(path: Path) -> bool:
@@ -204,7 +191,7 @@ def check_judgements(config: RunConfig, path: str = "") -> None:
     Args:   path: where the request has these settings, with a dot at its end
     Raises: Problem: it never can
     """
-    refused = next((one for one in judge(config) if one.verdict == "refused"), None)
+    refused = next((one for one in judge(config) if one.severity == "cannot"), None)
     if refused is not None:
         raise refusal(f"{path}{refused.path}", refused.message)
 

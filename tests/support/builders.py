@@ -26,7 +26,7 @@ def run_document(**changes: object) -> dict[str, Any]:
     document: dict[str, Any] = {
         "name": "test run",
         "dataset": "questions",
-        "agent": {"command": ["{python}", "agent.py"]},
+        "agent": {"command": ["{python}", "/agents/agent.py"]},
         "sampling": {"group_size": 2, "groups_per_step": 1},
     }
     return {**document, **changes}

@@ -1,20 +1,22 @@
 """Judgements on a run before it begins: its document alone, the shape of its model, and the memory of a machine."""
 
 from leyden.libs.contracts.judgements.finding import Judgement
-from leyden.libs.contracts.judgements.machine import judge_memory
-from leyden.libs.contracts.judgements.memory import Machine, Part, memory
+from leyden.libs.contracts.judgements.machine import judge_memory, judge_model
+from leyden.libs.contracts.judgements.memory import GB, Machine, Need, memory
 from leyden.libs.contracts.judgements.rules import judge, warnings_of
-from leyden.libs.contracts.judgements.shape import Shape, model_config, untrainable
+from leyden.libs.contracts.judgements.shape import Shape, judge_kind, model_config
 
 __all__ = [
+    "GB",
     "Judgement",
     "Machine",
-    "Part",
+    "Need",
     "Shape",
     "judge",
+    "judge_kind",
     "judge_memory",
+    "judge_model",
     "memory",
     "model_config",
-    "untrainable",
     "warnings_of",
 ]

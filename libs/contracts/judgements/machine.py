@@ -9,8 +9,8 @@ from typing import Any
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.judgements.finding import Judgement, Severity
-from leyden.libs.contracts.judgements.memory import GB, Machine, Part, Place, memory
-from leyden.libs.contracts.judgements.shape import Shape
+from leyden.libs.contracts.judgements.memory import GB, Machine, Need, Place, memory
+from leyden.libs.contracts.judgements.shape import Shape, judge_kind
 from leyden.libs.contracts.overlay import overlay
 
 PATHS: Mapping[Place, str] = {"gpu": "training", "host": "training", "engine": "pool"}
@@ -19,7 +19,8 @@ WORDS: Mapping[Place, str] = {
     "host": "each of the trainer's hosts",
     "engine": "each of an engine's GPUs",
 }
-SMALLER: Sequence[tuple[str, Mapping[str, Any]]] = (
+Change = tuple[str, Mapping[str, Any]]
+SMALLER: Sequence[Change] = (
     ("training.activation_checkpointing true", {"training": {"activation_checkpointing": True}}),
     ("training.micro_batch_tokens 1024", {"training": {"micro_batch_tokens": 1024}}),
     ("training.precision 'bfloat16'", {"training": {"precision": "bfloat16"}}),
@@ -28,28 +29,37 @@ SMALLER: Sequence[tuple[str, Mapping[str, Any]]] = (
     ("training.lora {}", {"training": {"lora": {}}}),
 )
 """Changes of a document that need less memory, the least intrusive first."""
-GPUS = tuple(2**power for power in range(7))
+SETTINGS: Mapping[Place, str] = {"gpu": "trainer.gpusPerNode", "engine": "engine.gpus"}
+GPUS = (2, 4, 8)
+
+
+def judge_model(run: RunConfig, config: Mapping[str, Any], machine: Machine, model: str) -> list[Judgement]:
+    """Judges a run with the model of a `config.json`. Memory is judged where its shape is known.
+
+    Args: model: its name in messages
+    """
+    kind = judge_kind(config, model) if run.training.steps else None
+    shape = Shape.of(config)
+    return [kind] if kind else judge_memory(run, shape, machine) if shape else []
 
 
 def judge_memory(run: RunConfig, shape: Shape, machine: Machine) -> list[Judgement]:
-    """Returns a finding for each place with too little memory: `cannot` where its certain parts alone exceed it."""
+    """Returns a finding for each place with too little memory: `cannot` where its certain needs alone exceed it."""
     found = []
     for place in PATHS:
-        parts = parts_of(run, shape, machine, place)
-        if not _fits(parts, machine, place):
-            has, needs = _limit(machine, place), sum(part.size_bytes for part in parts)
-            reason = f"{WORDS[place]} has {_gb(has)}, and the run needs {_gb(needs)} ({_words(parts)})"
-            certain = [part for part in parts if part.certain]
+        needs = _needs(run, shape, machine, place)
+        if not _fits(needs, machine, place):
+            has, size = _gb(_limit(machine, place)), _gb(_sum(needs))
+            reason = f"{WORDS[place]} has {has}, and the run needs {size} ({_words(needs)})"
+            certain = [need for need in needs if need.certain]
             severity: Severity = "warns" if _fits(certain, machine, place) else "cannot"
             remedy = ", or ".join(_remedies(run, shape, machine, place)) or "choose a smaller model"
             found.append(Judgement(PATHS[place], severity, reason, remedy))
     return found
 
 
-def parts_of(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> list[Part]:
-    """Returns the parts of a place. A run without steps has no trainer."""
-    trains = run.training.steps > 0
-    return [one for one in memory(run, shape, machine) if one.place == place and (trains or one.of_engine)]
+def _needs(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> list[Need]:
+    return [one for one in memory(run, shape, machine) if one.place == place]
 
 
 def _limit(machine: Machine, place: Place) -> float:
@@ -57,29 +67,53 @@ def _limit(machine: Machine, place: Place) -> float:
     return math.inf if limit is None else limit
 
 
-def _fits(parts: Sequence[Part], machine: Machine, place: Place) -> bool:
-    return sum(part.size_bytes for part in parts) <= _limit(machine, place)
+def _fits(needs: Sequence[Need], machine: Machine, place: Place) -> bool:
+    return _sum(needs) <= _limit(machine, place)
+
+
+def _sum(needs: Sequence[Need]) -> int:
+    return sum(need.size_bytes for need in needs)
 
 
 def _remedies(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Iterator[str]:
-    """The changes of which each suffices by itself."""
-    for words, changes in () if place == "engine" else SMALLER:
-        changed = RunConfig.model_validate(overlay(run.model_dump(mode="json"), changes))
-        if changed != run and _fits(parts_of(changed, shape, machine, place), machine, place):
-            yield f"write {words}"
-    for count in () if place == "host" else GPUS:
-        more = replace(machine, **({"engine_gpus": count} if place == "engine" else {"gpus": count, "hosts": 1}))
-        if _fits(parts_of(run, shape, more, place), more, place):
-            where = "an engine (engine.gpus)" if place == "engine" else "the trainer (trainer.gpusPerNode)"
-            yield f"give {where} {count} GPUs"
-            break
+    """The changes of which each suffices by itself; the fewest of the document together where none does."""
+
+    def suffice(changes: Sequence[Change]) -> bool:
+        return _fits(_needs(_changed(run, changes), shape, machine, place), machine, place)
+
+    changes = [] if place == "engine" else list(SMALLER)
+    singles = [change for change in changes if suffice([change])]
+    yield from (f"write {words}" for words, _ in singles)
+    yield from _larger(run, shape, machine, place)
+    if not singles and suffice(changes):
+        for change in reversed(SMALLER):
+            fewer = [one for one in changes if one != change]
+            changes = fewer if suffice(fewer) else changes
+        yield f"write {', '.join(words for words, _ in changes)}"
+
+
+def _changed(run: RunConfig, changes: Sequence[Change]) -> RunConfig:
+    document = run.model_dump(mode="json")
+    for _, change in changes:
+        document = overlay(document, change)
+    return RunConfig.model_validate(document)
+
+
+def _larger(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Iterator[str]:
+    """The smallest machine of its kind with enough memory in this place."""
     if place == "host":
-        needs = sum(part.size_bytes for part in parts_of(run, shape, machine, place))
-        yield f"give the trainer {_gb(needs)} (trainer.resources.limits.memory)"
+        size = _sum(_needs(run, shape, machine, place))
+        yield f"give the trainer's host {_gb(size)} (trainer.resources.limits.memory)"
+        return
+    for count in GPUS:
+        more = replace(machine, **({"engine_gpus": count} if place == "engine" else {"gpus": count, "hosts": 1}))
+        if _fits(_needs(run, shape, more, place), more, place):
+            yield f"give {'an engine' if place == 'engine' else 'the trainer'} {count} GPUs ({SETTINGS[place]})"
+            return
 
 
-def _words(parts: Sequence[Part]) -> str:
-    return ", ".join(f"{part.name} {_gb(part.size_bytes)}" for part in parts)
+def _words(needs: Sequence[Need]) -> str:
+    return ", ".join(f"{need.name} {_gb(need.size_bytes)}" for need in needs if need.size_bytes >= GB / 10)
 
 
 def _gb(size: float) -> str:

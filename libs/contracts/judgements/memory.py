@@ -25,7 +25,8 @@ RESERVE = 2 * GB
 """An allowance for a GPU's context, for buffers of collectives and for memory between allocations."""
 HEAD_TILES = 4 * 2**21 * FULL
 """Tiles of logits, their exponentials, gradients and products."""
-ENGINE_WEIGHTS = "engine weights"
+CACHED_TOKENS = 2**15
+"""Keys and values of so many tokens, in bfloat16, are counted for an engine: its least useful cache."""
 EXPORT_PARTS = 2 * 2**30
 """Rank 0 gathers a version in parts of 1 GiB, which lie twice in host memory."""
 
@@ -55,7 +56,7 @@ Place = Literal["gpu", "host", "engine"]
 
 
 @dataclass(frozen=True)
-class Part:
+class Need:
     """Memory of one trainer GPU, of one host of the trainer, or of one GPU of an engine.
 
     Args: certain: needed at one moment with the place's other certain parts; the others are estimates
@@ -66,32 +67,28 @@ class Part:
     size_bytes: int
     certain: bool = True
 
-    @property
-    def of_engine(self) -> bool:
-        """Whether an engine needs it, and not the trainer."""
-        return self.place == "engine" or self.name == ENGINE_WEIGHTS
 
+def memory(run: RunConfig, shape: Shape, machine: Machine) -> list[Need]:
+    """Returns what every place needs. A run without steps has no trainer.
 
-def memory(run: RunConfig, shape: Shape, machine: Machine) -> list[Part]:
-    """Returns the parts of every place. A critic's model counts unless `algorithm.critic.model` names another one."""
+    A critic's model counts unless `algorithm.critic.model` names another one.
+    """
     place: Place = "gpu" if machine.gpus else "host"
-    parts = [*_states(run, shape, machine, place), *_passes(run, shape, machine, place)]
+    needs = [*_states(run, shape, machine, place), *_passes(run, shape, machine, place)]
     if machine.gpus:
-        parts += [Part("gpu", "reserve", RESERVE, certain=False), *_host(run, shape, machine)]
-    weights = Part("engine", ENGINE_WEIGHTS, _engine_bytes(run, machine) * shape.size // machine.engine_gpus)
-    if machine.shared or not machine.gpus:
-        return [*parts, Part(place, weights.name, weights.size_bytes)]
-    return [*parts, weights, Part("engine", "reserve", RESERVE, certain=False)]
+        needs += [Need("gpu", "reserve", RESERVE, certain=False), *_host(run, shape, machine)]
+    return [*(needs if run.training.steps else []), *_engine(run, shape, machine)]
 
 
-def cache_bytes_a_token(shape: Shape) -> int:
-    """Keys and values of one token in an engine's cache, in bfloat16."""
-    return 2 * HALF * shape.keys * shape.layers
-
-
-def _engine_bytes(run: RunConfig, machine: Machine) -> int:
+def _engine(run: RunConfig, shape: Shape, machine: Machine) -> Iterator[Need]:
     exported = run.training.export_dtype or run.training.precision
-    return HALF if machine.gpus and exported == "bfloat16" else FULL
+    width = HALF if machine.gpus and exported == "bfloat16" else FULL
+    place: Place = "host" if not machine.gpus else "gpu" if machine.shared else "engine"
+    cache = 2 * HALF * shape.keys * shape.layers * CACHED_TOKENS
+    yield Need(place, "engine weights", width * shape.size // machine.engine_gpus)
+    yield Need(place, "engine cache", cache // machine.engine_gpus, certain=False)
+    if place == "engine":
+        yield Need(place, "reserve", RESERVE, certain=False)
 
 
 def trained_parameters(run: RunConfig, shape: Shape) -> int:
@@ -100,19 +97,19 @@ def trained_parameters(run: RunConfig, shape: Shape) -> int:
     return shape.trained(frozen) if lora is None else shape.adapters(lora.rank, lora.target_modules, frozen)
 
 
-def _states(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Iterator[Part]:
+def _states(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Iterator[Need]:
     ranks, trained, lora = machine.ranks, trained_parameters(run, shape), run.training.lora is not None
     held, critic = shape.size + (trained if lora else 0), run.algorithm.critic
     if critic is not None and critic.trunk == "own" and critic.model is None:
         held, trained = held + shape.size, trained + shape.size
-    yield Part(place, "weights", FULL * held // ranks)
+    yield Need(place, "weights", FULL * held // ranks)
     if ranks > 1:
-        yield Part(place, "gathered weights", _compute_bytes(run, machine) * held)
-    yield Part(place, "gradients", FULL * trained + (FULL * trained // ranks if ranks > 1 else 0))
+        yield Need(place, "gathered weights", _compute_bytes(run, machine) * held)
+    yield Need(place, "gradients", FULL * trained + (FULL * trained // ranks if ranks > 1 else 0))
     if not run.optimizer.offload:
-        yield Part(place, "moments", _moment_bytes(run, trained) // ranks)
+        yield Need(place, "moments", _moment_bytes(run, trained) // ranks)
     if run.algorithm.kl_coefficient > 0 and not lora:
-        yield Part(place, "reference", FULL * shape.size // ranks)
+        yield Need(place, "reference", FULL * shape.size // ranks)
 
 
 def _moment_bytes(run: RunConfig, trained: int) -> int:
@@ -124,17 +121,17 @@ def _compute_bytes(run: RunConfig, machine: Machine) -> int:
     return HALF if machine.gpus and run.training.precision == "bfloat16" else FULL
 
 
-def _passes(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Iterator[Part]:
+def _passes(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Iterator[Need]:
     tokens, width = run.training.micro_batch_tokens, _compute_bytes(run, machine)
     layer, layers = activation_bytes_a_token(shape, width), shape.layers
     kept = FULL * shape.hidden * layers + layer if run.training.activation_checkpointing else layer * layers
-    yield Part(place, "activations", tokens * kept, certain=False)
+    yield Need(place, "activations", tokens * kept, certain=False)
     if machine.gpus and run.training.attention == "dense":
-        yield Part(place, "attention mask", FULL * tokens * tokens, certain=False)
-    yield Part(place, "logits", HEAD_TILES, certain=False)
+        yield Need(place, "attention mask", FULL * tokens * tokens, certain=False)
+    yield Need(place, "logits", HEAD_TILES, certain=False)
     if machine.ranks == 1 and width == HALF:
         # Autocast keeps its copies of trained weights to the end of a forward pass.
-        yield Part(place, "bfloat16 copies", HALF * trained_parameters(run, shape), certain=False)
+        yield Need(place, "bfloat16 copies", HALF * trained_parameters(run, shape), certain=False)
 
 
 def activation_bytes_a_token(shape: Shape, width: int) -> int:
@@ -151,11 +148,11 @@ def activation_bytes_a_token(shape: Shape, width: int) -> int:
     return norms + width * (5 * shape.queries + 4 * shape.inner)
 
 
-def _host(run: RunConfig, shape: Shape, machine: Machine) -> Iterator[Part]:
+def _host(run: RunConfig, shape: Shape, machine: Machine) -> Iterator[Need]:
     """Each process reads the complete model in float32 before it places its part on its GPU."""
     reading = FULL * shape.size * machine.gpus
     offloaded = _moment_bytes(run, trained_parameters(run, shape)) * machine.gpus // machine.ranks
     if run.optimizer.offload:
-        yield Part("host", "offloaded moments", offloaded)
+        yield Need("host", "offloaded moments", offloaded)
     # One after the other: a run reads before it exports.
-    yield Part("host", "reading the model", max(reading, EXPORT_PARTS))
+    yield Need("host", "reading the model", max(reading, EXPORT_PARTS))

@@ -61,9 +61,11 @@ def _is_greedy(run: RunConfig) -> bool:
 def _no_rewards_differ(run: RunConfig) -> bool:
     """Whether graders, which give 0 to 1 each, cannot differ by more than `min_spread`, whose default is 0."""
     shaping, failure, reward = run.credit.shaping, run.sampling.failure_reward, run.reward
-    if reward is None or reward.has_agents_line or run.credit.air or (shaping and shaping.overlong):
+    if reward is None or run.credit.air or (shaping and shaping.overlong):
         return False
     weights = [one.weight for one in reward.components]
+    if any(one.grader is None and one.weight for one in reward.components):
+        return False
     ends = [sum(weight for weight in weights if weight < 0), sum(weight for weight in weights if weight > 0)]
     ends += [] if failure is None else [failure]
     scale = shaping.scale if shaping else 1.0
@@ -71,8 +73,9 @@ def _no_rewards_differ(run: RunConfig) -> bool:
 
 
 def _lacks_its_files(run: RunConfig) -> bool:
-    words = [word for word in run.agent.command if PurePath(word).suffix in SCRIPTS and word[0] not in "/{"]
-    return run.runner.type == "process" and run.agent.directory is None and bool(words)
+    scripts = [word for word in run.agent.command if PurePath(word).suffix in SCRIPTS and " " not in word]
+    relative = any(word[0] not in "/{" for word in scripts)
+    return run.runner.type == "process" and run.agent.directory is None and relative
 
 
 RULES: tuple[Rule, ...] = (
@@ -151,7 +154,8 @@ RULES: tuple[Rule, ...] = (
         "algorithm.type",
         "warns",
         lambda run: _is_uncorrected(run, "importance_sampling"),
-        "nothing bounds the ratios of 'importance_sampling' for tokens of older versions and for later updates of a step",
+        "nothing bounds the ratios of 'importance_sampling' for tokens of older versions and for later updates of a"
+        " step",
         "write sampling.max_policy_lag 1 or less with one update a step, or type 'ppo_clip' or 'cispo'",
     ),
     Rule(

@@ -10,7 +10,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
 
+from leyden.libs.contracts.judgements.finding import Judgement
+
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+NAMES = frozenset({"num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"})
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -23,12 +26,14 @@ def model_config(folder: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def untrainable(config: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The reason why no trainer trains such a model, and the remedy; None for a dense one with attention everywhere."""
+def judge_kind(config: Mapping[str, Any], model: str) -> Judgement | None:
+    """None for a dense model with attention in every layer. Args: model: its name in the reason"""
     if experts := next((name for name in EXPERT_COUNTS if (config.get(name) or 0) > 1), None):
-        return f"is a mixture of experts ({experts}), which no trainer trains", "use a dense one"
+        reason = f"{model} is a mixture of experts ({experts}), which no trainer trains"
+        return Judgement("model", "cannot", reason, "use a dense one")
     if other := set(config.get("layer_types") or []) - ATTENTION_LAYERS:
-        return f"has layers of kinds {sorted(other)}", "use a model with attention in every layer"
+        reason = f"{model} has layers of kinds {sorted(other)}"
+        return Judgement("model", "cannot", reason, "use a model with attention in every layer")
     return None
 
 
@@ -45,8 +50,10 @@ class Shape:
     """Axes by name, [out, in] of matrices; a tied head has no name of its own."""
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Self:
-        """Reads a `config.json` with Llama's names, which the dense families share. Raises: KeyError: it has others"""
+    def of(cls, config: Mapping[str, Any]) -> Self | None:
+        """Reads a `config.json` with Llama's names, which the dense families share; None for one with others."""
+        if not config.keys() >= NAMES:
+            return None
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         head = config.get("head_dim") or hidden // heads
         keys = (config.get("num_key_value_heads") or heads) * head
@@ -92,7 +99,12 @@ def _layer(
     config: Mapping[str, Any], hidden: int, inner: int, queries: int, keys: int, head: int
 ) -> dict[str, tuple[int, ...]]:
     family, biased = config.get("model_type"), bool(config.get("attention_bias"))
-    sides = {"q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden), "o_proj": (hidden, queries)}
+    sides = {
+        "q_proj": (queries, hidden),
+        "k_proj": (keys, hidden),
+        "v_proj": (keys, hidden),
+        "o_proj": (hidden, queries),
+    }
     found: dict[str, tuple[int, ...]] = {f"self_attn.{name}.weight": axes for name, axes in sides.items()}
     with_bias = sides if biased else {"q_proj", "k_proj", "v_proj"} if family == "qwen2" else ()
     found |= {f"self_attn.{name}.bias": sides[name][:1] for name in with_bias}

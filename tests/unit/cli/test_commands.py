@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from leyden.libs.cli.__main__ import app
+from leyden.libs.cli.commands.check import size_bytes
 from leyden.libs.cli.commands.demo import AGENT, AgentName, DemoOptions, run_document, run_name
 from leyden.libs.cli.errors import Exit
 from leyden.libs.contracts.config import RunConfig
+from tests.support.shapes import PUBLISHED
 
 COMMANDS = (
     [], ["up"], ["down"], ["status"], ["doctor"], ["demo"], ["train"], ["logs"], ["recipes"],
     ["dataset"], ["dataset", "upload"], ["dataset", "list"], ["dataset", "show"],
     ["run"], ["run", "create"], ["run", "list"], ["run", "show"], ["run", "watch"], ["run", "pause"], ["run", "resume"],
     ["run", "cancel"], ["run", "evaluate"],
-    ["run", "report"], ["run", "prune"], ["run", "agents"],
+    ["run", "check"], ["run", "report"], ["run", "prune"], ["run", "agents"],
     ["agent", "try"], ["rollout", "list"], ["rollout", "show"], ["policy", "list"],
     ["policy", "export"],
 )  # fmt: skip
@@ -86,3 +88,32 @@ def test_the_demo_starts_the_program_of_the_named_agent(agent: AgentName):
     assert (document == plain) == (agent == "plain")
     same = document.agent.model_copy(update={"command": plain.agent.command})
     assert document.model_copy(update={"agent": same, "name": plain.name}) == plain
+
+
+def check(folder: Path, document: dict[str, object], *words: str) -> tuple[int, dict[str, Any]]:
+    (folder / "run.json").write_text(json.dumps({"name": "a", "dataset": "b", "recipe": "grpo-8b", **document}))
+    (folder / "config.json").write_text(json.dumps(PUBLISHED["Qwen3-8B"][0]))
+    result = leyden(folder, "run", "check", str(folder / "run.json"), "--model", str(folder), "--json", *words)
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_a_run_is_checked_without_a_platform(tmp_path: Path) -> None:
+    agent = {"agent": {"command": ["/bin/agent"]}}
+    status, found = check(tmp_path, agent, "--gpu-memory", "80GB")
+    assert (status, found["can_run"]) == (Exit.REFUSED, False)
+    assert [(one["path"], one["severity"]) for one in found["findings"]] == [("training", "cannot")]
+    assert {"place": "gpu", "name": "gradients", "size_bytes": 4 * 8_190_735_360, "certain": True} in found["memory"]
+    status, found = check(tmp_path, agent, "--gpus", "8", "--gpu-memory", "80GB", "--host-memory", "256GiB")
+    assert (status, found["findings"]) == (Exit.DONE, [])
+
+
+def test_a_check_names_each_refused_field(tmp_path: Path) -> None:
+    status, found = check(tmp_path, {"agent": {"comand": ["x"]}, "training": {"steps": "3"}})
+    assert (status, found["memory"]) == (Exit.REFUSED, [])
+    assert [one["path"] for one in found["findings"]] == ["agent.command", "agent.comand", "training.steps"]
+
+
+def test_sizes_are_those_of_gpus_and_of_kubernetes() -> None:
+    assert [size_bytes(size) for size in ("80GB", "80G", "1.5 GiB", "128Gi", "512")] == [
+        *(80 * 10**9, 80 * 10**9, 3 * 2**29, 2**37, 512)
+    ]

@@ -16,32 +16,35 @@ GSPO = {"type": "gspo"}
 CRITIC = {"credit": {"baseline": {"type": "value"}}, "algorithm": {"type": "ppo_clip", "critic": {"warmup_steps": 9}}}
 DECOUPLED = {"type": "decoupled"}
 CASES: list[tuple[dict[str, Any], str, str]] = [
-    ({"sampling": {"group_size": 1, "min_siblings": 1}}, "sampling.group_size", "refused"),
-    ({"sampling": {"temperature": 0.0}}, "sampling.temperature", "refused"),
-    ({**CRITIC, "training": {"steps": 9}}, "algorithm.critic.warmup_steps", "refused"),
-    ({"optimizer": {"warmup_steps": 10}, "training": {"steps": 9}}, "optimizer.warmup_steps", "warning"),
-    ({"algorithm": GSPO}, "algorithm.correction", "warning"),
-    ({"algorithm": {"type": "reinforce"}, "sampling": {"max_policy_lag": 2}}, "algorithm.type", "warning"),
-    ({"algorithm": {"type": "reinforce", "epochs": 2}}, "algorithm.type", "warning"),
-    ({"algorithm": {"type": "importance_sampling"}, "sampling": {"max_policy_lag": 4}}, "algorithm.type", "warning"),
-    ({"training": {"lora": {}}}, "optimizer.learning_rate", "warning"),
+    ({"sampling": {"group_size": 1, "min_siblings": 1}}, "sampling.group_size", "cannot"),
+    ({"sampling": {"temperature": 0.0}}, "sampling.temperature", "cannot"),
+    ({**CRITIC, "training": {"steps": 9}}, "algorithm.critic.warmup_steps", "cannot"),
+    ({"optimizer": {"warmup_steps": 10}, "training": {"steps": 9}}, "optimizer.warmup_steps", "warns"),
+    ({"algorithm": {"type": "ppo_clip", "clip_low": 0.0, "clip_high": 0.0}}, "algorithm.clip_high", "warns"),
+    ({"training": {"precision": "bfloat16", "max_logprob_gap": 0.02}}, "training.max_logprob_gap", "warns"),
+    ({"algorithm": GSPO}, "algorithm.correction", "warns"),
+    ({"algorithm": {"type": "reinforce"}, "sampling": {"max_policy_lag": 2}}, "algorithm.type", "warns"),
+    ({"algorithm": {"type": "reinforce", "epochs": 2}}, "algorithm.type", "warns"),
+    ({"algorithm": {"type": "importance_sampling"}, "sampling": {"max_policy_lag": 4}}, "algorithm.type", "warns"),
+    ({"training": {"lora": {}}}, "optimizer.learning_rate", "warns"),
     (
         {
             "sampling": {"refill_zero_variance": 1},
             "training": {"early_stopping": {"metric": "train_reward", "patience": 3}},
         },
         "training.early_stopping.metric",
-        "warning",
+        "warns",
     ),
     (
         {"sampling": {"curriculum": {}}, "training": {"early_stopping": {"metric": "train_reward", "target": 1.0}}},
         "training.early_stopping.metric",
-        "warning",
+        "warns",
     ),
 ]
 SOUND: list[dict[str, Any]] = [
     {},
     {"sampling": {"group_size": 1, "min_siblings": 1}, "credit": {"baseline": {"type": "ema"}}},
+    {"sampling": {"temperature": 0.0, "override": {}}},
     {"sampling": {"temperature": 0.0}, "training": {"steps": 0}},
     {**CRITIC, "training": {"steps": 10}},
     {"optimizer": {"warmup_steps": 9}, "training": {"steps": 9}},
@@ -55,10 +58,10 @@ def run(changes: dict[str, Any]) -> RunConfig:
     return RunConfig.model_validate(overlay(run_document(), changes))
 
 
-@pytest.mark.parametrize(("changes", "path", "verdict"), CASES)
-def test_a_combination_is_judged(changes: dict[str, Any], path: str, verdict: str) -> None:
+@pytest.mark.parametrize(("changes", "path", "severity"), CASES)
+def test_a_combination_is_judged(changes: dict[str, Any], path: str, severity: str) -> None:
     document = run(changes)
-    assert [(one.path, one.verdict) for one in judge(document)] == [(path, verdict)]
+    assert [(one.path, one.severity) for one in judge(document)] == [(path, severity)]
     # A stored run is read whatever is thought of it.
     assert RunConfig.stored(document.storable()) == document
 
@@ -89,3 +92,32 @@ def test_discounts_are_1_by_default_and_critics_of_before_are_read() -> None:
     assert RunConfig.stored(before).algorithm.critic is not None
     # The version before reads no other rule beside a critic than its own default.
     assert "rule" not in run(CRITIC).storable()["credit"]
+
+
+GRADED = {"components": [{"name": "answer", "grader": {"type": "token_f1", "reference": "{task.answer}"}}]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "cannot"),
+    [
+        ({"reward": GRADED, "credit": {"baseline": {"min_spread": 1.0}}}, True),
+        ({"reward": GRADED, "credit": {"baseline": {"min_spread": 0.9}}}, False),
+        ({"reward": GRADED, "credit": {"baseline": {"min_spread": 1.0}, "shaping": {"scale": 2.0}}}, False),
+        ({"reward": GRADED, "credit": {"baseline": {"min_spread": 1.0}}, "sampling": {"failure_reward": -1.0}}, False),
+        # The agent's own line may have any reward.
+        ({"credit": {"baseline": {"min_spread": 1e6}}}, False),
+    ],
+)
+def test_rewards_that_never_differ_by_more_than_the_spread_are_refused(changes: dict[str, Any], cannot: bool) -> None:
+    assert [one.path for one in judge(run(changes))] == (["credit.baseline.min_spread"] if cannot else [])
+
+
+def test_a_script_needs_the_folder_that_holds_it() -> None:
+    for command, directory, judged in (
+        (["python", "agent.py"], None, True),
+        (["python", "agent.py"], "/agents", False),
+        (["python", "/agents/agent.py"], None, False),
+        (["python", "-m", "agent"], None, False),
+    ):
+        found = judge(run({"agent": {"command": command, "directory": directory}}))
+        assert [one.path for one in found] == (["agent.directory"] if judged else [])

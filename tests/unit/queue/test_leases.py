@@ -76,7 +76,7 @@ async def test_a_lease_carries_all_that_executing_needs(database: Database, roll
     )
     assert got.task == {"question": "2+2"}
     assert got.task_number == 0
-    assert got.agent.command == ["{python}", "agent.py"]
+    assert got.agent.command == ["{python}", "/agents/agent.py"]
     assert got.runner.timeout_seconds == 300.0
     assert got.trace_parent is None
 

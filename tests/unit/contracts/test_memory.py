@@ -1,0 +1,115 @@
+"""Memory by arithmetic: parameters as the models' makers publish them, and worked numbers for one shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.judgements import GB, Machine, Shape, judge_memory, judge_model, memory
+from leyden.libs.contracts.overlay import overlay
+from tests.support.builders import run_document
+from tests.support.shapes import PUBLISHED
+
+BFLOAT16 = {"training": {"precision": "bfloat16", "activation_checkpointing": True}}
+LORA = {"training": {**BFLOAT16["training"], "lora": {"rank": 32}}}
+
+
+def shape_of(name: str) -> Shape:
+    found = Shape.of(PUBLISHED[name][0])
+    assert found is not None
+    return found
+
+
+def run(changes: dict[str, Any]) -> RunConfig:
+    return RunConfig.model_validate(overlay(run_document(), changes))
+
+
+def sizes(changes: dict[str, Any], machine: Machine, place: str = "gpu", model: str = "Qwen3-8B") -> dict[str, float]:
+    """What a place holds for certain, in GB."""
+    found = memory(run(changes), shape_of(model), machine)
+    return {one.name: round(one.size_bytes / GB, 1) for one in found if one.place == place and one.certain}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_config_has_the_published_number_of_parameters(name: str) -> None:
+    config, published = PUBLISHED[name]
+    found = Shape.of(config)
+    assert found is not None
+    assert found.size == published
+
+
+def test_adapters_and_frozen_layers_count_what_trains() -> None:
+    shape = shape_of("Qwen3-8B")
+    # Rank 32 beside q, k, v, o, gate, up and down of 36 layers: 32 · 75776 · 36.
+    layer = (4096 + 4096) * 2 + (4096 + 1024) * 2 + (4096 + 12288) * 3
+    assert shape.adapters(32, "all-linear", ()) == 36 * 32 * layer == 87_293_952
+    assert shape.adapters(32, ["q_proj", "o_proj"], ()) == 36 * 32 * 2 * 8192
+    assert shape.trained(["model.layers.*", "lm_head.weight"]) == 151936 * 4096 + 4096
+    assert shape.adapters(32, ["q_proj"], ["model.layers.[0-9].*"]) == 26 * 32 * 8192
+
+
+def test_states_of_eight_billion_parameters() -> None:
+    one = {"weights": 32.8, "gradients": 32.8, "moments": 65.5}
+    assert sizes(BFLOAT16, Machine()) == one
+    eight = {"weights": 4.1, "gathered weights": 16.4, "gradients": 36.9, "moments": 8.2}
+    assert sizes(BFLOAT16, Machine(gpus=8)) == sizes(BFLOAT16, Machine(gpus=4, hosts=2)) == eight
+    assert sizes({}, Machine(gpus=8))["gathered weights"] == 32.8
+    assert sizes(LORA, Machine()) == {"weights": 33.1, "gradients": 0.3, "moments": 0.7}
+    assert sizes({**BFLOAT16, "optimizer": {"moments": "8bit"}}, Machine())["moments"] == 16.4
+    penalty = {**BFLOAT16, "algorithm": {"type": "ppo_clip", "kl_coefficient": 0.1}}
+    assert sizes(penalty, Machine()) == {**one, "reference": 32.8}
+    critic = {"type": "ppo_clip", "critic": {"trunk": "own"}}
+    own = {**BFLOAT16, "algorithm": critic, "credit": {"baseline": {"type": "value"}}}
+    assert sizes(own, Machine()) == {"weights": 65.5, "gradients": 65.5, "moments": 131.1}
+
+
+def test_hosts_read_a_model_for_each_process() -> None:
+    assert sizes(BFLOAT16, Machine(gpus=8), "host") == {"reading the model": 262.1}
+    offloaded = {**BFLOAT16, "optimizer": {"offload": True}}
+    assert sizes(offloaded, Machine(gpus=8), "host") == {"offloaded moments": 65.5, "reading the model": 262.1}
+    assert "moments" not in sizes(offloaded, Machine(gpus=8))
+
+
+def test_engines_have_their_weights_in_the_type_of_versions() -> None:
+    assert sizes(BFLOAT16, Machine(), "engine") == {"engine weights": 16.4}
+    assert sizes({}, Machine(engine_gpus=4), "engine") == {"engine weights": 8.2}
+    assert sizes(BFLOAT16, Machine(shared=True))["engine weights"] == 16.4
+    assert sizes(BFLOAT16, Machine(shared=True), "engine") == {}
+    evaluation = {"training": {"steps": 0}}
+    assert sizes(evaluation, Machine()) == {}
+    # A CPU has all of it.
+    cpu = sizes({}, Machine(gpus=0), "host", "SmolLM2-135M")
+    assert cpu == {"weights": 0.5, "gradients": 0.5, "moments": 1.1, "engine weights": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("changes", "machine", "severity", "remedy"),
+    [
+        (BFLOAT16, Machine(1, 80 * GB), "cannot", "write training.lora {}, or give the trainer 8 GPUs"),
+        (BFLOAT16, Machine(8, 72 * GB), None, ""),
+        # The certain parts have 65.6 GB; activations and the reserve come to 71.1.
+        (BFLOAT16, Machine(8, 70 * GB), "warns", "write training.micro_batch_tokens 1024"),
+        (BFLOAT16, Machine(8, 80 * GB, 137 * GB), "cannot", "give the trainer's host 262.1 GB"),
+        (LORA, Machine(1, 48 * GB), None, ""),
+        (LORA, Machine(1, 24 * GB), "cannot", "choose a smaller model"),
+        (LORA, Machine(1, 48 * GB, shared=True), "cannot", "give the trainer 8 GPUs"),
+    ],
+)
+def test_a_machine_is_judged(changes: dict[str, Any], machine: Machine, severity: str | None, remedy: str) -> None:
+    found = judge_memory(run(changes), shape_of("Qwen3-8B"), machine)
+    assert [one.severity for one in found] == ([severity] if severity else [])
+    assert all(remedy in one.remedy for one in found)
+
+
+def test_settings_that_suffice_together_are_named_together() -> None:
+    plain = run({"algorithm": {"type": "ppo_clip", "kl_coefficient": 0.04}})
+    (found,) = judge_memory(plain, shape_of("Qwen3-8B"), Machine(1, 80 * GB))
+    assert found.remedy == "write training.activation_checkpointing true, training.lora {}"
+
+
+def test_a_mixture_of_experts_cannot_train_and_an_unknown_shape_is_not_judged() -> None:
+    document, small = run({}), Machine(1, GB)
+    assert [one.path for one in judge_model(document, {"num_experts": 8}, small, "moe")] == ["model"]
+    assert judge_model(document, {"n_embd": 768}, small, "gpt2") == []
