@@ -106,9 +106,10 @@ def _larger(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Ite
         yield f"give the trainer's host {_gb(size)} (trainer.resources.limits.memory)"
         return
     for count in GPUS:
-        more = replace(machine, **({"engine_gpus": count} if place == "engine" else {"gpus": count, "hosts": 1}))
+        of_engine = place == "engine"
+        more = replace(machine, engine_gpus=count) if of_engine else replace(machine, gpus=count, hosts=1)
         if _fits(_needs(run, shape, more, place), more, place):
-            yield f"give {'an engine' if place == 'engine' else 'the trainer'} {count} GPUs ({SETTINGS[place]})"
+            yield f"give {'an engine' if of_engine else 'the trainer'} {count} GPUs ({SETTINGS[place]})"
             return
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config import Reward, RunConfig
 from leyden.libs.contracts.judgements.finding import Judgement, Severity
 
 COMPARING = frozenset({"mean", "mean_std", "leave_one_out", "opo"})
@@ -59,17 +59,25 @@ def _is_greedy(run: RunConfig) -> bool:
 
 
 def _no_rewards_differ(run: RunConfig) -> bool:
-    """Whether graders, which give 0 to 1 each, cannot differ by more than `min_spread`, whose default is 0."""
-    shaping, failure, reward = run.credit.shaping, run.sampling.failure_reward, run.reward
-    if reward is None or run.credit.air or (shaping and shaping.overlong):
+    """Whether no two rewards of components differ by more than `min_spread`, whose default is 0."""
+    shaping, failure = run.credit.shaping, run.sampling.failure_reward
+    ends = _reward_ends(run.reward) if run.reward else None
+    if ends is None or run.credit.air or (shaping and shaping.overlong):
         return False
-    weights = [one.weight for one in reward.components]
-    if any(one.grader is None and one.weight for one in reward.components):
-        return False
-    ends = [sum(weight for weight in weights if weight < 0), sum(weight for weight in weights if weight > 0)]
     ends += [] if failure is None else [failure]
     scale = shaping.scale if shaping else 1.0
     return (max(ends) - min(ends)) * scale <= run.credit.baseline.min_spread
+
+
+def _reward_ends(reward: Reward) -> list[float] | None:
+    """The smallest and the largest total. Graders give 0 to 1 each; None where another source may give any number."""
+    if any(one.grader is None and one.weight for one in reward.components):
+        return reward.clip and list(reward.clip)
+    weights = [one.weight for one in reward.components]
+    ends = [sum(weight for weight in weights if weight < 0), sum(weight for weight in weights if weight > 0)]
+    if reward.total == "weighted_mean":
+        ends = [0.0, 1.0]
+    return [min(max(end, reward.clip[0]), reward.clip[1]) for end in ends] if reward.clip else ends
 
 
 def _lacks_its_files(run: RunConfig) -> bool:

@@ -104,6 +104,7 @@ GRADED = {"components": [{"name": "answer", "grader": {"type": "token_f1", "refe
         ({"reward": GRADED, "credit": {"baseline": {"min_spread": 0.9}}}, False),
         ({"reward": GRADED, "credit": {"baseline": {"min_spread": 1.0}, "shaping": {"scale": 2.0}}}, False),
         ({"reward": GRADED, "credit": {"baseline": {"min_spread": 1.0}}, "sampling": {"failure_reward": -1.0}}, False),
+        ({"reward": {**GRADED, "clip": [0.5, 1.0]}, "credit": {"baseline": {"min_spread": 0.5}}}, True),
         # The agent's own line may have any reward.
         ({"credit": {"baseline": {"min_spread": 1e6}}}, False),
     ],
