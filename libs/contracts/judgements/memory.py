@@ -117,7 +117,7 @@ def _moment_bytes(run: RunConfig, trained: int) -> int:
 
 
 def _compute_bytes(run: RunConfig, machine: Machine) -> int:
-    """Of a number in matrix products on a GPU; on a CPU bfloat16 rounds factors and stores none."""
+    """Bytes of a number in a GPU's matrix products; on a CPU bfloat16 rounds factors and stores none."""
     return HALF if machine.gpus and run.training.precision == "bfloat16" else FULL
 
 
