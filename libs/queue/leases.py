@@ -1,8 +1,9 @@
 """Leases: rows of `attempts`, each one execution of a rollout by one owner, with an expiry, fenced by `lease_id`.
 
     queued rollout ──lease_rollouts──▶ leased ──start_all──▶ running ──settle_all──▶ settled + outcome
-                                         └──────── no heartbeat ────────▶ expired, and the rollout may be leased again
+                                         └──────── no heartbeat ────────▶ expired
 
+A rollout is leased again once the controller has excused its attempt and its `rollouts.due_at` has come.
 All times are the database's clock, so runners' clocks may differ. Every function runs in the caller's transaction.
 """
 
@@ -22,23 +23,10 @@ from leyden.libs.contracts.config import Agent, RunnerConfig
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.faults import fault_point
 from leyden.libs.store import tables
-from leyden.libs.store.attempts import AttemptKey
+from leyden.libs.store.attempts import MAY_RUN, AttemptKey
 from leyden.libs.store.database import ReadSession, Session
 
-# Whether rollout r of run u may be leased. The controller excuses failures of the platform. A cancelled attempt
-# does not count against max_attempts.
-_MAY_RUN = """
-    r.state = 'queued' AND u.intent = 'running'
-    AND NOT EXISTS (
-        SELECT FROM attempts a
-        WHERE a.rollout_id = r.id AND a.state IN ('leased', 'running'))
-    AND NOT EXISTS (
-        SELECT FROM outcomes o WHERE o.rollout_id = r.id AND o.kind NOT IN ('infra_error', 'cancelled')
-        AND o.attempt > r.excused_attempt)
-    AND u.max_attempts > (
-        SELECT count(*) FROM attempts a LEFT JOIN outcomes o ON o.rollout_id = a.rollout_id AND o.attempt = a.number
-        WHERE a.rollout_id = r.id AND o.kind IS DISTINCT FROM 'cancelled')
-"""  # constants alone
+_DUE = f"{MAY_RUN} AND r.due_at <= clock_timestamp()"
 
 # Whether rollout r of run u is for the caller; null: for any runner.
 _OF_TYPE = "coalesce(CAST(:runner_type AS text), u.runner_type) = u.runner_type"
@@ -46,11 +34,6 @@ _OF_TYPE = "coalesce(CAST(:runner_type AS text), u.runner_type) = u.runner_type"
 # NO KEY UPDATE: leases of one rollout are serialised, but inserts with a foreign key to the rollout do not wait.
 # ORDER BY id: two callers with the same rollouts cannot deadlock.
 _LOCK = text("SELECT FROM rollouts WHERE id = ANY(:rollout_ids) ORDER BY id FOR NO KEY UPDATE")
-
-_EXPIRE_THESE = text("""
-    UPDATE attempts SET state = 'expired', finished_at = clock_timestamp()
-    WHERE rollout_id = ANY(:rollout_ids) AND state IN ('leased', 'running') AND lease_expires_at <= clock_timestamp()
-""")
 
 _OF_LEASED = """
     SELECT leased.rollout_id, leased.number, leased.run_id, leased.lease_id, leased.lease_expires_at,
@@ -71,7 +54,7 @@ _LEASE = text(f"""
         FROM unnest(CAST(:rollout_ids AS text[]), CAST(:lease_ids AS text[])) AS asked (rollout_id, lease_id)
         JOIN rollouts r ON r.id = asked.rollout_id
         JOIN runs u ON u.id = r.run_id
-        WHERE {_MAY_RUN} AND {_OF_TYPE}
+        WHERE {_DUE} AND {_OF_TYPE}
         RETURNING rollout_id, number, run_id, lease_id, lease_expires_at
     )
     {_OF_LEASED}
@@ -133,9 +116,7 @@ _END = text(f"""
 
 _DELIVERABLE = text(f"""
     SELECT r.id FROM rollouts r JOIN runs u ON u.id = r.run_id
-    WHERE {_MAY_RUN} AND {_OF_TYPE} AND NOT EXISTS (
-        SELECT FROM attempts a
-        WHERE a.rollout_id = r.id AND a.finished_at > clock_timestamp() - make_interval(secs => :rest_seconds))
+    WHERE {_DUE} AND {_OF_TYPE}
     ORDER BY r.created_at, r.id LIMIT :limit
 """)  # noqa: S608  # constants alone
 
@@ -205,14 +186,13 @@ async def lease_rollouts(
     """Leases the next attempt of each rollout that may be executed, in the order of the ids.
 
     A rollout may not be executed when its run asks for another type of runner, when it is finished or cancelled, when
-    its run is paused or cancelled, while another lease is live, while an outcome waits for the controller, and once
-    `max_attempts` are used up. Overdue leases expire first. Safe to repeat: one of two callers gets the lease.
+    its run is paused or cancelled, before it is due, and while it has an attempt that the controller has not excused,
+    which a live one never is. Safe to repeat: one of two callers gets the lease.
     """
     ids = list(dict.fromkeys(rollout_ids))
     if not ids:
         return []
     await session.execute(_LOCK, {"rollout_ids": ids})
-    await session.execute(_EXPIRE_THESE, {"rollout_ids": ids})
     parameters: dict[str, Any] = {"rollout_ids": ids, "lease_ids": [secrets.token_hex(16) for _ in ids]}
     parameters |= {"owner": owner, "seconds": seconds, "runner_type": runner_type}
     rows = await session.execute(_LEASE, parameters)
@@ -312,14 +292,10 @@ async def expire_overdue(session: Session, limit: int = 1000) -> list[ExpiredAtt
 
 
 async def deliverable_rollouts(
-    session: ReadSession, limit: int = 10_000, *, rest_seconds: float = 0.0, runner_type: str | None = None
+    session: ReadSession, limit: int = 10_000, *, runner_type: str | None = None
 ) -> list[str]:
-    """Returns the rollouts that `lease_rollouts` would lease now, oldest first: the streams should contain these.
-
-    Args: rest_seconds: leaves out rollouts whose last attempt ended less than this long ago
-    """
-    parameters = {"limit": limit, "rest_seconds": rest_seconds, "runner_type": runner_type}
-    return list(await session.scalars(_DELIVERABLE, parameters))
+    """Returns the rollouts that `lease_rollouts` would lease now, oldest first: the streams should contain these."""
+    return list(await session.scalars(_DELIVERABLE, {"limit": limit, "runner_type": runner_type}))
 
 
 def _storable(value: Any) -> Any:

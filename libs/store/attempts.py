@@ -17,6 +17,12 @@ class AttemptKey(NamedTuple):
     attempt: int
 
 
+MAY_RUN = """
+    r.state = 'queued' AND u.intent = 'running' AND NOT EXISTS (
+        SELECT FROM attempts WHERE attempts.rollout_id = r.id AND attempts.number > r.excused_attempt)
+"""
+"""SQL: whether rollout r of run u may have another attempt once it is due. The controller excuses the earlier ones."""
+
 ROLLOUT_STATE = """(CASE WHEN rollouts.state = 'queued' AND EXISTS (
     SELECT FROM attempts WHERE attempts.rollout_id = rollouts.id AND attempts.state IN ('leased', 'running')
 ) THEN 'running' WHEN rollouts.state = 'queued' AND rollouts.grading_attempt > rollouts.excused_attempt THEN 'grading'

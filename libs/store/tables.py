@@ -210,9 +210,6 @@ class Run(Base):
         "(COALESCE(({sampling,refill_zero_variance})::integer, 0) * ({sampling,groups_per_step})::integer)",
         "Sampling.refills",
     )
-    max_attempts: Mapped[int | None] = _of_document(
-        "COALESCE(({sampling,max_attempts})::integer, 3)", "sampling.max_attempts"
-    )
     failure_reward: Mapped[float | None] = _of_document(
         "CASE WHEN (({sampling,agent_failure}) = 'reward'::text) THEN"
         " ({sampling,failure_reward})::double precision ELSE NULL::double precision END",
@@ -333,6 +330,9 @@ class Rollout(Base):
     excused_attempt: Mapped[int] = mapped_column(
         server_default="0",
         comment="The last attempt that ended by a failure of the platform: the rollout may run again.",
+    )
+    due_at: Mapped[datetime] = mapped_column(
+        server_default=func.now(), comment="The next attempt may begin then: the controller lets a failed one rest."
     )
     grading_attempt: Mapped[int | None] = mapped_column(
         comment="The last attempt that is to be graded before it counts; null where its run has no components."

@@ -66,7 +66,9 @@ class Controller:
         One transaction does all the reading, so an idle tick costs a few milliseconds.
         """
         async with self.database.session() as session:
-            resolutions, ungraded, complete = await settling.settle(session, self.settings.groups_without_success)
+            resolutions, ungraded, complete = await settling.settle(
+                session, self.settings.groups_without_success, self.settings.retry_seconds
+            )
             if complete:
                 fault_point("controller.groups_completed")
             expired = await _expire_leases(session)
@@ -179,7 +181,7 @@ class Controller:
         fault_point("controller.admitted")
         GROUPS_ADMITTED.labels("training" if groups[0].evaluation_id is None else "evaluation").inc(len(groups))
         log.info("groups admitted", run_id=run.id, groups=len(groups), first=groups[0].id, version=served[run.id])
-        return [QueuedRollout(one, 0, None, run.config.runner.type) for one in rollout_ids]
+        return [QueuedRollout(one, run.config.runner.type) for one in rollout_ids]
 
     async def _past_of(self, run: RunFacts) -> tuple[dict[int, float], Replacements]:
         """The facts of earlier groups that decide on the tasks of the next ones."""

@@ -38,8 +38,6 @@ LOST = Counter("runner_leases_lost_total", "Attempts stopped because their lease
 SECONDS = Histogram("runner_attempt_seconds", "Lease to outcome.", buckets=SECONDS_BUCKETS)
 
 GATHER_SECONDS = 0.05
-LONGEST_RETRY_SECONDS = 60.0
-"""The longest that a controller lets a failed rollout wait."""
 
 
 class Runner:
@@ -109,25 +107,22 @@ class Runner:
             elif time.monotonic() >= self._store_poll_at:
                 # Now and then when nothing is delivered: a full Redis drops messages silently.
                 self._store_poll_at = time.monotonic() + self._settings.store_poll_seconds
-                # The controller says when a rollout that has just failed is due again.
-                await self._lease_from_store(room, rest_seconds=LONGEST_RETRY_SECONDS)
+                await self._lease_from_store(room)
             await self._lease([delivery.rollout_id for delivery in deliveries])
             await self._queue.ack(deliveries)
         except QueueUnavailable as error:
             limited_log.warning("task queue away, asking the store", cause=str(error))
-            await self._lease_from_store(room, rest_seconds=0.0)
+            await self._lease_from_store(room)
             await pause(stop, self._settings.poll_seconds)
         except (StoreAway, Refused) as error:
             # Not acknowledged: delivered again.
             limited_log.warning("nothing leased", cause=str(error))
             await pause(stop, self._settings.poll_seconds)
 
-    async def _lease_from_store(self, room: int, *, rest_seconds: float) -> None:
+    async def _lease_from_store(self, room: int) -> None:
         try:
             async with self._database.read() as session:
-                waiting = await leases.deliverable_rollouts(
-                    session, limit=room, rest_seconds=rest_seconds, runner_type=self._settings.backend
-                )
+                waiting = await leases.deliverable_rollouts(session, room, runner_type=self._settings.backend)
             await self._lease(waiting)
         except (StoreAway, Refused) as error:
             limited_log.warning("nothing leased", cause=str(error))

@@ -29,8 +29,7 @@ from leyden.libs.store.group_commit import GroupCommit
 from leyden.libs.store.records.calls import NewCall, write_calls
 from leyden.libs.store.runs.admission import admit_groups
 from leyden.libs.store.runs.facts import load_runs
-from leyden.libs.store.runs.phases import runs_without_success
-from leyden.libs.store.runs.rollouts import complete_groups, ended_attempts, queued_rollouts, resolve_rollouts
+from leyden.libs.store.runs.rollouts import queued_rollouts
 from leyden.libs.store.samples import claim_groups
 from leyden.libs.telemetry import configure_logs
 from leyden.services.controller.runs import admission, settling
@@ -221,13 +220,7 @@ async def _attempt(writer: AttemptWriter, lease: Lease) -> None:
 async def _tick(database: Database, run_id: str) -> bool:
     """A poll of the controller; returns whether the run has open groups."""
     async with database.session() as session:
-        ended = await ended_attempts(session)
-        [config] = [one.config for one in await load_runs(session) if one.id == run_id]
-        resolved = [settling.resolve(one, config) for one in ended]
-        await resolve_rollouts(session, [one for one in resolved if one is not None])
-        if ended:
-            await complete_groups(session)
-            await runs_without_success(session, 4)
+        await settling.settle(session, groups_without_success=4, retry_base=0.5)
         await leases.expire_overdue(session)
         runs = await load_runs(session)
         await queued_rollouts(session)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from sqlalchemy import text
 
 from leyden.libs.contracts.states import OutcomeKind, RolloutState
+from leyden.libs.store.attempts import MAY_RUN
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.records.deliveries import UNSETTLED, WAITS
 from leyden.libs.store.runs import failure_rewards
@@ -55,12 +56,11 @@ class AttemptFacts:
 
 @dataclass(frozen=True)
 class QueuedRollout:
-    """A queued rollout without a live attempt; `waited_seconds` since its last attempt ended, None before the first."""
+    """A rollout that waits for an attempt; one that is not due rests after a failure of the platform."""
 
     rollout_id: str
-    attempt: int
-    waited_seconds: float | None
     runner_type: str
+    is_due: bool = True
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,9 @@ _ENDED = text(f"""
 """)  # noqa: S608  # constants alone
 
 _EXCUSE = text("""
-    UPDATE rollouts r SET excused_attempt = v.attempt
-    FROM unnest(CAST(:ids AS text[]), CAST(:attempts AS integer[])) AS v (id, attempt)
+    UPDATE rollouts r SET excused_attempt = v.attempt, due_at = clock_timestamp() + make_interval(secs => v.rest)
+    FROM unnest(CAST(:ids AS text[]), CAST(:attempts AS integer[]), CAST(:rests AS double precision[]))
+        AS v (id, attempt, rest)
     WHERE r.id = v.id AND r.state = 'queued'
 """)
 
@@ -128,19 +129,14 @@ _COMPLETE = text("""
     RETURNING g.id
 """)
 
-_QUEUED = text("""
-    SELECT r.id AS rollout_id, coalesce(a.number, 0) AS attempt,
-           extract(epoch FROM clock_timestamp() - a.finished_at)::double precision AS waited,
-           u.runner_type
+_QUEUED = text(f"""
+    SELECT r.id AS rollout_id, u.runner_type, r.due_at <= clock_timestamp() AS is_due
     FROM rollouts r
     JOIN runs u ON u.id = r.run_id
     JOIN groups g ON g.id = r.group_id
-    LEFT JOIN LATERAL (
-        SELECT number, state, finished_at FROM attempts WHERE rollout_id = r.id ORDER BY number DESC LIMIT 1) a ON true
-    WHERE r.state = 'queued' AND u.intent = 'running'
-    AND (a.number IS NULL OR a.state IN ('settled', 'expired') AND a.number <= r.excused_attempt)
+    WHERE {MAY_RUN}
     ORDER BY g.created_at, g.number, r.sibling
-""")
+""")  # noqa: S608  # constants alone
 
 
 async def ended_attempts(session: ReadSession) -> list[AttemptFacts]:
@@ -181,13 +177,17 @@ async def resolve_rollouts(session: Session, resolutions: Sequence[Resolution]) 
         await session.execute(_RESOLVE, columns)
 
 
-async def excuse_attempts(session: Session, attempts: Mapping[str, int]) -> None:
+async def excuse_attempts(session: Session, attempts: Mapping[str, int], rests: Mapping[str, float]) -> None:
     """Lets rollouts run again after attempts that the platform failed. Idempotency key: rollout and attempt.
 
-    Args: attempts: numbers by rollout
+    Args:
+        attempts: numbers by rollout
+        rests: seconds by rollout until the next attempt may begin
     """
     if attempts:
-        await session.execute(_EXCUSE, {"ids": list(attempts), "attempts": list(attempts.values())})
+        ids = list(attempts)
+        columns = {"ids": ids, "attempts": [attempts[one] for one in ids], "rests": [rests[one] for one in ids]}
+        await session.execute(_EXCUSE, columns)
 
 
 async def await_grades(session: Session, attempts: Mapping[str, int]) -> None:
@@ -210,4 +210,4 @@ async def complete_groups(session: Session) -> list[str]:
 async def queued_rollouts(session: ReadSession) -> list[QueuedRollout]:
     """Rollouts that wait for an attempt, in the order of admission; none of paused runs."""
     rows = await session.execute(_QUEUED)
-    return [QueuedRollout(row.rollout_id, row.attempt, row.waited, row.runner_type) for row in rows]
+    return [QueuedRollout(row.rollout_id, row.runner_type, row.is_due) for row in rows]

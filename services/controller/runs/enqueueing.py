@@ -12,7 +12,6 @@ from leyden.libs.queue.connection import QueueUnavailable
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store.runs.rollouts import QueuedRollout
 from leyden.libs.telemetry import RateLimitedLogger, logger
-from leyden.services.controller.runs.settling import retry_seconds
 from leyden.services.controller.settings import Settings
 
 limited_log = RateLimitedLogger(logger())
@@ -30,7 +29,7 @@ class WaitingLine:
 
     async def enqueue(self, queued: Sequence[QueuedRollout], admitted: Sequence[QueuedRollout]) -> None:
         """Enqueues waiting rollouts: new ones at once, all of them every few seconds, since Redis may be wiped."""
-        due = [one for one in queued if self._is_due(one)] + list(admitted)
+        due = [one for one in queued if one.is_due] + list(admitted)
         ROLLOUTS_QUEUED.set(len(queued) + len(admitted))
         if time.monotonic() - self._enqueued_at > self._settings.enqueue_again_seconds:
             self._enqueued.clear()
@@ -47,8 +46,3 @@ class WaitingLine:
             return
         # A rollout that is retried within this time waits until all are enqueued again.
         self._enqueued.update(one.rollout_id for one in fresh)
-
-    def _is_due(self, queued: QueuedRollout) -> bool:
-        if queued.waited_seconds is None:
-            return True
-        return queued.waited_seconds >= retry_seconds(queued.attempt, self._settings.retry_seconds)

@@ -58,11 +58,15 @@ class Next(Enum):
     GRADE = "grade"
 
 
-async def settle(session: Session, groups_without_success: int) -> tuple[list[Resolution], list[str], list[str]]:
+async def settle(
+    session: Session, groups_without_success: int, retry_base: float
+) -> tuple[list[Resolution], list[str], list[str]]:
     """Ends rollouts whose last attempt ended, hands those with components to the graders, and ends groups whose
     rollouts all have ended; returns all three.
 
-    Args: groups_without_success: a run fails after so many groups in a row
+    Args:
+        groups_without_success: a run fails after so many groups in a row
+        retry_base: seconds that a rollout rests after its first attempt failed
     """
     ended = await ended_attempts(session)
     if not ended:
@@ -75,7 +79,8 @@ async def settle(session: Session, groups_without_success: int) -> tuple[list[Re
     for one, resolution in zip(ended, resolved, strict=True):
         if isinstance(resolution, Next):
             attempts[resolution][one.rollout_id] = one.attempt
-    await excuse_attempts(session, attempts[Next.AGAIN])
+    again = attempts[Next.AGAIN]
+    await excuse_attempts(session, again, {one: retry_seconds(number, retry_base) for one, number in again.items()})
     await await_grades(session, attempts[Next.GRADE])
     complete = await complete_groups(session)
     if complete:

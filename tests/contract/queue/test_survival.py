@@ -44,6 +44,8 @@ asyncio.run(main(*sys.argv[1:]))
 
 async def lease(database: Database, rollout_id: str) -> Lease | None:
     async with database.session() as session:
+        await queues.control(session)
+    async with database.session() as session:
         return await queues.lease_rollout(session, rollout_id, "heir", 60)
 
 
@@ -66,6 +68,8 @@ async def test_the_lease_of_a_killed_runner_goes_to_the_next_one(database: Datab
 
 async def enqueue_forever(database: Database, queue: RolloutQueue) -> None:
     while True:
+        async with database.session() as session:
+            await queues.control(session)
         async with database.read() as session:
             waiting = await leases.deliverable_rollouts(session)
         with suppress(QueueUnavailable):

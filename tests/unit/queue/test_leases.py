@@ -12,7 +12,7 @@ from leyden.libs.queue.leases import Lease, Outcome
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database
-from leyden.libs.store.runs.rollouts import excuse_attempts
+from leyden.libs.store.runs.rollouts import excuse_attempts, queued_rollouts
 from tests.support import builders, queues
 
 SUCCESS = Outcome(OutcomeKind.SUCCEEDED, reward=1.0, exit_code=0)
@@ -49,6 +49,17 @@ async def make_overdue(database: Database, got: Lease) -> None:
             .where(tables.Attempt.lease_id == got.lease_id)
             .values(lease_expires_at=text("clock_timestamp() - interval '1 second'"))
         )
+
+
+async def expire(database: Database, got: Lease) -> None:
+    await make_overdue(database, got)
+    async with database.session() as session:
+        await leases.expire_overdue(session)
+
+
+async def excuse(database: Database, rollout: tables.Rollout, attempt: int, rest: float = 0.0) -> None:
+    async with database.session() as session:
+        await excuse_attempts(session, {rollout.id: attempt}, {rollout.id: rest})
 
 
 async def attempts(database: Database, rollout: tables.Rollout) -> list[tuple[int, str, str]]:
@@ -123,8 +134,10 @@ async def test_of_many_racing_runners_one_gets_the_lease(database: Database, rol
     assert len(await attempts(database, rollout)) == 1
 
 
-async def test_one_of_several_callers_gets_an_overdue_lease(database: Database, rollout: tables.Rollout) -> None:
-    await make_overdue(database, await lease_of(database, rollout))
+async def test_one_of_several_callers_gets_an_expired_lease(database: Database, rollout: tables.Rollout) -> None:
+    await expire(database, await lease_of(database, rollout))
+    assert await lease(database, rollout) is None
+    await excuse(database, rollout, 1)
     got = await asyncio.gather(*(lease(database, rollout, f"runner-{n}") for n in range(4)))
     assert [one.attempt for one in got if one is not None] == [2]
     assert [state for _, state, _ in await attempts(database, rollout)] == ["expired", "leased"]
@@ -132,7 +145,8 @@ async def test_one_of_several_callers_gets_an_overdue_lease(database: Database, 
 
 async def test_settle_after_lease_expired_changes_nothing(database: Database, rollout: tables.Rollout) -> None:
     late = await lease_of(database, rollout)
-    await make_overdue(database, late)
+    await expire(database, late)
+    await excuse(database, rollout, 1)
     second = await lease_of(database, rollout, "runner-b")
     assert await settle(database, late) is False
     async with database.session() as session:
@@ -164,45 +178,28 @@ async def test_concurrent_settle_and_expiry_end_the_attempt_once(database: Datab
     assert await attempts(database, rollout) == [(1, "settled" if settled else "expired", "runner-a")]
 
 
-@pytest.mark.parametrize("kind", [OutcomeKind.SUCCEEDED, OutcomeKind.AGENT_ERROR, OutcomeKind.TIMEOUT])
-async def test_a_final_outcome_is_never_executed_again(
+@pytest.mark.parametrize("kind", list(OutcomeKind))
+async def test_a_rollout_runs_again_when_the_controller_excused_its_attempt(
     database: Database, rollout: tables.Rollout, kind: OutcomeKind
 ) -> None:
     await settle(database, await lease_of(database, rollout), Outcome(kind))
     assert await lease(database, rollout) is None
-
-
-@pytest.mark.parametrize("kind", [OutcomeKind.SUCCEEDED, OutcomeKind.AGENT_ERROR, OutcomeKind.TIMEOUT])
-async def test_an_attempt_that_the_controller_excused_is_executed_again(
-    database: Database, rollout: tables.Rollout, kind: OutcomeKind
-) -> None:
-    await settle(database, await lease_of(database, rollout), Outcome(kind))
-    assert await lease(database, rollout) is None
-    async with database.session() as session:
-        await excuse_attempts(session, {rollout.id: 1})
+    await excuse(database, rollout, 1)
     again = await lease_of(database, rollout)
     assert (again.rollout_id, again.attempt) == (rollout.id, 2)
     await settle(database, again, Outcome(kind))
     assert await lease(database, rollout) is None
 
 
-async def test_infrastructure_failures_use_up_attempts(database: Database, rollout: tables.Rollout) -> None:
-    for _ in range(3):
-        await settle(database, await lease_of(database, rollout), INFRA)
+async def test_a_rollout_rests_until_it_is_due(database: Database, rollout: tables.Rollout) -> None:
+    await settle(database, await lease_of(database, rollout), INFRA)
+    await excuse(database, rollout, 1, rest=3600.0)
     assert await lease(database, rollout) is None
-
-
-async def test_leases_that_ran_out_use_up_attempts(database: Database, rollout: tables.Rollout) -> None:
-    for _ in range(3):
-        await make_overdue(database, await lease_of(database, rollout))
-    assert await lease(database, rollout) is None
-    assert [state for _, state, _ in await attempts(database, rollout)] == ["expired"] * 3
-
-
-async def test_a_cancelled_attempt_uses_up_none(database: Database, rollout: tables.Rollout) -> None:
-    for _ in range(5):
-        await settle(database, await lease_of(database, rollout), Outcome(OutcomeKind.CANCELLED))
-    assert await lease(database, rollout) is not None
+    async with database.read() as session:
+        assert rollout.id not in await leases.deliverable_rollouts(session)
+        assert [one.is_due for one in await queued_rollouts(session)] == [False, True]
+    await excuse(database, rollout, 1)
+    assert (await lease_of(database, rollout)).attempt == 2
 
 
 async def test_a_finished_rollout_is_not_leased(database: Database, rollout: tables.Rollout) -> None:
@@ -279,6 +276,7 @@ async def test_deliverable_rollouts_are_those_that_would_be_leased(database: Dat
     _, [waiting, leased, retried, ended] = await builders.add_group(database, run, size=4)
     await lease_of(database, leased)
     await settle(database, await lease_of(database, retried), INFRA)
+    await excuse(database, retried, 1)
     await settle(database, await lease_of(database, ended), SUCCESS)
     async with database.read() as session:
         assert await leases.deliverable_rollouts(session) == [waiting.id, retried.id]

@@ -17,10 +17,8 @@ from leyden.libs.queue import leases
 from leyden.libs.queue.leases import Lease, Outcome
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.runs.rollouts import excuse_attempts
 from tests.support import builders, queues
-
-MAX_ATTEMPTS = 3
-RETRIED = {OutcomeKind.INFRA_ERROR, OutcomeKind.CANCELLED}
 
 
 @dataclass
@@ -31,6 +29,7 @@ class Model:
     attempts: list[str] = field(default_factory=list)
     """States; a settled one is its outcome's kind."""
     overdue: bool = False
+    excused: int = 0
 
     @property
     def live(self) -> bool:
@@ -38,9 +37,7 @@ class Model:
 
     @property
     def may_run(self) -> bool:
-        failures = sum(state != OutcomeKind.CANCELLED for state in self.attempts)
-        final = [state for state in self.attempts if state in set(OutcomeKind) - RETRIED]
-        return self.state == "queued" and not self.live and not final and failures < MAX_ATTEMPTS
+        return self.state == "queued" and len(self.attempts) == self.excused
 
 
 class LeaseMachine(RuleBasedStateMachine):
@@ -69,8 +66,6 @@ class LeaseMachine(RuleBasedStateMachine):
     def lease(self, which: int) -> None:
         model = self.models[which]
         got = self.await_(self._lease(self.rows[which].id))
-        if model.live and model.overdue:
-            model.attempts[-1] = "expired"
         if self.intent == "running" and model.may_run:
             model.attempts.append("leased")
             model.overdue = False
@@ -150,6 +145,20 @@ class LeaseMachine(RuleBasedStateMachine):
         assert self.await_(expire()) == {(self.rows[which].id, len(self.models[which].attempts)) for which in overdue}
         for which in overdue:
             self.models[which].attempts[-1] = "expired"
+
+    @rule(which=rollouts)
+    def excuse(self, which: int) -> None:
+        model = self.models[which]
+        if model.live or model.state != "queued":
+            return
+        model.excused = len(model.attempts)
+
+        async def excuse() -> None:
+            async with self.database.session() as session:
+                rollout = self.rows[which].id
+                await excuse_attempts(session, {rollout: model.excused}, {rollout: 0.0})
+
+        self.await_(excuse())
 
     # Rarely, since nothing happens to a rollout afterwards.
     @rule(which=rollouts, dice=st.integers(1, 6))
