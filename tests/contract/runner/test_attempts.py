@@ -25,7 +25,7 @@ from leyden.libs.contracts.capability import Scope
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from tests.support import builders
+from tests.support import builders, queues
 from tests.unit.runner.test_supervisor import FORKS, alive, read_pids
 
 SECRET = "a secret of the platform"
@@ -120,9 +120,11 @@ class Bench:
         return await self.until(lambda: self._get(tables.Outcome, (rollout.id, attempt)))
 
     async def second_outcome(self, rollout: tables.Rollout) -> tables.Outcome:
-        """The outcome of attempt 2; asks for it again and again, as the controller does."""
+        """The outcome of attempt 2; does the controller's part until it is there."""
 
         async def found() -> tables.Outcome | None:
+            async with self.database.session() as session:
+                await queues.control(session)
             await self.queue.enqueue([rollout.id])
             row: tables.Outcome | None = await self._get(tables.Outcome, (rollout.id, 2))
             return row
