@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import jsonschema_rs
 from leyden.libs.contracts.api.problems import FieldProblem
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.config.graders import JsonSchema
-from leyden.libs.contracts.judgements import judge, judge_kind, model_config
+from leyden.libs.contracts.judgements import Judgement, Machine, judge, judge_model, model_config
 from leyden.libs.contracts.model_folder import serving_mismatch
 from leyden.libs.service import Problem
 from leyden.libs.store.database import ReadSession
@@ -160,21 +160,26 @@ def check_model(model: str | None, path: str = "model") -> None:
         raise refusal(path, f"{model!r} holds no config.json: write the folder of a model in Hugging Face format")
 
 
-def check_trainable(config: RunConfig, pools: Mapping[str, Pool]) -> None:
-    """Passes a run without steps, one whose model this machine does not see, and one whose `config.json` describes a
-    dense model.
+def check_trainable(config: RunConfig, pools: Mapping[str, Pool], machine: Machine) -> list[Judgement]:
+    """Passes a run whose model this machine does not see, and one that can train and fits the trainer's machine.
 
     The trainer checks its model more thoroughly when it loads it.
 
-    Raises: Problem: the model is a mixture of experts, or has layers that token trees do not compute
+    Returns: the warnings about its memory
+    Raises:  Problem: the model is none that trainers train, or the certain part of its memory exceeds the machine's
     """
-    if config.training.steps == 0:
-        return
     folder = config.model or pools[config.pool].model_path
     # The trainer, which may run elsewhere, reports a missing or damaged file.
-    found = judge_kind(model_config(Path(folder)) or {}, folder) if folder else None
-    if found is not None:
-        raise refusal(found.path, found.message)
+    described = model_config(Path(folder)) if folder else None
+    found = judge_model(config, described, machine, str(folder)) if described else []
+    _refuse_first(found)
+    return found
+
+
+def _refuse_first(found: Sequence[Judgement], path: str = "") -> None:
+    for one in found:
+        if one.severity == "cannot":
+            raise refusal(f"{path}{one.path}", one.message)
 
 
 def _exists(path: Path) -> bool:
@@ -191,9 +196,7 @@ def check_judgements(config: RunConfig, path: str = "") -> None:
     Args:   path: where the request has these settings, with a dot at its end
     Raises: Problem: it never can
     """
-    refused = next((one for one in judge(config) if one.severity == "cannot"), None)
-    if refused is not None:
-        raise refusal(f"{path}{refused.path}", refused.message)
+    _refuse_first(judge(config), path)
 
 
 def refusal(path: str, message: str) -> Problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -24,6 +25,7 @@ from leyden.libs.contracts.api.runs import (
     Step,
 )
 from leyden.libs.contracts.config import KubernetesRunner, RunConfig
+from leyden.libs.contracts.judgements import Judgement, Machine
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.service import JsonResponse, Problem
 from leyden.libs.store.database import Session
@@ -62,8 +64,8 @@ async def create_run(
     check_judgements(config)
 
     async def work(session: Session) -> tuple[BaseModel, bool]:
-        await _check_references(session, config)
-        return await actions.create_run(session, config), True
+        warnings = await _check_references(request, session, config)
+        return _warned(await actions.create_run(session, config), warnings), True
 
     return await create_once(request, create_request(request, caller, idempotency_key, config), work)
 
@@ -80,18 +82,25 @@ def _check_runner(request: Request, config: RunConfig) -> None:
         raise Problem(422, "; ".join(refused), cause="agent_rules")
 
 
-async def _check_references(session: Session, config: RunConfig) -> None:
-    """Refuses pools, models and tasks that do not exist or do not fit."""
+def _warned(run: Run, warnings: Sequence[Judgement]) -> Run:
+    return run.model_copy(update={"warnings": [*run.warnings, *(f"{one.path}: {one.message}" for one in warnings)]})
+
+
+async def _check_references(request: Request, session: Session, config: RunConfig) -> list[Judgement]:
+    """Refuses pools, models and tasks that do not exist or do not fit; returns the warnings about memory."""
+    machine: Machine = request.app.state.settings.machine
     pools = await read_pools(session)
     check_pool(config, pools)
     check_policies(config, pools)
+    warnings = list[Judgement]()
     for one in (config, *map(config.policy_run, config.carried_policies)):
         await asyncio.to_thread(check_model, one.model)
         if one.algorithm.critic is not None:
             await asyncio.to_thread(check_model, one.algorithm.critic.model, "algorithm.critic.model")
-        await asyncio.to_thread(check_trainable, one, pools)
+        warnings += await asyncio.to_thread(check_trainable, one, pools, machine)
     await check_task_fields(session, config)
     await check_graders(session, config)
+    return warnings
 
 
 @router.get("")
@@ -149,11 +158,12 @@ async def resume_run(
         config = amended(ended, version, asked, await read_pools(session))
         _check_runner(request, config)
         check_judgements(config, "changes.")
-        await _check_references(session, config)
+        warnings = await _check_references(request, session, config)
         continued = continued_policies(ended, config, asked)
         check_frozen_policies(config, continued)
         parents = await actions.policy_parents(session, ended, version, continued)
-        return await actions.create_run(session, config, RunParent(run_id=run_id, version=version), parents), True
+        made = await actions.create_run(session, config, RunParent(run_id=run_id, version=version), parents)
+        return _warned(made, warnings), True
 
     return await create_once(request, create_request(request, caller, idempotency_key, asked), work)
 

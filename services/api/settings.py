@@ -9,6 +9,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from leyden.libs.contracts.agent_rules import AgentRules
+from leyden.libs.contracts.judgements import Machine
 from leyden.libs.service import HttpSettings
 from leyden.libs.service.secrets import read_secret
 
@@ -30,6 +31,10 @@ class Settings(HttpSettings):
     agent_rules: AgentRules = AgentRules()
     """Secrets, images, nodes, tolerations and resources that a run with `runner.type: kubernetes` may name, as JSON:
     `{"secrets": ["tools"], "images": ["registry.example/*"], "limits": {"cpu": "4"}}`."""
+    machine: Machine = Machine(gpus=0)
+    """The trainer's hosts, as JSON: `{"gpus": 8, "hosts": 1, "gpu_bytes": "80Gi", "host_bytes": "512Gi"}`. The API
+    refuses runs whose weights, gradients and moments exceed a size, and warns of others; a size left out is not
+    judged."""
     max_upload_bytes: int = Field(default=512 * 2**20, ge=1024)
     """Size of one dataset upload."""
     upload_silence_seconds: float = Field(default=30.0, gt=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -29,21 +28,19 @@ from leyden.libs.contracts.judgements import (
     judge_model,
     memory,
     model_config,
+    size_bytes,
 )
 
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
-
-def size_bytes(given: str) -> int:
-    """The bytes of `80GB` or `80GiB`, as GPUs and Kubernetes name sizes."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B?", given)
-    if found is None:
-        raise typer.BadParameter(f"{given!r} is no size: write 80GB or 80GiB")
-    return int(float(found[1]) * (1024 if found[3] else 1000) ** _POWERS[found[2]])
+def _parsed(given: str) -> int:
+    try:
+        return size_bytes(given)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _size(words: str) -> Any:
-    return typer.Option(parser=size_bytes, metavar="SIZE", show_default="not judged", help=words)
+    return typer.Option(parser=_parsed, metavar="SIZE", show_default="not judged", help=words)
 
 
 def check(

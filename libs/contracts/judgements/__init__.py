@@ -2,9 +2,9 @@
 
 from leyden.libs.contracts.judgements.finding import Judgement
 from leyden.libs.contracts.judgements.machine import judge_memory, judge_model
-from leyden.libs.contracts.judgements.memory import GB, Machine, Need, memory
+from leyden.libs.contracts.judgements.memory import GB, Machine, Need, memory, size_bytes
 from leyden.libs.contracts.judgements.rules import judge, warnings_of
-from leyden.libs.contracts.judgements.shape import Shape, judge_kind, model_config
+from leyden.libs.contracts.judgements.shape import Shape, model_config
 
 __all__ = [
     "GB",
@@ -13,10 +13,10 @@ __all__ = [
     "Need",
     "Shape",
     "judge",
-    "judge_kind",
     "judge_memory",
     "judge_model",
     "memory",
     "model_config",
+    "size_bytes",
     "warnings_of",
 ]

@@ -11,9 +11,12 @@ Activations are an estimate by count of the tensors that the backward pass reads
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.judgements.shape import Shape
@@ -31,19 +34,37 @@ EXPORT_PARTS = 2 * 2**30
 """Rank 0 gathers a version in parts of 1 GiB, which lie twice in host memory."""
 
 
+_POWERS = {"m": -1, "": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+
+
+def size_bytes(given: str) -> int:
+    """The bytes of `80GB` or `80Gi`, as GPUs and Kubernetes name sizes. Raises: ValueError: it is no size"""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([mkKMGTP]?)(i?)B?", given)
+    if found is None:
+        raise ValueError(f"{given!r} is no size: write 80GB or 80GiB")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** _POWERS[found[2]])
+
+
+def _size(given: object) -> object:
+    return (size_bytes(given) if given else None) if isinstance(given, str) else given
+
+
+Size = Annotated[int | None, BeforeValidator(_size)]
+
+
 @dataclass(frozen=True)
 class Machine:
     """Hosts that are alike; memory of None is not judged.
 
     Args: gpus: of each host, one trainer process on each, 0 for a CPU; engine_gpus: over which one engine divides its
-        weights; shared: the engine is on the trainer's GPUs and host
+        weights, None for an engine that is not judged; shared: the engine is on the trainer's GPUs and host
     """
 
     gpus: int = 1
-    gpu_bytes: int | None = None
-    host_bytes: int | None = None
+    gpu_bytes: Size = None
+    host_bytes: Size = None
     hosts: int = 1
-    engine_gpus: int = 1
+    engine_gpus: int | None = None
     shared: bool = False
 
     @property
@@ -81,6 +102,8 @@ def memory(run: RunConfig, shape: Shape, machine: Machine) -> list[Need]:
 
 
 def _engine(run: RunConfig, shape: Shape, machine: Machine) -> Iterator[Need]:
+    if machine.engine_gpus is None:
+        return
     exported = run.training.export_dtype or run.training.precision
     width = HALF if machine.gpus and exported == "bfloat16" else FULL
     place: Place = "host" if not machine.gpus else "gpu" if machine.shared else "engine"

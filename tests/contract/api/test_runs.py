@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
 from leyden.libs.contracts.states import EngineState
 from leyden.libs.store import tables
@@ -19,6 +22,7 @@ from leyden.services.api.app import create_app
 from leyden.services.api.settings import Settings
 from tests.fakes.chat_model import CHATML_WITH_TOOLS, make_chat_model
 from tests.support import builders
+from tests.support.shapes import PUBLISHED
 
 NOW = datetime.now(tz=UTC)
 
@@ -29,6 +33,16 @@ async def create(http: httpx.AsyncClient, **changes: object) -> dict[str, Any]:
     assert response.status_code == 201, response.text
     made: dict[str, Any] = response.json()
     return made
+
+
+@asynccontextmanager
+async def api_with(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(settings.model_copy(update={"admin_token": SecretStr("secret-of-tests")}))
+    headers = {"authorization": "Bearer secret-of-tests"}
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://api", headers=headers) as http:
+            yield http
 
 
 async def row_of(database: Database, run_id: str) -> tables.Run:
@@ -50,15 +64,11 @@ async def test_a_run_for_runners_that_the_platform_lacks_is_refused(api_http: ht
 
 
 async def test_a_run_that_names_a_secret_without_leave_is_refused(postgres_dsn: str) -> None:
-    app = create_app(Settings(database_url=postgres_dsn, admin_token="secret-of-tests"))  # type: ignore[arg-type]
-    headers = {"authorization": "Bearer secret-of-tests"}
-    async with app.router.lifespan_context(app):
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://api", headers=headers) as http:
-            await create(http)
-            secrets = {"TOOL_KEY": {"name": "leyden-secrets", "key": "admin-token"}}
-            runner = {"type": "kubernetes", "image": "agents/flight:3", "secrets": secrets}
-            refused = await http.post("/v1/runs", json=builders.run_document(runner=runner))
+    async with api_with(Settings(database_url=postgres_dsn)) as http:
+        await create(http)
+        secrets = {"TOOL_KEY": {"name": "leyden-secrets", "key": "admin-token"}}
+        runner = {"type": "kubernetes", "image": "agents/flight:3", "secrets": secrets}
+        refused = await http.post("/v1/runs", json=builders.run_document(runner=runner))
     assert (refused.status_code, refused.json()["cause"]) == (422, "agent_rules")
     assert "leyden-secrets is not among the secrets that runs may name" in refused.json()["detail"]
 
@@ -293,6 +303,26 @@ async def test_a_model_that_trainers_refuse_is_refused_where_the_api_sees_it(
         refused = await api_http.post("/v1/runs", json=document)
         assert (refused.status_code, refused.json()["errors"][0]["path"]) == (422, "model")
         assert words in refused.json()["detail"]
+
+
+async def test_a_run_that_cannot_fit_the_trainers_machine_is_refused_with_the_arithmetic(
+    database: Database, postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["Qwen3-8B"][0]))
+    async with database.session() as session:
+        await write_pools(session, [Pool("default", str(tmp_path))])
+    monkeypatch.setenv("API_MACHINE", '{"gpus": 1, "gpu_bytes": "80GB", "host_bytes": "128Gi"}')
+    async with api_with(Settings(database_url=postgres_dsn)) as http:
+        await http.post("/v1/datasets", params={"name": "questions"}, content='{"question": 1}')
+        refused = await http.post("/v1/runs", json=builders.run_document())
+        assert refused.status_code == 422
+        (problem,) = refused.json()["errors"]
+        assert problem["path"] == "training"
+        assert "weights 32.8 GB, gradients 32.8 GB, moments 65.5 GB" in problem["message"]
+        # Adapters fit, but not with the activations of so many tokens.
+        lora = {"lora": {}, "micro_batch_tokens": 4096}
+        made = (await http.post("/v1/runs", json=builders.run_document(training=lora))).json()
+        assert [one.partition(":")[0] for one in made["warnings"]] == ["optimizer.learning_rate", "training"]
 
 
 async def test_a_mixture_of_experts_may_be_a_frozen_policy(

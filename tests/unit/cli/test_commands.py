@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from leyden.libs.cli.__main__ import app
-from leyden.libs.cli.commands.check import size_bytes
 from leyden.libs.cli.commands.demo import AGENT, AgentName, DemoOptions, run_document, run_name
 from leyden.libs.cli.errors import Exit
 from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.judgements import size_bytes
 from tests.support.shapes import PUBLISHED
 
 COMMANDS = (

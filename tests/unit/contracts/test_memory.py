@@ -73,14 +73,14 @@ def test_hosts_read_a_model_for_each_process() -> None:
 
 
 def test_engines_have_their_weights_in_the_type_of_versions() -> None:
-    assert sizes(BFLOAT16, Machine(), "engine") == {"engine weights": 16.4}
+    assert sizes(BFLOAT16, Machine(engine_gpus=1), "engine") == {"engine weights": 16.4}
     assert sizes({}, Machine(engine_gpus=4), "engine") == {"engine weights": 8.2}
-    assert sizes(BFLOAT16, Machine(shared=True))["engine weights"] == 16.4
-    assert sizes(BFLOAT16, Machine(shared=True), "engine") == {}
+    assert sizes(BFLOAT16, Machine(engine_gpus=1, shared=True))["engine weights"] == 16.4
+    assert sizes(BFLOAT16, Machine(engine_gpus=1, shared=True), "engine") == {}
     evaluation = {"training": {"steps": 0}}
-    assert sizes(evaluation, Machine()) == {}
+    assert sizes(evaluation, Machine(engine_gpus=1)) == {}
     # A CPU has all of it.
-    cpu = sizes({}, Machine(gpus=0), "host", "SmolLM2-135M")
+    cpu = sizes({}, Machine(gpus=0, engine_gpus=1), "host", "SmolLM2-135M")
     assert cpu == {"weights": 0.5, "gradients": 0.5, "moments": 1.1, "engine weights": 0.5}
 
 
@@ -94,7 +94,7 @@ def test_engines_have_their_weights_in_the_type_of_versions() -> None:
         (BFLOAT16, Machine(8, 80 * GB, 137 * GB), "cannot", "give the trainer's host 262.1 GB"),
         (LORA, Machine(1, 48 * GB), None, ""),
         (LORA, Machine(1, 24 * GB), "cannot", "choose a smaller model"),
-        (LORA, Machine(1, 48 * GB, shared=True), "cannot", "give the trainer 8 GPUs"),
+        (LORA, Machine(1, 48 * GB, engine_gpus=1, shared=True), "cannot", "give the trainer 8 GPUs"),
     ],
 )
 def test_a_machine_is_judged(changes: dict[str, Any], machine: Machine, severity: str | None, remedy: str) -> None:
