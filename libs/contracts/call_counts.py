@@ -26,6 +26,8 @@ class CallCounts(BaseModel):
     """Answers that `max_tokens` or the model's context cut off."""
     tools: dict[str, dict[str, int]] = {}
     """Tool calls by tool and status (`ok`, `error` or `unset`)."""
+    roles: dict[str, int] | None = None
+    """Calls by role, without those that have none; null where a version counted that did not know roles."""
 
 
 def total(counts: Iterable[CallCounts]) -> CallCounts:
@@ -33,7 +35,9 @@ def total(counts: Iterable[CallCounts]) -> CallCounts:
     every = list(counts)
     untrainable: Counter[str] = Counter()
     tools: dict[str, Counter[str]] = {}
+    roles: Counter[str] = Counter()
     for one in every:
+        roles.update(one.roles or {})
         untrainable.update(one.untrainable)
         for tool, statuses in one.tools.items():
             tools.setdefault(tool, Counter()).update(statuses)
@@ -44,6 +48,7 @@ def total(counts: Iterable[CallCounts]) -> CallCounts:
         empty=sum(one.empty for one in every),
         cut=sum(one.cut for one in every),
         tools={tool: dict(statuses) for tool, statuses in sorted(tools.items())},
+        roles=None if any(one.roles is None for one in every) else dict(sorted(roles.items())),
     )
 
 

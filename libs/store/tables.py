@@ -574,7 +574,8 @@ class ModelCall(Base):
         comment="16 hex digits: fingerprint of the system prompt, the names of the tools and the header x-agent-name."
     )
     agent_name: Mapped[str | None] = mapped_column(
-        comment="From the header x-agent-name, or from the assistant's last answer that was sent back; else null."
+        comment="From the header x-agent-name, a system message or the assistant's last answer that was sent back, or"
+        " of an earlier call with this fingerprint; else null."
     )
     role: Mapped[str | None] = mapped_column(comment="The role of the run's document that the call has; null: none.")
     continuation: Mapped[str | None] = mapped_column(
@@ -721,6 +722,16 @@ class Grading(Base):
         CheckConstraint("settled_at IS NULL OR (total IS NULL) = (reason IS NOT NULL)", name="settled_has_total"),
         Index(None, "run_id"),
     )
+
+
+class AgentName(Base):
+    """Writer: credit. The name that an agent's calls or spans have shown, which all of its calls in the run have from
+    then on. The first one stays."""
+
+    __tablename__ = "agent_names"
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True, comment="The run.")
+    agent: Mapped[str] = mapped_column(primary_key=True, comment="The fingerprint, as in model_calls.")
+    name: Mapped[str] = mapped_column(comment="The agent's name.")
 
 
 class RolloutReward(Base):

@@ -22,6 +22,7 @@ from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import Checks
 from leyden.libs.store.database import Database, ReadSession, Session, StoreAway
+from leyden.libs.store.records.agent_names import learn_names
 from leyden.libs.store.samples import (
     GroupSize,
     PendingGroup,
@@ -236,6 +237,9 @@ async def _write(session: Session, results: list[tuple[PendingGroup, Result]]) -
         [row for group, result in results for row in credit_rows(group, result)],
         [row for group, result in results for row in sample_rows(group, result)],
     )
+    by_name = [group for group, _ in results if any(one.get("agent_name") for one in group.config.get("roles", ()))]
+    if by_name:
+        await learn_names(session, [group.id for group in by_name], {group.run_id for group in by_name})
 
 
 async def _batch(database: Database, notifications: Notifications, settings: Settings, *, recent: bool) -> int | None:

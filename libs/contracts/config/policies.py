@@ -16,7 +16,9 @@ class Role(Document):
 
     name: Word
     agent_name: Word | None = None
-    """Pattern (fnmatch) of the agent's name: the header `x-agent-name`, or the name in answers that it sends back."""
+    """Pattern (fnmatch) of the agent's name: the header `x-agent-name`, the `name` of its system message or of answers
+    that it sends back, or the agent's name in its spans. A name once seen belongs to the agent's fingerprint in the
+    run, so that its later calls have it, too."""
     identity: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
     """The fingerprint of its system prompt and tools, as `leyden run agents` shows it."""
     system: Annotated[str, Field(min_length=1, max_length=10_000, pattern=r"^[^\x00]+$")] | None = None

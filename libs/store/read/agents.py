@@ -20,8 +20,21 @@ _NAMES = ", ".join(
     )
 )
 
+# The call's span, or that of the HTTP request, and the spans around it may name the agent. `c` is the call.
+NAME_IN_SPANS = f"""(
+    WITH RECURSIVE around AS (
+        SELECT s.trace_id, s.parent_span_id, s.attributes, 0 AS depth FROM spans s
+        WHERE s.run_id = c.run_id AND s.rollout_id = c.rollout_id AND s.attempt = c.attempt
+            AND (s.span_id = c.parent_span_id OR right(s.response_id, 25) = c.request_id)
+        UNION ALL
+        SELECT s.trace_id, s.parent_span_id, s.attributes, around.depth + 1 FROM around JOIN spans s
+            ON s.run_id = c.run_id AND s.rollout_id = c.rollout_id AND s.attempt = c.attempt
+            AND s.trace_id = around.trace_id AND s.span_id = around.parent_span_id AND around.depth < 32
+    )
+    SELECT coalesce({_NAMES}) FROM around WHERE coalesce({_NAMES}) IS NOT NULL ORDER BY depth LIMIT 1
+)"""  # noqa: S608  # constants alone
+
 # The call shown of an agent is its first row that holds its tools. Times in nanoseconds have 19 digits until 2286.
-# Its span, or that of the HTTP request, and the spans around it may name the agent.
 _AGENTS = text(f"""
     WITH found AS (
         SELECT agent, max(agent_name) AS name, array_agg(DISTINCT role) FILTER (WHERE role IS NOT NULL) AS roles,
@@ -37,18 +50,7 @@ _AGENTS = text(f"""
         HAVING CAST(:first_ns AS bigint) IS NULL OR (min(sequence), agent) > (:first_ns, :agent)
         ORDER BY min(sequence), agent LIMIT :limit
     )
-    SELECT found.*, c.rollout_id, c.tools, coalesce(found.name, (
-        WITH RECURSIVE around AS (
-            SELECT s.trace_id, s.parent_span_id, s.attributes, 0 AS depth FROM spans s
-            WHERE s.run_id = c.run_id AND s.rollout_id = c.rollout_id AND s.attempt = c.attempt
-                AND (s.span_id = c.parent_span_id OR right(s.response_id, 25) = c.request_id)
-            UNION ALL
-            SELECT s.trace_id, s.parent_span_id, s.attributes, around.depth + 1 FROM around JOIN spans s
-                ON s.run_id = c.run_id AND s.rollout_id = c.rollout_id AND s.attempt = c.attempt
-                AND s.trace_id = around.trace_id AND s.span_id = around.parent_span_id AND around.depth < 32
-        )
-        SELECT coalesce({_NAMES}) FROM around WHERE coalesce({_NAMES}) IS NOT NULL ORDER BY depth LIMIT 1
-    )) AS shown_name
+    SELECT found.*, c.rollout_id, c.tools, coalesce(found.name, {NAME_IN_SPANS}) AS shown_name
     FROM found JOIN model_calls c ON c.run_id = :run_id AND c.id = found.call_id
     ORDER BY first_ns, agent
 """)  # noqa: S608  # constants alone

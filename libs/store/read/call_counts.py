@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sqlalchemy import text
 
@@ -51,6 +52,31 @@ _WITHOUT_A_TRAINABLE_TOKEN = text("""
         AND NOT EXISTS (SELECT FROM step_replays g WHERE g.run_id = s.run_id AND g.step = newest.number))
 """)
 
+# A policy's run has other calls: that nothing of it trains is found there.
+_FIRST_STEPS = text("""
+    SELECT r.id AS run_id, array_agg(first.number ORDER BY first.number) AS steps, array(
+        SELECT role ->> 'name' FROM jsonb_array_elements(r.config -> 'roles') AS role
+        WHERE role ->> 'policy' IS NULL AND r.config -> 'train' ? (role ->> 'name')) AS roles
+    FROM runs r JOIN run_status s ON s.run_id = r.id
+    CROSS JOIN LATERAL (SELECT number FROM steps WHERE run_id = r.id ORDER BY number LIMIT 2) AS first
+    WHERE s.phase IN ('running', 'evaluating') AND jsonb_typeof(r.config -> 'train') = 'array'
+        AND r.lead_run_id IS NULL AND (CAST(:run AS text) IS NULL OR r.id = :run)
+    GROUP BY r.id
+""")
+
+
+class AbsentRoles(NamedTuple):
+    """Roles in `train` that no call of a run's first steps has."""
+
+    steps: list[int]
+    roles: list[str]
+
+    def __str__(self) -> str:
+        steps = f"step{'s' if len(self.steps) > 1 else ''} {' and '.join(map(str, self.steps))}"
+        names = " or ".join(self.roles)
+        remedy = "mend the conditions of `roles` (`leyden run agents` shows names), or leave it out of `train`"
+        return f"no call of {steps} has the role {names}, which the run trains: {remedy}"
+
 
 async def of_steps(session: ReadSession, run_id: str, steps: Sequence[int]) -> dict[int, CallCounts]:
     """The counts of the groups that each step consumed; steps of older versions have none."""
@@ -70,3 +96,14 @@ async def runs_that_train_nothing(session: ReadSession) -> dict[str, tuple[list[
     and the counts of their calls."""
     rows = (await session.execute(_WITHOUT_A_TRAINABLE_TOKEN)).all()
     return {row.run_id: (row.steps, total((await of_steps(session, row.run_id, row.steps)).values())) for row in rows}
+
+
+async def absent_roles(session: ReadSession, run_id: str | None = None) -> dict[str, AbsentRoles]:
+    """Runs at work, or this one, with roles in `train` that none of the calls in their first two steps has."""
+    found = {}
+    for row in (await session.execute(_FIRST_STEPS, {"run": run_id})).all():
+        seen = total((await of_steps(session, row.run_id, row.steps)).values())
+        absent = [role for role in row.roles if seen.roles is not None and role not in seen.roles]
+        if absent and seen.calls:
+            found[row.run_id] = AbsentRoles(row.steps, absent)
+    return found

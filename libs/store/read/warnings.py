@@ -13,7 +13,7 @@ from leyden.libs.contracts.call_counts import CallCounts, why_nothing_trains
 from leyden.libs.contracts.untrainable import UNKNOWN, remedy_of
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
-from leyden.libs.store.read.call_counts import of_steps
+from leyden.libs.store.read.call_counts import absent_roles, of_steps
 from leyden.libs.store.runs import failure_rewards, grading
 from leyden.libs.store.runs.trainer_ends import trainer_ends
 
@@ -60,6 +60,8 @@ async def run_warnings(session: ReadSession, run_id: str) -> list[str]:
 
 
 async def _of_steps(session: ReadSession, run_id: str) -> AsyncIterator[str]:
+    for absent in (await absent_roles(session, run_id)).values():
+        yield str(absent)
     steps, uncompared = (await session.execute(_UNCOMPARED, {"run_id": run_id, "steps": STEPS})).one()
     if uncompared:
         yield (

@@ -69,6 +69,7 @@ _DELETE_ROWS = [
                     "outcomes",
                     "attempts",
                     "group_credits",
+                    "agent_names",
                     "step_replays",
                     "step_groups",
                 ),

@@ -12,7 +12,7 @@ from leyden.libs.contracts.config import EarlyStopping
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.faults import fault_point
 from leyden.libs.store.database import ReadSession, Session
-from leyden.libs.store.read.call_counts import runs_that_train_nothing
+from leyden.libs.store.read.call_counts import absent_roles, runs_that_train_nothing
 from leyden.libs.store.runs.facts import RunFacts
 from leyden.libs.store.runs.phases import (
     Phase,
@@ -95,8 +95,10 @@ class EarlyStops:
 
 
 async def idle_runs(session: ReadSession) -> dict[str, str]:
-    """Returns the runs whose newest steps had nothing to train, with the reason and the remedy."""
-    return {
+    """Returns the runs whose newest steps had nothing to train, or whose first two steps had no call of a role that is
+    to train, with the reason and the remedy."""
+    absent = {run: str(found) for run, found in (await absent_roles(session)).items() if len(found.steps) > 1}
+    return absent | {
         run_id: f"no token of {'steps' if len(steps) > 1 else 'step'} {' and '.join(map(str, steps))} can be trained:"
         f" {why_nothing_trains(counts)}"
         for run_id, (steps, counts) in (await runs_that_train_nothing(session)).items()

@@ -1,7 +1,8 @@
 """The agent of a call: a fingerprint of its instructions and tools tells the agents of one rollout apart.
 
 Several agents of a framework share one key and one address. Each has its own system prompt or its own tools, or names
-itself in the header `x-agent-name`; LangChain sends its name with the answers that it sends back.
+itself in the header `x-agent-name` or its system message; LangChain sends its name with the answers that it sends back.
+A name belongs to the fingerprint: later calls of the run without one have it, too (`agent_names`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def agent_of(request: ModelRequest, header: str | None) -> Agent:
     digest = hashlib.blake2b(digest_size=8)
     for part in (sent, *sorted(_tool_names(request)), "", *_instructions(request)):
         digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
-    names = (turn.name for turn in reversed(request.turns) if turn.role == "assistant" and turn.name)
+    own = takewhile(lambda turn: turn.role == "system", request.turns)
+    said = (turn for turn in reversed(request.turns) if turn.role == "assistant")
+    names = (turn.name for turn in (*own, *said) if turn.name)
     return Agent(digest.hexdigest(), sent or _name(next(names, "")) or None)
 
 

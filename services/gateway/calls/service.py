@@ -307,6 +307,8 @@ class CallService:
     async def _caller(self, attempt: Attempt, request: ModelRequest, headers: Mapping[str, str]) -> Caller:
         agent = agent_of(request, headers.get(NAME_HEADER))
         defaults = await self._reader.defaults(attempt.run_id)
+        if any(role.agent_name for role in defaults.roles):
+            agent = replace(agent, name=await self._reader.agent_name(attempt.run_id, agent.id, agent.name))
         role = role_of(defaults.roles, request, agent)
         return Caller(agent, role, defaults.policy_run(attempt.run_id, role))
 

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TypeVar
 
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 
 from leyden.libs.store.database import Database, ReadSession, Session, StoreAway
 from leyden.libs.store.engines import RunModel, ServingEngine, newest_policy_version, read_run_model, serving_engines
+from leyden.libs.store.records.agent_names import agent_name
 from leyden.libs.store.records.agent_objects import AttemptOfRun
 from leyden.libs.store.records.calls import (
     EVER,
@@ -27,6 +28,9 @@ T = TypeVar("T")
 RETRY_SECONDS = 0.25
 MAX_RUNS = 1000
 """Runs whose document is in memory."""
+MAX_AGENTS = 10_000
+UNNAMED_SECONDS = 5.0
+"""An agent without a name is looked up again after this time."""
 
 
 class HeldStore:
@@ -70,6 +74,8 @@ class Reader(HeldStore):
         super().__init__(database, hold_seconds=hold_seconds)
         self._defaults: LRUCache[str, CallDefaults] = LRUCache(MAX_RUNS)
         self._models: LRUCache[str, RunModel] = LRUCache(MAX_RUNS)
+        self._names: LRUCache[tuple[str, str], str] = LRUCache(MAX_AGENTS)
+        self._unnamed: TTLCache[tuple[str, str], None] = TTLCache(MAX_AGENTS, UNNAMED_SECONDS)
 
     async def serving(self) -> Sequence[ServingEngine]:
         """Reads the engines that serve a run. Raises: StoreAway."""
@@ -86,6 +92,21 @@ class Reader(HeldStore):
         if found is None:
             found = self._defaults[run_id] = await self._read(lambda session: call_defaults(session, run_id))
         return found
+
+    async def agent_name(self, run_id: str, agent: str, seen: str | None) -> str | None:
+        """Returns the name of an agent's fingerprint in a run. Args: seen: the name in its call, which comes first"""
+        key = (run_id, agent)
+        if seen is not None:
+            self._names.setdefault(key, seen)
+            return seen
+        if (name := self._names.get(key)) is not None or key in self._unnamed:
+            return name
+        name = await self._read(lambda session: agent_name(session, run_id, agent))
+        if name is None:
+            self._unnamed[key] = None
+        else:
+            self._names[key] = name
+        return name
 
     async def run_model(self, run_id: str) -> RunModel:
         """Reads the run's pool and model. Raises: Unavailable: the pool no longer exists."""

@@ -18,6 +18,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, read_pools, write_pools
 from leyden.libs.store.read.results import list_evaluations
+from leyden.libs.store.read.runs import get_run
 from leyden.libs.store.runs.admission import solve_rates
 from leyden.libs.store.runs.retention import prune_run
 from leyden.services.controller.engines.client import TargetVersion
@@ -597,6 +598,27 @@ async def test_two_steps_in_a_row_without_a_trainable_token_end_the_run(scene: S
         "no token of steps 3 and 4 can be trained: of 16 model calls 16 sampled with temperature: let the agent leave"
         " out these parameters; a temperature must be above 0, best 1 (or write `sampling.override`: training then"
         " samples without them)"
+    )
+
+
+async def test_a_role_to_train_that_no_call_of_two_steps_has_ends_the_run(scene: Scene) -> None:
+    roles = [{"name": "writer", "agent_name": "writer"}, {"name": "critic", "tools": ["mark"]}]
+    run = await add_run(scene, config={**document(steps=4), "roles": roles, "train": ["writer", "critic"]})
+    await scene.tick(2)
+    for step in (1, 2):
+        await scene.finish_all(run)
+        await scene.tick()
+        await scene.credit_and_train(run, step, "trained", {"calls": 4, "roles": {"critic": 4}})
+        async with scene.database.read() as session:
+            warnings = (await get_run(session, run.id)).warnings
+        assert (await scene.phase(run))[0] == "running"
+        if step == 1:
+            assert warnings[-1].startswith("no call of step 1 has the role writer, which the run trains: mend the cond")
+        await scene.tick()
+    assert await scene.phase(run) == (
+        "failed",
+        "no call of steps 1 and 2 has the role writer, which the run trains: mend the conditions of `roles`"
+        " (`leyden run agents` shows names), or leave it out of `train`",
     )
 
 

@@ -530,6 +530,31 @@ async def test_two_workers_at_once_move_the_average_by_every_group(database: Dat
         average = 0.5 * calls[0].baseline + 0.5 * value[calls[0].rollout_id]
 
 
+async def test_an_agent_gets_the_first_name_that_its_calls_or_their_spans_show(database: Database) -> None:
+    """OpenAI's Agents SDK names its agents in spans alone, LangChain in the answers that it sends back."""
+    document = run_document(credit=CREDIT, roles=[{"name": "writer", "agent_name": "writer"}])
+    run = await add_run(database, config=document)
+    for number, name in enumerate(("writer", "renamed")):
+        group, rollouts = await add_group(database, run, number)
+        for rollout in rollouts:
+            call = await add_call(database, rollout, agent="a" * 16)
+            around = {"trace_id": "f" * 32, "span_id": "1" * 16, "attributes": {"gen_ai.agent.name": name}}
+            within = {"trace_id": "f" * 32, "span_id": "2" * 16, "parent_span_id": "1" * 16}
+            await add_tool_span(database, rollout, "", kind="agent", **around)
+            await add_tool_span(database, rollout, "", kind="model", response_id=f"resp_{call.id}", **within)
+            await add_call(database, rollout, agent="b" * 16)
+            await add_call(database, rollout, agent="b" * 16, agent_name=f"{name} of calls")
+            await add_call(database, rollout, agent="c" * 16)
+            await finish_rollout(database, rollout, reward=1.0)
+        await complete(database, group)
+        await credit_pending(database, 8)
+    names = await rows(database, tables.AgentName, tables.AgentName.agent)
+    assert [(one.run_id, one.agent, one.name) for one in names] == [
+        (run.id, "a" * 16, "writer"),
+        (run.id, "b" * 16, "writer of calls"),
+    ]
+
+
 async def test_each_policy_trains_on_its_own_calls_of_a_group(database: Database) -> None:
     document = run_document(
         credit=CREDIT,

@@ -119,6 +119,37 @@ async def test_calls_have_the_first_role_that_fits_and_train_where_the_run_train
     ]
 
 
+async def test_a_name_once_seen_belongs_to_the_agent_in_the_whole_run(tmp_path, database):
+    """LangChain names an agent in the answers that it sends back, so that no first call has a name."""
+    roles = [{"name": "planner", "agent_name": "planner"}, {"name": "others"}]
+    document = builders.run_document(roles=roles, train=["planner"])
+
+    said = {"role": "assistant", "content": "Hello.", "name": "planner"}
+    async with scene(tmp_path, database, run=document) as stage, stage.another_gateway() as other:
+
+        async def ask(sibling: int, system: str, *later: Any, name: str | None = None, gateway: Any = None) -> None:
+            first: Any = {"role": "system", "content": system} | ({"name": name} if name else {})
+            rollout = stage.rollout_id.removesuffix("0") + str(sibling)
+            async with (gateway or stage.gateway).client(rollout) as client:
+                messages = [first, {"role": "user", "content": "a"}, *later]
+                await client.chat.completions.create(model="m", messages=messages)
+
+        await ask(0, "Plan.")
+        await ask(0, "Plan.", said, {"role": "user", "content": "b"})
+        await ask(1, "Plan.")
+        await ask(1, "Search.")
+        await ask(2, "Draw.", name="planner")
+        first, *_ = await stage.calls()
+        async with database.session() as session:
+            session.add(tables.AgentName(run_id=stage.run_id, agent=first.agent, name="planner"))
+        # Another gateway asks the store, in which credit has put the name.
+        await ask(3, "Plan.", gateway=other)
+        calls = await stage.calls()
+    expected = ["others", "planner", "planner", "others", "planner", "planner"]
+    assert [call.role for call in calls] == expected
+    assert [call.agent_name for call in calls] == [name if name == "planner" else None for name in expected]
+
+
 async def test_a_later_prompt_begins_with_the_sampled_tokens_even_if_no_encoder_produces_them(tmp_path, database):
     letters = [ord("h") - 33, ord("e") - 33]
     async with scene(tmp_path, database, says=say(*letters, EOS)) as stage:
