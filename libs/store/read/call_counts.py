@@ -54,13 +54,10 @@ _WITHOUT_A_TRAINABLE_TOKEN = text("""
 
 # A policy's run has other calls: that nothing of it trains is found there.
 _FIRST_STEPS = text("""
-    SELECT r.id AS run_id, array_agg(first.number ORDER BY first.number) AS steps, array(
-        SELECT role ->> 'name' FROM jsonb_array_elements(r.config -> 'roles') AS role
-        WHERE role ->> 'policy' IS NULL AND r.config -> 'train' ? (role ->> 'name')) AS roles
+    SELECT r.id AS run_id, r.config, array_agg(first.number ORDER BY first.number) AS steps
     FROM runs r JOIN run_status s ON s.run_id = r.id
     CROSS JOIN LATERAL (SELECT number FROM steps WHERE run_id = r.id ORDER BY number LIMIT 2) AS first
-    WHERE s.phase IN ('running', 'evaluating') AND jsonb_typeof(r.config -> 'train') = 'array'
-        AND r.lead_run_id IS NULL AND (CAST(:run AS text) IS NULL OR r.id = :run)
+    WHERE s.phase IN ('running', 'evaluating') AND r.lead_run_id IS NULL AND (CAST(:run AS text) IS NULL OR r.id = :run)
     GROUP BY r.id
 """)
 
@@ -102,8 +99,11 @@ async def absent_roles(session: ReadSession, run_id: str | None = None) -> dict[
     """Runs at work, or this one, with roles in `train` that none of the calls in their first two steps has."""
     found = {}
     for row in (await session.execute(_FIRST_STEPS, {"run": run_id})).all():
-        seen = total((await of_steps(session, row.run_id, row.steps)).values())
-        absent = [role for role in row.roles if seen.roles is not None and role not in seen.roles]
-        if absent and seen.calls:
-            found[row.run_id] = AbsentRoles(row.steps, absent)
+        trained = row.config.get("train") or ()
+        own = [role["name"] for role in row.config.get("roles", ()) if role.get("policy") is None]
+        if roles := [role for role in own if role in trained]:
+            seen = total((await of_steps(session, row.run_id, row.steps)).values())
+            absent = [role for role in roles if seen.roles is not None and role not in seen.roles]
+            if absent and seen.calls:
+                found[row.run_id] = AbsentRoles(row.steps, absent)
     return found

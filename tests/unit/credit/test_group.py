@@ -135,7 +135,7 @@ def test_calls_are_counted_with_the_reasons_for_which_they_do_not_train() -> Non
     }
     assert policy is None
     assert counts == CallCounts(
-        calls=6, untrainable=reasons, malformed=1, empty=2, cut=1, tools={"search": {"error": 1}}
+        calls=6, untrainable=reasons, malformed=1, empty=2, cut=1, tools={"search": {"error": 1}}, roles={}
     )
 
 
