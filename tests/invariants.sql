@@ -561,3 +561,21 @@ SELECT e.rollout_id, e.key, e.token_name FROM external_rewards e JOIN rollouts o
 WHERE o.run_id = :'run' AND e.token_name IS NOT NULL AND NOT EXISTS (
     SELECT FROM audit_entries a WHERE a.action = 'create_reward' AND a.subject = e.rollout_id
     AND a.detail ->> 'key' = e.key AND a.token_name = e.token_name);
+
+\echo question: feedback that the list of changes does not name with the token that gave it
+SELECT f.rollout_id, f.key, f.token_name FROM feedback f
+WHERE f.run_id = :'run' AND f.token_name IS NOT NULL AND NOT EXISTS (
+    SELECT FROM audit_entries a WHERE a.action = 'create_feedback' AND a.subject = f.rollout_id
+    AND a.detail ->> 'key' = f.key AND a.token_name = f.token_name);
+
+\echo question: components that are not what was given as feedback
+SELECT w.rollout_id, w.component, w.state, w.value, f.given, f.value FROM rollout_rewards w
+JOIN runs u ON u.id = w.run_id
+JOIN LATERAL jsonb_array_elements(u.config #> '{reward,components}') AS c (component)
+    ON c.component ->> 'name' = w.component AND c.component ->> 'from' = 'feedback'
+CROSS JOIN LATERAL (
+    SELECT count(*) AS given, CASE WHEN c.component ->> 'combine' = 'last'
+        THEN (array_agg(value ORDER BY created_at DESC, key DESC))[1] ELSE avg(value) END AS value
+    FROM feedback WHERE rollout_id = w.rollout_id AND attempt = w.attempt AND component = w.component) AS f
+WHERE w.run_id = :'run' AND NOT CASE WHEN f.given = 0 THEN w.state = 'failed'
+    ELSE w.state = 'scored' AND abs(w.value - f.value) < 1e-9 END;

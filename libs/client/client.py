@@ -16,7 +16,17 @@ from leyden.libs.client.transport import Content, Parameters, Transport, file_ch
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.datasets import Dataset, Task
 from leyden.libs.contracts.api.platform import Engine, Health, Pool, Recipe
-from leyden.libs.contracts.api.rollouts import Call, Reward, RewardRequest, Rollout, RolloutDetail, Sample, Span
+from leyden.libs.contracts.api.rollouts import (
+    Call,
+    Feedback,
+    FeedbackRequest,
+    Reward,
+    RewardRequest,
+    Rollout,
+    RolloutDetail,
+    Sample,
+    Span,
+)
 from leyden.libs.contracts.api.runs import (
     Evaluation,
     EvaluationRequest,
@@ -30,6 +40,7 @@ from leyden.libs.contracts.api.runs import (
 )
 from leyden.libs.contracts.api.tokens import ApiScope, AuditEntry, IssuedToken, RotateRequest, Token, TokenRequest
 from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.ids import new_id
 
 Item = TypeVar("Item", bound=BaseModel)
 PAGE = 200
@@ -230,6 +241,17 @@ class Client:
         """Adds a reward of a person or an outside system; the request's key makes it idempotent."""
         body = self._http.create(f"/v1/rollouts/{_part(rollout_id)}/rewards", request.model_dump_json().encode())
         return Reward.model_validate_json(body)
+
+    def rate(
+        self, rollout_id: str, component: str, value: float, *, comment: str | None = None, key: str | None = None
+    ) -> Feedback:
+        """Gives a value to a component of a rollout's reward that is `from: feedback`.
+
+        Args: key: makes a later repeat harmless; a new one when left out
+        """
+        request = FeedbackRequest(key=key or new_id("rating"), component=component, value=value, comment=comment)
+        body = self._http.create(f"/v1/rollouts/{_part(rollout_id)}/feedback", request.model_dump_json().encode())
+        return Feedback.model_validate_json(body)
 
     def pools(self) -> Iterator[Pool]:
         """Lists the pools that runs may name, with their engines and runs."""

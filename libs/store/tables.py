@@ -220,6 +220,18 @@ class Run(Base):
         "(((config -> 'reward'::text) IS NULL) AND (({runner,stdout_reward}) = 'false'::text))",
         "whether all rewards come from outside",
     )
+    feedback_components: Mapped[list[str] | None] = mapped_column(
+        JSONB,
+        Computed(
+            "jsonb_path_query_array(config,"
+            """ '$."reward"."components"[*]?(@."from" == "feedback")."name"'::jsonpath)""",
+            persisted=True,
+        ),
+        comment="Of the document: the names of the components that are from: feedback.",
+    )
+    feedback_seconds: Mapped[float | None] = _of_document(
+        "({reward,wait,seconds})::double precision", "reward.wait.seconds"
+    )
     __table_args__ = (
         _one_of("intent", RunIntent),
         Index(None, "created_at", "id"),
@@ -696,6 +708,27 @@ class Reward(Base):
     )
     created_at: Mapped[datetime] = _created()
     __table_args__ = (CheckConstraint("value > '-Infinity' AND value < 'Infinity'", name="value_finite"),)
+
+
+class Feedback(Base):
+    """Writer: api. A value that a person or another program gave to a component of a rollout's reward."""
+
+    __tablename__ = "feedback"
+    rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"), primary_key=True, comment="The rollout.")
+    key: Mapped[str] = mapped_column(primary_key=True, comment="Idempotency key of the sender.")
+    attempt: Mapped[int] = mapped_column(comment="The last attempt then: the value counts if that attempt is graded.")
+    run_id: Mapped[str] = mapped_column(comment="Run of the rollout.")
+    component: Mapped[str] = mapped_column(comment="Its name in reward.components.")
+    value: Mapped[float] = mapped_column(comment="Finite.")
+    comment: Mapped[str | None] = mapped_column(comment="A note of the sender.")
+    token_name: Mapped[str | None] = mapped_column(comment="The name of the bearer token that gave it.")
+    created_at: Mapped[datetime] = mapped_column(
+        server_default=func.clock_timestamp(), comment="The order in which the values of a rollout came."
+    )
+    __table_args__ = (
+        CheckConstraint("value > '-Infinity' AND value < 'Infinity'", name="value_finite"),
+        Index(None, "run_id"),
+    )
 
 
 class Grading(Base):

@@ -21,6 +21,7 @@ from leyden.libs.store.read.paging import BadCursor
 from leyden.libs.store.read.runs import UnknownRun
 from leyden.libs.store.read.views import RewardConflict, UnknownCall, UnknownRollout
 from leyden.libs.store.runs.actions import ActionRefused
+from leyden.libs.store.runs.feedback import FeedbackRefused, UnknownComponent
 from leyden.libs.store.runs.retention import RecordsInUse
 from leyden.libs.store.schema import check_schema
 from leyden.services.api import access, audit, console_page, datasets, docs_page, platform, rollouts, runs, session
@@ -41,6 +42,8 @@ _STATUSES: dict[type[Exception], tuple[int, str]] = {
     DatasetConflict: (409, "conflict"),
     DatasetInUse: (409, "in_use"),
     RewardConflict: (409, "conflict"),
+    FeedbackRefused: (409, "conflict"),
+    UnknownComponent: (422, "unknown"),
     ActionRefused: (409, "state"),
     KeyReused: (422, "key_reused"),
     BadCursor: (400, "cursor"),

@@ -8,10 +8,20 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
 from leyden.libs.contracts.api.body import Page
-from leyden.libs.contracts.api.rollouts import Call, Reward, RewardRequest, Rollout, RolloutDetail, Span
+from leyden.libs.contracts.api.rollouts import (
+    Call,
+    Feedback,
+    FeedbackRequest,
+    Reward,
+    RewardRequest,
+    Rollout,
+    RolloutDetail,
+    Span,
+)
 from leyden.libs.contracts.states import ShownRolloutState
 from leyden.libs.store.database import Session
 from leyden.libs.store.read import views
+from leyden.libs.store.runs.feedback import add_feedback
 from leyden.services.api.auth import Caller, GuardedRoute, Reader, Writer
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
 from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
@@ -111,5 +121,26 @@ async def create_reward(
     async def work(session: Session) -> tuple[BaseModel, bool]:
         giver: Caller = request.state.caller
         return await views.add_external_reward(session, rollout_id, asked, giver.name)
+
+    return await create_once(request, create_request(request, caller, idempotency_key, asked), work)
+
+
+@router.post("/{rollout_id}/feedback", response_model=Feedback, status_code=201)
+async def create_feedback(
+    request: Request,
+    asked: FeedbackRequest,
+    caller: Writer,
+    store: Store,
+    rollout_id: str,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Give a value to a component of a rollout's reward; the same `key` again answers 200 and changes nothing.
+
+    What is answered with 201 counts, if the present attempt is graded. Once it is graded, 409 with the reason.
+    """
+
+    async def work(session: Session) -> tuple[BaseModel, bool]:
+        giver: Caller = request.state.caller
+        return await add_feedback(session, rollout_id, asked, giver.name)
 
     return await create_once(request, create_request(request, caller, idempotency_key, asked), work)

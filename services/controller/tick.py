@@ -22,6 +22,7 @@ from leyden.libs.store.database import Database, Session
 from leyden.libs.store.engines import write_assignments
 from leyden.libs.store.runs.admission import Replacements, admit_groups, find_replacements, solve_rates
 from leyden.libs.store.runs.facts import RunFacts, load_runs
+from leyden.libs.store.runs.feedback import waiting_reasons
 from leyden.libs.store.runs.phases import Phase, cancel_open_work, write_phases
 from leyden.libs.store.runs.rollouts import QueuedRollout, Resolution, queued_rollouts
 from leyden.libs.store.training import read_version
@@ -99,8 +100,12 @@ class Controller:
         pools = {name: fleet.adapters or 1 for name, fleet in self.fleets.items()}
         runs, teams = await self._load(session)
         assignments = phases.assign(teams, pools)
+        feedback = await waiting_reasons(session)
         moved = phases.changed_phases(
-            runs, teams, lambda team: phases.waiting_reason(team, assignments, pools), self._trouble
+            runs,
+            teams,
+            lambda team: phases.waiting_reason(team, assignments, pools),
+            lambda run: self._trouble(run) or feedback.get(run.id),
         )
         if moved:
             await write_phases(session, moved)

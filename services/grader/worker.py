@@ -177,7 +177,16 @@ class Grader:
 
     async def _grade(self, lease: GradingLease) -> None:
         with bind(run_id=lease.run_id, rollout_id=lease.rollout_id, attempt=lease.attempt):
-            facts = AttemptFacts(lease.task, lease.output, lease.line_reward, lease.calls, lease.tools)
+            wait = lease.reward.wait
+            facts = AttemptFacts(
+                task=lease.task,
+                output=lease.output,
+                line_reward=lease.line_reward,
+                calls=lease.calls,
+                tools=lease.tools,
+                feedback=lease.feedback,
+                waited_seconds=wait.seconds if wait else 0.0,
+            )
             graded = await self._pool.grade(lease.reward.components, facts)
             fault_point("grader.graded")
             try:

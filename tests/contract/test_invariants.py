@@ -35,6 +35,22 @@ BROKEN = [
         "INSERT INTO external_rewards (rollout_id, key, name, value, token_name)"
         " SELECT id, 'k', 'reward', 1, 'ann' FROM rollouts",
     ),
+    (
+        "feedback that the list of changes does not name with the token that gave it",
+        "INSERT INTO feedback (rollout_id, key, attempt, run_id, component, value, token_name)"
+        " SELECT id, 'k', 1, run_id, 'thumbs', 1, 'ann' FROM rollouts",
+    ),
+    (
+        "components that are not what was given as feedback",
+        """WITH with_feedback AS (
+               UPDATE runs SET config = config || '{"reward": {"components": [{"name": "thumbs", "from": "feedback"}]}}'),
+           graded AS (
+               INSERT INTO gradings (rollout_id, attempt, run_id, tries, lease_id, owner, lease_expires_at)
+               SELECT id, 1, run_id, 1, id, 'g', now() FROM rollouts RETURNING *)
+           INSERT INTO rollout_rewards (rollout_id, attempt, component, run_id, position, state, weight, value,
+                                        explanation, source, duration_seconds)
+           SELECT rollout_id, 1, 'thumbs', run_id, 0, 'scored', 1, 0, '', 'feedback', 0 FROM graded""",
+    ),
     ("rollouts that are not terminal", "UPDATE rollouts SET state = 'queued'"),
     ("groups that are open though the run is over", "UPDATE groups SET state = 'open'"),
     ("groups without all their siblings, or complete before all of them ended", "DELETE FROM rollouts"),

@@ -26,7 +26,7 @@ from leyden.libs.cli.view.output import (
 from leyden.libs.cli.view.report import answer_text, last_question, tool_spans, unmatched_spans
 from leyden.libs.cli.view.token_text import TokenText, find_tokenizer
 from leyden.libs.client import Client
-from leyden.libs.contracts.api.rollouts import Attempt, Call, RewardComponent, RolloutDetail, Span
+from leyden.libs.contracts.api.rollouts import Attempt, Call, Feedback, RewardComponent, RolloutDetail, Span
 
 TAIL_LINES, TAIL_CHARACTERS = 10, 2000
 DELIVERED = {True: "yes", False: "no: its client had left", None: "unknown"}
@@ -91,6 +91,22 @@ def show(
     print_result(as_json, {**found.model_dump(mode="json"), "calls": calls, "spans": spans}, *parts)
 
 
+# A value may be negative: without the setting it would be taken for an option.
+@app.command("rate", context_settings={"ignore_unknown_options": True})
+def rate(
+    ctx: typer.Context,
+    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="Id of a rollout.")],
+    component: Annotated[str, typer.Argument(metavar="COMPONENT", help="A component that is `from: feedback`.")],
+    value: Annotated[float, typer.Argument(metavar="VALUE", help="Such as 1 or 0.")],
+    comment: Annotated[str | None, typer.Option(help="A note for readers of the rollout.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a value to a component of a rollout's reward."""
+    with context_of(ctx).client() as leyden:
+        given = leyden.rate(rollout, component, value, comment=comment)
+    print_result(as_json, given, f"{rollout}: {given.component} {given.value:+g} for attempt {given.attempt}")
+
+
 def trajectory(
     rollout: RolloutDetail,
     calls: Sequence[Call],
@@ -138,6 +154,7 @@ def _of_rollout(rollout: RolloutDetail) -> Iterator[Part]:
         ),
         *((f"reward {reward.name}", f"{reward.value:+.3g} from {reward.source}") for reward in rollout.rewards),
         *((f"reward {one.component}", _component(one)) for one in rollout.components),
+        *((f"feedback {one.component}", _given(one)) for one in rollout.feedback),
     )
     outcome = next((a.outcome for a in rollout.attempts if a.number == rollout.attempt and a.outcome), None)
     if outcome is not None:
@@ -149,6 +166,11 @@ def _component(one: RewardComponent) -> str:
     value = one.state if one.value is None else f"{one.value:+.4g} × {one.weight:g}{part}"
     answer = "" if one.extracted is None else f"; answer {one.extracted!r}"
     return f"{value} from {one.source}: {one.explanation}{answer}"
+
+
+def _given(one: Feedback) -> str:
+    comment = f": {one.comment}" if one.comment else ""
+    return f"{one.value:+.4g} from {one.given_by} for attempt {one.attempt}{comment}"
 
 
 def _attempt(attempt: Attempt) -> str:

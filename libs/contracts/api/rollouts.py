@@ -103,9 +103,33 @@ class RewardComponent(Body):
     """The answer that the grader found in the output."""
     explanation: str
     source: str
-    """`agent`, or the type of the grader."""
+    """`agent`, `feedback`, or the type of the grader."""
     duration_seconds: float
     created_at: datetime
+
+
+class Feedback(Body):
+    """A value of a component that is `from: feedback`."""
+
+    key: str
+    attempt: int
+    """The last attempt when it came; it counts if that attempt is graded."""
+    component: str
+    value: float
+    comment: str | None
+    given_by: str | None
+    """The name of the token that gave it."""
+    created_at: datetime
+
+
+class FeedbackRequest(RequestBody):
+    """A person's or a program's value for a component of a rollout's reward; repeating its key changes nothing."""
+
+    key: str = Field(min_length=1, max_length=200)
+    component: str = Field(min_length=1, max_length=100)
+    """The name of a component that is `from: feedback`."""
+    value: RewardValue
+    comment: str | None = Field(default=None, max_length=10_000)
 
 
 class RewardRequest(RequestBody):
@@ -127,6 +151,8 @@ class RolloutDetail(Rollout):
     rewards: list[Reward]
     components: list[RewardComponent] = Field(default_factory=list)
     """Those of `reward.components` in their order; empty while they are not graded."""
+    feedback: list[Feedback] = Field(default_factory=list)
+    """Values of people and other programs, in the order in which they came."""
 
 
 class CallCredit(Body):

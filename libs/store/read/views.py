@@ -14,6 +14,7 @@ from leyden.libs.contracts.api.rollouts import (
     Attempt,
     Call,
     CallCredit,
+    Feedback,
     Outcome,
     Reward,
     RewardComponent,
@@ -37,6 +38,9 @@ from leyden.libs.store.rewards import REWARD
 
 class UnknownRollout(LookupError):
     """No rollout has this id."""
+
+    def __init__(self, rollout_id: str) -> None:
+        super().__init__(f"no rollout has the id {rollout_id!r}: list the run's rollouts to find it")
 
 
 class UnknownCall(LookupError):
@@ -125,7 +129,7 @@ async def get_rollout(session: ReadSession, rollout_id: str) -> RolloutDetail:
     """
     row = (await session.execute(_rollouts().where(tables.Rollout.id == rollout_id))).one_or_none()
     if row is None:
-        raise UnknownRollout(_unknown(rollout_id))
+        raise UnknownRollout(rollout_id)
     rollout = _rollout(row)
     task = await session.get(tables.Task, (rollout.dataset_id, rollout.task_number))
     return RolloutDetail(
@@ -134,6 +138,7 @@ async def get_rollout(session: ReadSession, rollout_id: str) -> RolloutDetail:
         attempts=await _attempts(session, rollout_id),
         rewards=await list_rewards(session, rollout_id),
         components=await _components(session, rollout_id),
+        feedback=await _feedback(session, rollout_id),
     )
 
 
@@ -143,17 +148,32 @@ async def _components(session: ReadSession, rollout_id: str) -> list[RewardCompo
     return [RewardComponent.model_validate(row, from_attributes=True) for row in await session.scalars(query)]
 
 
+async def _feedback(session: ReadSession, rollout_id: str) -> list[Feedback]:
+    table = tables.Feedback
+    query = select(table).where(table.rollout_id == rollout_id).order_by(table.created_at, table.key)
+    return [shown_feedback(row) for row in await session.scalars(query)]
+
+
+def shown_feedback(row: tables.Feedback) -> Feedback:
+    """The row as the API shows it."""
+    return Feedback(
+        key=row.key,
+        attempt=row.attempt,
+        component=row.component,
+        value=row.value,
+        comment=row.comment,
+        given_by=row.token_name,
+        created_at=row.created_at,
+    )
+
+
 async def check_rollout(session: ReadSession, rollout_id: str) -> None:
     """Returns when the rollout exists.
 
     Raises: UnknownRollout
     """
     if await session.get(tables.Rollout, rollout_id) is None:
-        raise UnknownRollout(_unknown(rollout_id))
-
-
-def _unknown(rollout_id: str) -> str:
-    return f"no rollout has the id {rollout_id!r}: list the run's rollouts to find it"
+        raise UnknownRollout(rollout_id)
 
 
 async def _attempts(session: ReadSession, rollout_id: str) -> list[Attempt]:
@@ -217,7 +237,7 @@ async def add_external_reward(
     # The row lock orders two senders of one key.
     found = await session.scalar(select(tables.Rollout).where(tables.Rollout.id == rollout_id).with_for_update())
     if found is None:
-        raise UnknownRollout(_unknown(rollout_id))
+        raise UnknownRollout(rollout_id)
     existing = await session.get(tables.ExternalReward, (rollout_id, request.key))
     if existing is not None:
         if RewardRequest.model_validate(existing, from_attributes=True) != request:
@@ -228,8 +248,8 @@ async def add_external_reward(
         raise RewardConflict(f"run {run.id} was cancelled, so a reward for its rollouts counts nowhere")
     if run.config.get("reward") is not None:
         raise RewardConflict(
-            f"run {run.id} names its rewards in reward.components, and none of them comes from outside: give rewards to"
-            " rollouts of a run without reward"
+            f"run {run.id} names its rewards in reward.components: give feedback for one that is from: feedback, or"
+            " rewards to rollouts of a run without reward"
         )
     attempt = None if request.call_id is None else await _attempt_of(session, found, request.call_id)
     # Credit locks the group while it computes: this waits for it, and credit passes over a group that is locked here.

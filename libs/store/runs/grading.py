@@ -10,7 +10,7 @@ All times are the database's clock.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,7 +19,9 @@ from sqlalchemy import insert, text
 from leyden.libs.contracts.config import Reward
 from leyden.libs.faults import fault_point
 from leyden.libs.store import tables
+from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.runs.feedback import AWAITS_FEEDBACK, READY_AT, feedback_of
 
 MAX_OUTPUT = 1_000_000
 """Characters of an output that a lease carries, from its end."""
@@ -32,11 +34,14 @@ FAILED_SHARE = 0.02
 """A component that failed in more than this share of the newest attempts is worth a warning."""
 
 # The condition of the conflict decides between two graders: a lease that the other one has taken stays.
-_LEASE = text("""
+_LEASE = text(f"""
     WITH due AS (
         SELECT r.id, r.grading_attempt AS attempt, r.run_id
-        FROM rollouts r LEFT JOIN gradings g ON g.rollout_id = r.id AND g.attempt = r.grading_attempt
-        WHERE r.state = 'queued' AND r.grading_attempt > r.excused_attempt
+        FROM rollouts r
+        JOIN runs u ON u.id = r.run_id
+        JOIN attempts a ON a.rollout_id = r.id AND a.number = r.grading_attempt
+        LEFT JOIN gradings g ON g.rollout_id = r.id AND g.attempt = r.grading_attempt
+        WHERE r.state = 'queued' AND r.grading_attempt > r.excused_attempt AND NOT {AWAITS_FEEDBACK}
         AND (g.rollout_id IS NULL OR g.settled_at IS NULL AND g.lease_expires_at <= clock_timestamp())
         ORDER BY r.created_at, r.id LIMIT :count
         FOR NO KEY UPDATE OF r SKIP LOCKED
@@ -59,7 +64,7 @@ _LEASE = text("""
            (SELECT count(*) FROM model_calls m
             WHERE m.run_id = leased.run_id AND m.rollout_id = leased.rollout_id AND m.attempt = leased.attempt
             AND m.choice = 0 AND m.status = 'completed') AS calls,
-           ARRAY(SELECT tool #>> '{}' FROM model_calls m
+           ARRAY(SELECT tool #>> '{{}}' FROM model_calls m
                  CROSS JOIN LATERAL jsonb_path_query(m.answer, '$.tool_calls[*].name')
                      WITH ORDINALITY AS of (tool, place)
                  WHERE m.run_id = leased.run_id AND m.rollout_id = leased.rollout_id AND m.attempt = leased.attempt
@@ -72,7 +77,7 @@ _LEASE = text("""
     JOIN tasks t ON t.dataset_id = g.dataset_id AND t.number = g.task_number
     JOIN outcomes o ON o.rollout_id = leased.rollout_id AND o.attempt = leased.attempt
     ORDER BY r.created_at, r.id
-""")
+""")  # noqa: S608  # constants alone
 
 _HEARTBEAT = text("""
     UPDATE gradings SET lease_expires_at = clock_timestamp() + make_interval(secs => :seconds)
@@ -93,12 +98,14 @@ _SETTLE = text("""
     RETURNING g.lease_id
 """)
 
-_WAITING = text("""
+_WAITING = text(f"""
     SELECT count(*) AS attempts,
-           coalesce(extract(epoch FROM max(now() - a.finished_at)), 0)::double precision AS seconds
-    FROM rollouts r JOIN attempts a ON a.rollout_id = r.id AND a.number = r.grading_attempt
-    WHERE r.run_id = :run AND r.state = 'queued' AND r.grading_attempt > r.excused_attempt
-""")
+           coalesce(extract(epoch FROM max(clock_timestamp() - {READY_AT})), 0)::double precision AS seconds
+    FROM rollouts r
+    JOIN runs u ON u.id = r.run_id
+    JOIN attempts a ON a.rollout_id = r.id AND a.number = r.grading_attempt
+    WHERE r.run_id = :run AND r.state = 'queued' AND r.grading_attempt > r.excused_attempt AND NOT {AWAITS_FEEDBACK}
+""")  # noqa: S608  # constants alone
 
 _WITHOUT_TOTAL = text("""
     SELECT count(*) AS attempts, (array_agg(reason ORDER BY settled_at DESC))[1] AS reason
@@ -131,6 +138,8 @@ class GradingLease:
     line_reward: float | None
     calls: int
     tools: tuple[str, ...]
+    feedback: Mapping[str, Sequence[float]]
+    """Values by component, in the order in which they came."""
 
 
 class NewComponent(NamedTuple):
@@ -163,7 +172,10 @@ async def lease_gradings(session: Session, owner: str, count: int, seconds: floa
     Safe to repeat, and for several graders at once: each attempt has one live lease.
     """
     names = {"owner": owner, "count": count, "seconds": seconds, "max_output": MAX_OUTPUT}
-    rows = await session.execute(_LEASE, {**names, "lease_ids": [secrets.token_hex(16) for _ in range(count)]})
+    leased = await session.execute(_LEASE, {**names, "lease_ids": [secrets.token_hex(16) for _ in range(count)]})
+    rows = leased.all()
+    # A statement of its own: what was accepted while the first one looked for attempts is not in that one's snapshot.
+    feedback = await feedback_of(session, [AttemptKey(row.rollout_id, row.attempt) for row in rows])
     return [
         GradingLease(
             rollout_id=row.rollout_id,
@@ -177,6 +189,7 @@ async def lease_gradings(session: Session, owner: str, count: int, seconds: floa
             line_reward=row.line_reward,
             calls=row.calls,
             tools=tuple(row.tools),
+            feedback=feedback.get(row.rollout_id, {}),
         )
         for row in rows
     ]

@@ -64,6 +64,7 @@ _DELETE_ROWS = [
                 *(
                     "rollout_rewards",
                     "gradings",
+                    "feedback",
                     "deliveries",
                     "rewards",
                     "outcomes",

@@ -134,7 +134,7 @@ def changed_phases(
     """Returns the phases and reasons that differ from those on record.
 
     Args: runs: those of the teams, and those whose leading run is over; waiting: why a team has no engines; trouble:
-        why a run that has them does not sample
+        why a run that has them does not sample, or waits for feedback
     """
     found: dict[str | None, tuple[RunPhase, str | None]] = {}
     for team in teams:

@@ -43,6 +43,14 @@ async def audit(http: httpx.AsyncClient, **filters: Any) -> list[dict[str, Any]]
             return found
 
 
+async def rated_rollout(database: Database) -> tables.Rollout:
+    reward = {"components": [{"name": "thumbs", "from": "feedback"}], "wait": {"seconds": 60.0}}
+    run = await builders.add_run(database, config=builders.run_document(reward=reward))
+    _, [rollout] = await builders.add_group(database, run, size=1)
+    await builders.add_attempt(database, rollout)
+    return rollout
+
+
 async def test_the_list_says_who_did_what(api_http: httpx.AsyncClient, database: Database) -> None:
     run = await builders.add_run(database)
     _, [rollout] = await builders.add_group(database, run, size=1)
@@ -51,6 +59,11 @@ async def test_the_list_says_who_did_what(api_http: httpx.AsyncClient, database:
     for status in (201, 200):
         given = await api_http.post(f"/v1/rollouts/{rollout.id}/rewards", json=reward, headers=bearer(ann))
         assert (given.status_code, given.json()["given_by"]) == (status, "ann")
+    rated = await rated_rollout(database)
+    value = {"key": "k", "component": "thumbs", "value": 1.0, "comment": "good"}
+    for status in (201, 200):
+        given = await api_http.post(f"/v1/rollouts/{rated.id}/feedback", json=value, headers=bearer(ann))
+        assert (given.status_code, given.json()["given_by"], given.json()["attempt"]) == (status, "ann", 1)
     body = json.dumps({"question": 1}).encode()
     for key in ("one", "one", "two"):
         headers = {**bearer(ann), "idempotency-key": key, "content-type": "application/x-ndjson"}
@@ -64,10 +77,14 @@ async def test_the_list_says_who_did_what(api_http: httpx.AsyncClient, database:
     assert shown == [
         ("ann", "pause_run", run.id),
         ("ann", "upload_dataset", shown[1][2]),
+        ("ann", "create_feedback", rated.id),
         ("ann", "create_reward", rollout.id),
         ("first-admin", "create_token", ann["id"]),
     ]
-    assert entries[2]["detail"] == {"key": "k", "name": "reward", "value": 0.5}
+    assert entries[2]["detail"] == {"key": "k", "component": "thumbs", "value": 1.0}
+    assert entries[3]["detail"] == {"key": "k", "name": "reward", "value": 0.5}
+    [shown_feedback] = (await api_http.get(f"/v1/rollouts/{rated.id}")).json()["feedback"]
+    assert (shown_feedback["given_by"], shown_feedback["comment"]) == ("ann", "good")
     assert ann["token"] not in json.dumps(entries)
     assert [one["action"] for one in await audit(api_http, token="ann", subject=rollout.id)] == ["create_reward"]
     assert len(await audit(api_http, action="pause_run")) == 1 and await audit(api_http, token="bob") == []

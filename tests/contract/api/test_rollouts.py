@@ -511,3 +511,23 @@ async def test_a_cursor_of_another_list_is_refused_with_the_remedy(
         assert (answer.status_code, answer.json().get("cause")) == (400, "cursor"), path
         assert "leave it out" in answer.json()["detail"]
     assert len((await get(api_http, steps, cursor=cursors[steps]))["items"]) == 1
+
+
+async def test_feedback_is_refused_in_words(api_http: httpx.AsyncClient, database: Database) -> None:
+    reward = {"components": [{"name": "thumbs", "from": "feedback"}], "wait": {"seconds": 60.0}}
+    run = await builders.add_run(database, config=builders.run_document(reward=reward))
+    _, [rollout] = await builders.add_group(database, run, size=1)
+    path, value = f"/v1/rollouts/{rollout.id}/feedback", {"key": "a", "component": "thumbs", "value": 1.0}
+
+    async def refused(at: str, **changes: Any) -> tuple[int, str]:
+        answer = await api_http.post(at, json={**value, **changes})
+        return answer.status_code, answer.json()["detail"]
+
+    assert await refused(path) == (409, f"rollout {rollout.id} takes no feedback: it has not begun")
+    names = f"run {run.id} has no feedback 'stars': write one of thumbs"
+    assert await refused(path, component="stars") == (422, names)
+    assert (await refused("/v1/rollouts/none/feedback"))[0] == 404
+    assert (await refused(path, value="1"))[0] == (await refused(path, value=1e7))[0] == 422
+    _, [plain] = await builders.add_group(database, await builders.add_run(database, name="plain"), size=1)
+    status, words = await refused(f"/v1/rollouts/{plain.id}/feedback")
+    assert (status, words.endswith("its reward names none that is from: feedback")) == (422, True)

@@ -47,6 +47,9 @@ async def full_run(database: Database, root: Path, phase: str = "completed") -> 
         session.add(tables.Step(run_id=run.id, number=1, metrics={}, checkpoint=checkpoint, started_at=now))
         session.add(tables.ExternalReward(rollout_id=rollout.id, key="k", name="n", value=1.0))
         session.add(
+            tables.Feedback(rollout_id=rollout.id, key="k", attempt=1, run_id=run.id, component="thumbs", value=1.0)
+        )
+        session.add(
             tables.Reward(
                 rollout_id=rollout.id, attempt=1, key="k", run_id=run.id, source="endpoint", name="n", value=1.0
             )
@@ -91,7 +94,15 @@ async def test_a_deleted_run_leaves_neither_rows_nor_files_and_touches_no_other(
 ) -> None:
     gone, kept = [await full_run(database, tmp_path) for _ in range(2)]
     before = await rows_of(database, kept)
-    assert {"run_status", "rewards", "outcomes", "step_samples", "policy_versions", "external_rewards"} <= set(before)
+    assert {
+        "run_status",
+        "rewards",
+        "outcomes",
+        "step_samples",
+        "policy_versions",
+        "external_rewards",
+        "feedback",
+    } <= set(before)
     await delete_marked(settings, database)
     assert await rows_of(database, gone) == before
     await mark(database, gone)
@@ -159,7 +170,16 @@ async def test_a_run_is_not_deleted_while_an_agent_or_its_trainer_is_alive(
 async def test_rows_of_runs_that_are_not_deleted_stay_append_only(database: Database, tmp_path: Path) -> None:
     kept, marked = [await full_run(database, tmp_path) for _ in range(2)]
     await mark(database, marked)
-    for table in ("rewards", "outcomes", "steps", "step_groups", "step_samples", "group_credits", "policy_versions"):
+    for table in (
+        "rewards",
+        "feedback",
+        "outcomes",
+        "steps",
+        "step_groups",
+        "step_samples",
+        "group_credits",
+        "policy_versions",
+    ):
         with pytest.raises(Refused, match="append-only"):
             async with database.session() as session:
                 await session.execute(text(f"DELETE FROM {table} WHERE run_id = :run"), {"run": kept.id})

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
-from leyden.libs.contracts.api.rollouts import RewardRequest, RolloutDetail
+from leyden.libs.contracts.api.rollouts import FeedbackRequest, RewardRequest, RolloutDetail
 from leyden.libs.contracts.api.runs import StepComponent
 from leyden.libs.store import tables
 from leyden.libs.store.read import views
 from leyden.libs.store.read.results import get_metrics, list_evaluations, list_steps
 from leyden.libs.store.read.runs import get_run
+from leyden.libs.store.runs.feedback import add_feedback
 from leyden.libs.store.runs.grading import NewComponent, Settled, lease_gradings, settle_gradings
 from leyden.libs.store.runs.grading import warnings as grading_warnings
 from leyden.libs.store.runs.retention import delete_run
@@ -27,11 +28,11 @@ def graded_document(**changes: Any) -> dict[str, Any]:
     return {**document(groups_per_step=1, max_policy_lag=0, **changes), "reward": COMPONENTS}
 
 
-async def grade(scene: Scene, count: int, value: float | None) -> list[str]:
+async def grade(scene: Scene, count: int, value: float | None, cause: str = "words: it hangs") -> list[str]:
     """Writes what a grader writes; returns the graded rollouts."""
     async with scene.database.session() as session:
         leased = await lease_gradings(session, "test", count, 30.0)
-        total, reason = (None, "words: it hangs") if value is None else (0.5 * value, None)
+        total, reason = (None, cause) if value is None else (0.5 * value, None)
         component = NewComponent(
             "words",
             "failed" if value is None else "scored",
@@ -182,9 +183,54 @@ async def test_rewards_from_outside_are_refused(scene: Scene) -> None:
     run = await add_run(scene, config=graded_document())
     await scene.tick(2)
     rollout, _ = await scene.rollouts(run)
-    with pytest.raises(views.RewardConflict, match=r"reward\.components, and none of them comes from outside"):
+    with pytest.raises(views.RewardConflict, match=r"reward\.components: give feedback for one that is from: feedback"):
         async with scene.database.session() as session:
             await views.add_external_reward(session, rollout.id, RewardRequest(key="k", value=1.0))
+
+
+def rated_document(seconds: float) -> dict[str, Any]:
+    components = [{"name": "thumbs", "from": "feedback"}]
+    reward = {"components": components, "wait": {"seconds": seconds}}
+    return {**document(groups_per_step=1, max_policy_lag=0, steps=1), "reward": reward}
+
+
+async def test_a_run_says_that_it_waits_for_feedback(scene: Scene) -> None:
+    run = await add_run(scene, config=rated_document(7200.0))
+    await scene.tick(2)
+    first, second = await scene.rollouts(run)
+    await scene.attempt(first, kind="succeeded", reward=None)
+    await scene.tick(2)
+    assert await scene.phase(run) == ("running", "waiting for thumbs: 0 of 2 rollouts have it")
+    async with scene.database.read() as session:
+        assert (await get_run(session, run.id)).warnings == []
+    request = FeedbackRequest(key="k", component="thumbs", value=0.0)
+    async with scene.database.session() as session:
+        await add_feedback(session, first.id, request)
+    await scene.attempt(second, kind="succeeded", reward=None)
+    await scene.tick(2)
+    assert await scene.phase(run) == ("running", "waiting for thumbs: 1 of 2 rollouts have it")
+    async with scene.database.session() as session:
+        await add_feedback(session, second.id, request)
+    await scene.tick(1)
+    assert await scene.phase(run) == ("running", None)
+
+
+async def test_a_run_whose_feedback_never_comes_ends_with_that_reason(scene: Scene) -> None:
+    run = await add_run(scene, config=rated_document(1800.0))
+    await scene.tick(2)
+    await scene.finish_all(run)
+    await scene.tick(2)
+    # The attempts ended an hour ago: a grader is missing since their wait is over.
+    async with scene.database.read() as session:
+        (warning,) = (await get_run(session, run.id)).warnings
+    assert warning.startswith("2 attempts wait for their grades, the longest for 18")
+    for _ in range(8):
+        await grade(scene, 9, None, "thumbs: no feedback within 1800 s")
+        await scene.tick(2)
+        await scene.finish_all(run)
+        await scene.tick()
+    reason = "no rollout succeeds: ungraded: thumbs: no feedback within 1800 s"
+    assert await scene.phase(run) == ("failed", reason)
 
 
 async def test_an_attempt_that_waits_for_long_is_a_warning(scene: Scene) -> None:

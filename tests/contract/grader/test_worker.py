@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +40,16 @@ async def add_ungraded(
     *components: dict[str, Any],
     outputs: Sequence[str],
     task: dict[str, Any] | None = None,
-    **rest: Any,
+    finished_at: datetime = LONG_AGO,
+    **reward: Any,
 ) -> tuple[tables.Run, list[tables.Rollout]]:
     """A group whose attempts have succeeded and wait for their grades."""
     dataset = await builders.add_dataset(database, [task or {"answer": "Eiffel Tower"}], name=f"d{os.urandom(4).hex()}")
-    config = builders.run_document(reward={"components": list(components), **rest})
+    config = builders.run_document(reward={"components": list(components), **reward})
     run = await builders.add_run(database, dataset_id=dataset.id, config=config)
     _, rollouts = await builders.add_group(database, run, size=len(outputs))
     for rollout, output in zip(rollouts, outputs, strict=True):
-        await builders.add_attempt(database, rollout, state="settled", finished_at=LONG_AGO)
+        await builders.add_attempt(database, rollout, state="settled", finished_at=finished_at)
         await builders.add_outcome(database, rollout, reward=None, stdout_tail=output)
     async with database.session() as session:
         await session.execute(update(tables.Rollout).where(tables.Rollout.run_id == run.id).values(grading_attempt=1))

@@ -57,7 +57,7 @@ AT_WORK = "SELECT rollout_id FROM attempts WHERE run_id = %s AND state = 'runnin
 SEEN = "SELECT written, array_agg(DISTINCT writer) FROM audit GROUP BY written"
 SERVICES = {"api", "controller", "runner", "gateway", "collector", "credit", "grader", "trainer", "migrations"}
 NOT_WRITTEN = {
-    *("rewards", "agent_objects", "evaluations", "state_transitions", "step_replays", "engine_adapters"),
+    *("rewards", "feedback", "agent_objects", "evaluations", "state_transitions", "step_replays", "engine_adapters"),
     *("weight_transfers", "damaged_steps", "trainer_ends"),
 }
 """By this training: no reward door and no conversation is used, nothing is evaluated, used again, migrated or sent, no
