@@ -42,8 +42,8 @@ BROKEN = [
     ),
     (
         "components that are not what was given as feedback",
-        """WITH with_feedback AS (
-               UPDATE runs SET config = config || '{"reward": {"components": [{"name": "thumbs", "from": "feedback"}]}}'),
+        """WITH with_feedback AS (UPDATE runs SET config = config ||
+               '{"reward": {"components": [{"name": "thumbs", "from": "feedback"}]}}'),
            graded AS (
                INSERT INTO gradings (rollout_id, attempt, run_id, tries, lease_id, owner, lease_expires_at)
                SELECT id, 1, run_id, 1, id, 'g', now() FROM rollouts RETURNING *)

@@ -247,6 +247,17 @@ def test_a_rollout_shows_the_end_of_its_output_and_all_of_it_when_asked(leyden: 
     assert ("line 1\n" in full, "its end" in full) == (True, False)
 
 
+def test_a_rollout_is_rated(leyden: Leyden, postgres_dsn: str) -> None:
+    rollout_id = asyncio.run(add_rated(postgres_dsn))
+    shown = leyden("rollout", "rate", rollout_id, "thumbs", "-1", "--comment", "no [answer]")
+    assert (shown.exit_code, shown.stdout.strip()) == (0, f"{rollout_id}: thumbs -1 for attempt 1"), shown.output
+    assert leyden("rollout", "rate", rollout_id, "thumbs", "0.5").exit_code == 0
+    told = leyden("rollout", "show", rollout_id).stdout
+    assert re.search(r"feedback thumbs +-1 from first-admin for attempt 1: no \[answer\]", told), told
+    refused = leyden("rollout", "rate", rollout_id, "stars", "1")
+    assert (refused.exit_code, "write one of thumbs" in refused.output) == (Exit.REFUSED, True)
+
+
 def test_watch_prints_one_json_object_a_line(leyden: Leyden, postgres_dsn: str) -> None:
     run_id, _ = asyncio.run(add_trajectory(postgres_dsn))
     with psycopg.connect(postgres_dsn) as connection:
@@ -318,6 +329,17 @@ def test_words_of_users_and_agents_are_no_markup(leyden: Leyden, tmp_path: Path,
     for words in (["dataset", "show", "typed"], ["run", "show", run_id], ["rollout", "show", rollout_id]):
         shown = leyden(*words)
         assert (shown.exit_code, ODD in shown.stdout) == (0, True), shown.output
+
+
+async def add_rated(dsn: str) -> str:
+    """A running rollout whose reward is people's."""
+    database = Database(dsn)
+    reward = {"components": [{"name": "thumbs", "from": "feedback"}], "wait": {"seconds": 60.0}}
+    run = await builders.add_run(database, config=builders.run_document(reward=reward))
+    _, [rollout] = await builders.add_group(database, run, size=1)
+    await builders.add_attempt(database, rollout)
+    await database.close()
+    return rollout.id
 
 
 async def add_trajectory(dsn: str, words: str = "the trainer was given up") -> tuple[str, str]:
