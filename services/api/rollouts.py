@@ -136,7 +136,7 @@ async def create_feedback(
 ) -> Response:
     """Give a value to a component of a rollout's reward; the same `key` again answers 200 and changes nothing.
 
-    What is answered with 201 counts, if the present attempt is graded. Once it is graded, 409 with the reason.
+    An accepted value (201) counts if the present attempt is graded; once that has happened, 409 says so.
     """
 
     async def work(session: Session) -> tuple[BaseModel, bool]:
