@@ -74,7 +74,13 @@ def check(
         found += [*judge(run), *judge_model(run, config, machine, str(folder))]
         needs = memory(run, shape, machine) if shape else []
     can_run = all(one.severity != "cannot" for one in found)
-    result = {"can_run": can_run, "findings": [*map(asdict, found)], "memory": [*map(asdict, needs)]}
+    rate = run.optimizer.rate if run else None
+    result = {
+        "can_run": can_run,
+        "learning_rate": rate,
+        "findings": [*map(asdict, found)],
+        "memory": [*map(asdict, needs)],
+    }
     print_result(as_json, result, *_shown(found, needs, folder))
     if not can_run:
         raise typer.Exit(Exit.REFUSED)

@@ -82,6 +82,7 @@ def show(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
         ("phase", f"{found.phase}{f': {found.reason}' if found.reason else ''}"),
         *([("continues", _words(found.parent))] if found.parent else []),
         ("pool", found.config.pool),
+        ("learning rate", f"{found.config.optimizer.rate:.3g}"),
         ("step", f"{found.progress.step} of {found.progress.steps}"),
         ("policy version", found.progress.policy_version),
         ("best version", found.best_version),

@@ -15,6 +15,7 @@ from leyden.libs.contracts.config.credit import Credit
 from leyden.libs.contracts.config.document import DEFAULT_POOL, Document, FolderPath, PoolName, Word
 from leyden.libs.contracts.config.evaluation import EvaluationPlan
 from leyden.libs.contracts.config.policies import Policy, Role
+from leyden.libs.contracts.config.rates import with_rates
 from leyden.libs.contracts.config.reward import Reward, with_line
 from leyden.libs.contracts.config.runners import ProcessRunner, RunnerConfig
 from leyden.libs.contracts.config.sampling import Sampling
@@ -74,7 +75,7 @@ class RunConfig(Document):
     @model_validator(mode="before")
     @classmethod
     def _begins_with_its_recipe(cls, document: Any) -> Any:
-        return with_line(expanded(document)) if isinstance(document, Mapping) else document
+        return with_rates(with_line(expanded(document))) if isinstance(document, Mapping) else document
 
     @field_validator("recipe")
     @classmethod

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from leyden.libs.contracts.config.document import Document, Word
+from leyden.libs.contracts.config.rates import FULL_RATE
 
 
 class Optimizer(Document):
@@ -18,7 +19,8 @@ class Optimizer(Document):
     codes with a scale for each block of 256 values; updates differ by 15 % and more from those of float32."""
     offload: bool = False
     """Keep the moments in host memory: a step brings those of one parameter at a time to the device. Same results."""
-    learning_rate: float = Field(default=1e-6, gt=0, le=1.0)
+    learning_rate: float | None = Field(default=None, gt=0, le=1.0)
+    """Null: 1e-6, or 1e-5 with LoRA. The stored document has the number."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0, le=1e3)
@@ -28,6 +30,11 @@ class Optimizer(Document):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """The rate after the warm-up: `linear` and `cosine` fall towards 0 until `training.steps`. A run that continues
     another one counts its own steps: the rate jumps back to the start of the schedule, warm-up included."""
+
+    @property
+    def rate(self) -> float:
+        """The learning rate; a run's document has resolved null."""
+        return FULL_RATE if self.learning_rate is None else self.learning_rate
 
     @model_validator(mode="after")
     def _moments_have_the_digits(self) -> Optimizer:
@@ -61,8 +68,8 @@ class EarlyStopping(Document):
 class Lora(Document):
     """Low-rank adapters: they alone are trained, and the base model is the KL reference without a second copy.
 
-    Adapters take a rate about a hundred times that of full training: set `optimizer.learning_rate` to 1e-4. There is no
-    dropout: the policy that is trained must be the one that sampled.
+    Adapters take ten to a hundred times the rate of full training: `optimizer.learning_rate` is 1e-5 where it is left
+    out. There is no dropout: the policy that is trained must be the one that sampled.
     """
 
     rank: int = Field(default=16, ge=1, le=1024)

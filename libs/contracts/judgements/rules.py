@@ -17,7 +17,6 @@ COMPARING = frozenset({"mean", "mean_std", "leave_one_out", "opo"})
 """Baselines that compare the rollouts of a group."""
 GREEDY_BELOW = 1e-6
 LARGE_LAG = 2
-SMALL_LORA_RATE = 2e-6
 BFLOAT16_GAP = 0.045
 SCRIPTS = frozenset({".py", ".sh", ".js", ".ts", ".rb"})
 
@@ -165,13 +164,6 @@ RULES: tuple[Rule, ...] = (
         "nothing bounds the ratios of 'importance_sampling' for tokens of older versions and for later updates of a"
         " step",
         "write sampling.max_policy_lag 1 or less with one update a step, or type 'ppo_clip' or 'cispo'",
-    ),
-    Rule(
-        "optimizer.learning_rate",
-        "warns",
-        lambda run: run.training.lora is not None and run.optimizer.learning_rate <= SMALL_LORA_RATE,
-        "this rate is for the training of all weights, and adapters hardly move with it",
-        "write 1e-5 to 1e-4",
     ),
     Rule(
         "training.early_stopping.metric",

@@ -32,12 +32,12 @@ def make_optimizer(
     groups: list[dict[str, Any]] = [{"params": trained, "scale": 1.0}]
     head = policy.value_head if value_model is None else value_model.value_head
     if critic is not None and head is not None:
-        groups.append({"params": list(head.parameters()), "scale": critic.learning_rate / config.learning_rate})
+        groups.append({"params": list(head.parameters()), "scale": critic.learning_rate / config.rate})
     if critic is not None and value_model is not None:
-        rate = critic.trunk_learning_rate or config.learning_rate
-        groups.append({"params": list(value_model.model.parameters()), "scale": rate / config.learning_rate})
+        rate = critic.trunk_learning_rate or config.rate
+        groups.append({"params": list(value_model.model.parameters()), "scale": rate / config.rate})
     options: dict[str, Any] = {
-        "lr": config.learning_rate,
+        "lr": config.rate,
         "betas": (config.beta1, config.beta2),
         "weight_decay": config.weight_decay,
         # One pass over memory per parameter; on a CPU four times as fast as the default.
@@ -56,7 +56,7 @@ def learning_rate(config: Optimizer, step: int, steps: int) -> float:
     trains. With 2 warm-up steps of 6, `linear` gives the shares 1/2, 1, 1, 3/4, 2/4, 1/4.
     """
     if step <= config.warmup_steps:
-        return config.learning_rate * step / config.warmup_steps
+        return config.rate * step / config.warmup_steps
     done = min(1.0, (step - 1 - config.warmup_steps) / max(1, steps - config.warmup_steps))
     match config.schedule:
         case "constant":
@@ -67,7 +67,7 @@ def learning_rate(config: Optimizer, step: int, steps: int) -> float:
             share = (1.0 + math.cos(math.pi * done)) / 2
         case _:
             assert_never(config.schedule)
-    return config.learning_rate * share
+    return config.rate * share
 
 
 class CompactAdamW(torch.optim.AdamW):

@@ -26,7 +26,6 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"algorithm": {"type": "reinforce"}, "sampling": {"max_policy_lag": 2}}, "algorithm.type", "warns"),
     ({"algorithm": {"type": "reinforce", "epochs": 2}}, "algorithm.type", "warns"),
     ({"algorithm": {"type": "importance_sampling"}, "sampling": {"max_policy_lag": 4}}, "algorithm.type", "warns"),
-    ({"training": {"lora": {}}}, "optimizer.learning_rate", "warns"),
     (
         {
             "sampling": {"refill_zero_variance": 1},
@@ -50,7 +49,7 @@ SOUND: list[dict[str, Any]] = [
     {"optimizer": {"warmup_steps": 9}, "training": {"steps": 9}},
     {"algorithm": {**GSPO, "correction": DECOUPLED, "mini_batches": 2}, "sampling": {"groups_per_step": 2}},
     {"algorithm": {"type": "reinforce", "correction": DECOUPLED}, "sampling": {"max_policy_lag": 2}},
-    {"training": {"lora": {}}, "optimizer": {"learning_rate": 1e-4}},
+    {"training": {"lora": {}}},
 ]
 
 
@@ -79,11 +78,10 @@ def test_recipes_pass(recipe: str) -> None:
 
 def test_further_policies_are_judged_with_their_own_settings() -> None:
     roles = [{"name": "checker", "system": "check", "policy": "small"}, {"name": "writer"}]
-    policies = {"small": {"pool": "other", "lora": {}}}
-    assert [one.path for one in judge(run({"roles": roles, "policies": policies}))] == [
-        "policies.small.optimizer.learning_rate"
-    ]
-    assert warnings_of(run({"roles": roles, "policies": policies}))[0].startswith("policies.small.optimizer")
+    policies = {"small": {"pool": "other", "algorithm": GSPO}}
+    found = run({"roles": roles, "policies": policies})
+    assert [one.path for one in judge(found)] == ["policies.small.algorithm.correction"]
+    assert warnings_of(found)[0].startswith("policies.small.algorithm")
 
 
 def test_discounts_are_1_by_default_and_critics_of_before_are_read() -> None:
