@@ -101,6 +101,16 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "training": {"keep_checkpoints": 5},
             },
         ),
+        "sft": Recipe(
+            "Supervised fine-tuning on stored rollouts: a warm start for models that never succeed. Name the runs under"
+            " algorithm.runs.",
+            {
+                "sampling": {"groups_per_step": 16},
+                "algorithm": {"type": "sft", "per_task": 4},
+                "optimizer": {"learning_rate": 1e-5, "beta2": 0.999, "schedule": "linear"},
+                "training": {"steps": 50},
+            },
+        ),
         "online": Recipe(
             "Groups of one, for traffic in which each task comes once: a moving average is the baseline.",
             {

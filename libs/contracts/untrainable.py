@@ -21,6 +21,11 @@ def of_frozen_policy(role: str) -> str:
     return f"the policy of role {role} does not train"
 
 
+def of_other_model(policy: str) -> str:
+    """The reason of a call that the policy of another pool answered, whose tokens are not those of the run's model."""
+    return f"policy {policy} has another model"
+
+
 def of_role(role: str | None) -> str:
     """The reason of a call whose role is not among those that train."""
     return f"role {role} does not train" if role else NO_ROLE

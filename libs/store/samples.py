@@ -7,7 +7,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -57,6 +57,12 @@ class SiblingRows(NamedTuple):
     calls: Rows
     spans: Rows
     rewards: Rows
+
+    def of(self, rollouts: Collection[str]) -> SiblingRows:
+        """The records of some rollouts."""
+        ids = set(rollouts)
+        kept = [row for row in self.rollouts if row.id in ids]
+        return SiblingRows(kept, *([row for row in some if row.rollout_id in ids] for some in self[1:]))
 
 
 class NewGroupCredit(NamedTuple):

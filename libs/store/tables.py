@@ -216,6 +216,7 @@ class Run(Base):
         "sampling.failure_reward, where an agent's failure is rewarded",
     )
     baseline: Mapped[str | None] = _of_document("({credit,baseline,type})", "credit.baseline.type")
+    algorithm: Mapped[str | None] = _of_document("({algorithm,type})", "algorithm.type")
     awaits_rewards: Mapped[bool | None] = _of_document(
         "(((config -> 'reward'::text) IS NULL) AND (({runner,stdout_reward}) = 'false'::text))",
         "whether all rewards come from outside",

@@ -202,9 +202,21 @@ async def ready_groups(session: ReadSession, run_id: str) -> list[ReadyGroup]:
         .join(tables.Group, tables.Group.id == credit.group_id)
         .outerjoin(judged, (judged.group_id == credit.group_id) & (judged.run_id == credit.run_id))
         .where(credit.run_id == run_id, credit.verdict == GroupVerdict.CREDITED, judged.group_id.is_(None))
-        .order_by(tables.Group.number)
+        .order_by(tables.Group.number, tables.Group.id)
     )
     return [ReadyGroup(*row) for row in await session.execute(query)]
+
+
+async def group_uses(session: ReadSession, run_id: str) -> dict[str, int]:
+    """The groups that a run has trained, with the number of steps that each was used in."""
+    first, again = tables.StepGroup, tables.StepReplay
+    query = (
+        select(first.group_id, 1 + func.count(again.use))
+        .outerjoin(again, (again.group_id == first.group_id) & (again.run_id == first.run_id))
+        .where(first.run_id == run_id, first.verdict == ConsumptionVerdict.TRAINED)
+        .group_by(first.group_id)
+    )
+    return {row[0]: row[1] for row in await session.execute(query)}
 
 
 async def refuse_stale_groups(session: Session, run_id: str, group_ids: Sequence[str]) -> None:
@@ -223,7 +235,7 @@ async def consumed_groups(session: ReadSession, run_id: str, step: int) -> dict[
         select(table.group_id, table.verdict)
         .join(tables.Group, tables.Group.id == table.group_id)
         .where(table.run_id == run_id, table.step == step)
-        .order_by(tables.Group.number)
+        .order_by(tables.Group.number, tables.Group.id)
     )
     return {row.group_id: ConsumptionVerdict(row.verdict) for row in await session.execute(query)}
 
@@ -268,7 +280,7 @@ async def load_samples(session: ReadSession, run_id: str, group_ids: Sequence[st
         .join(tables.Group, tables.Group.id == table.group_id)
         .join(tables.Rollout, tables.Rollout.id == table.rollout_id)
         .where(table.run_id == run_id, table.group_id.in_(group_ids))
-        .order_by(tables.Group.number, tables.Rollout.sibling, table.branch)
+        .order_by(tables.Group.number, tables.Group.id, tables.Rollout.sibling, table.branch)
     )
     return (await session.scalars(query)).all()
 

@@ -10,14 +10,16 @@ from typing import Any
 import jsonschema_rs
 
 from leyden.libs.contracts.api.problems import FieldProblem
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config import RunConfig, Sft
 from leyden.libs.contracts.config.graders import JsonSchema
 from leyden.libs.contracts.judgements import Judgement, Machine, judge, judge_model, model_config
 from leyden.libs.contracts.model_folder import serving_mismatch
 from leyden.libs.service import Problem
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.datasets import find_dataset, has_field, task_without
+from leyden.libs.store.demonstrations import has_demonstrations
 from leyden.libs.store.engines import Pool
+from leyden.libs.store.runs.facts import run_configs
 
 CHECKED_TASKS = 1000
 """The tasks of a dataset that are checked when a run is created; a later one without a field fails its rollouts."""
@@ -139,6 +141,32 @@ async def check_graders(session: ReadSession, config: RunConfig) -> None:
                 f"none of the first {CHECKED_TASKS} tasks of dataset {dataset.name!r} has a value for"
                 f" {{task.{'.'.join(field)}}}, so that the component would never count: name a field of the tasks",
             )
+
+
+async def check_demonstrations(session: ReadSession, config: RunConfig) -> None:
+    """Passes a run of supervised fine-tuning that has demonstrations, with the tokens of its own model.
+
+    Raises: Problem: a run is unknown or of another pool, or no rollout is a demonstration; UnknownDataset
+    """
+    algorithm = config.algorithm
+    if not isinstance(algorithm, Sft) or config.training.steps == 0:
+        return
+    sources = await run_configs(session, algorithm.runs)
+    for number, run_id in enumerate(algorithm.runs):
+        place = f"algorithm.runs.{number}"
+        if run_id not in sources:
+            raise refusal(place, f"no run has the id {run_id!r}: list runs to find it")
+        if (pool := sources[run_id].pool) != config.pool:
+            raise refusal(
+                place, f"its rollouts have the tokens of pool {pool!r}, and this run's pool is {config.pool!r}"
+            )
+    dataset = await find_dataset(session, config.dataset)
+    if not await has_demonstrations(session, algorithm, dataset.id):
+        raise refusal(
+            "algorithm.runs",
+            f"no finished rollout of these runs on a task of dataset {dataset.name!r} earned"
+            f" {algorithm.min_reward:g}, or their calls are pruned: name other runs, or lower algorithm.min_reward",
+        )
 
 
 def check_model(model: str | None, path: str = "model") -> None:

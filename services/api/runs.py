@@ -38,6 +38,7 @@ from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer
 from leyden.services.api.continuation import amended, continued_policies
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
 from leyden.services.api.models import (
+    check_demonstrations,
     check_frozen_policies,
     check_graders,
     check_judgements,
@@ -100,6 +101,7 @@ async def _check_references(request: Request, session: Session, config: RunConfi
         warnings += await asyncio.to_thread(check_trainable, one, pools, machine)
     await check_task_fields(session, config)
     await check_graders(session, config)
+    await check_demonstrations(session, config)
     return warnings
 
 

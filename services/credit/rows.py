@@ -93,7 +93,11 @@ def sample_rows(group: PendingGroup, result: Credited | Excluded) -> list[NewSam
     """One row per path; none for an excluded group."""
     if isinstance(result, Excluded):
         return []
-    return [_sample_row(group, rollout, path) for rollout, rows in result.samples.items() for path in rows]
+    return [
+        sample_row(_run_of(group, path.policy), group.id, rollout, path)
+        for rollout, rows in result.samples.items()
+        for path in rows
+    ]
 
 
 def _reason(result: Credited | Excluded, policy: str | None, group: PendingGroup) -> str | None:
@@ -194,11 +198,12 @@ def _credit_row(run_id: str, one: CallCredit) -> NewCallCredit:
     )
 
 
-def _sample_row(group: PendingGroup, rollout: str, path: Path) -> NewSample:
+def sample_row(run_id: str, group_id: str, rollout: str, path: Path) -> NewSample:
+    """The row of a path for the run that trains it."""
     return NewSample(
-        run_id=_run_of(group, path.policy),
+        run_id=run_id,
         id=sample_id(rollout, path.branch),
-        group_id=group.id,
+        group_id=group_id,
         rollout_id=rollout,
         branch=path.branch,
         length=len(path.token_ids),

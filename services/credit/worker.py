@@ -17,12 +17,14 @@ from typing import NamedTuple
 from prometheus_client import Counter, Histogram
 
 from leyden.libs.contracts.call_counts import CallCounts, total
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config import RunConfig, Sft
 from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import Checks
 from leyden.libs.store.database import Database, ReadSession, Session, StoreAway
+from leyden.libs.store.demonstrations import claim_supervised, find_demonstrations
 from leyden.libs.store.records.agent_names import learn_names
+from leyden.libs.store.runs.facts import run_configs
 from leyden.libs.store.samples import (
     GroupSize,
     PendingGroup,
@@ -38,6 +40,7 @@ from leyden.libs.store.samples import (
 )
 from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
+from leyden.services.credit.demonstrations import demonstrate
 from leyden.services.credit.group import Credited, Excluded, credit_group
 from leyden.services.credit.rows import credit_rows, rollouts_by_group, sample_rows, verdict_row, verdict_rows
 from leyden.services.credit.settings import Settings
@@ -145,6 +148,28 @@ async def credit_pending(
     return [group.id for group, _ in results]
 
 
+async def demonstrate_pending(database: Database) -> int:
+    """Writes the demonstrations of one run of supervised fine-tuning that has none yet; the number of their groups.
+
+    Idempotency key: group and run. One transaction writes all demonstrations of a run.
+    """
+    async with database.session() as session:
+        run = await claim_supervised(session)
+        if run is None or not isinstance(run.config.algorithm, Sft):
+            return 0
+        async with database.read() as reading:
+            groups = await find_demonstrations(reading, run.config.algorithm, run.dataset_id)
+            sources = await run_configs(reading, {group.run_id for group in groups})
+            for start in range(0, len(groups), GROUPS_PER_TRANSACTION):
+                some = groups[start : start + GROUPS_PER_TRANSACTION]
+                rows = await load_siblings(reading, [PendingGroup(group.id, group.run_id, {}) for group in some])
+                verdicts, samples = await asyncio.to_thread(demonstrate, run, some, rows, sources)
+                await write_credit(session, verdicts, [], samples)
+        fault_point("credit.demonstrated")
+    log.info("demonstrations selected", run_id=run.id, groups=len(groups))
+    return len(groups)
+
+
 async def _read(session: ReadSession, claimed: list[str], limits: GroupLimits) -> _Found:
     groups = await pending_groups(session, claimed)
     sizes = await group_sizes(session, [group.id for group in groups], limits.records)
@@ -201,7 +226,8 @@ def compute(
     results = []
     for group in groups:
         config = configs[group.run_id]
-        result = _computed(group, config, _rows_of(group, rows), before.get(group.run_id, {}))
+        own = rows.of({row.id for row in rows.rollouts if row.group_id == group.id})
+        result = _computed(group, config, own, before.get(group.run_id, {}))
         if isinstance(result, Credited) and result.averages is not None:
             before[group.run_id] = result.averages
         results.append((group, result))
@@ -217,17 +243,6 @@ def _computed(group: PendingGroup, config: RunConfig, rows: SiblingRows, average
     except Exception as error:
         log.exception("credit not computed", group_id=group.id)
         return Excluded(f"credit could not be computed: {type(error).__name__}: {error}", [])
-
-
-def _rows_of(group: PendingGroup, rows: SiblingRows) -> SiblingRows:
-    rollouts = [row for row in rows.rollouts if row.group_id == group.id]
-    ids = {row.id for row in rollouts}
-    return SiblingRows(
-        rollouts,
-        [row for row in rows.calls if row.rollout_id in ids],
-        [row for row in rows.spans if row.rollout_id in ids],
-        [row for row in rows.rewards if row.rollout_id in ids],
-    )
 
 
 async def _write(session: Session, results: list[tuple[PendingGroup, Result]]) -> None:
@@ -247,6 +262,7 @@ async def _batch(database: Database, notifications: Notifications, settings: Set
     try:
         limits = GroupLimits(settings.max_group_records, settings.max_group_tokens)
         credited = await credit_pending(database, GROUPS_PER_TRANSACTION, recent=recent, limits=limits)
+        demonstrated = await demonstrate_pending(database)
     except StoreAway as error:
         limited_log.warning("store away", cause=str(error))
         await asyncio.sleep(RETRY_SECONDS)
@@ -256,10 +272,10 @@ async def _batch(database: Database, notifications: Notifications, settings: Set
         log.exception("groups not credited")
         await asyncio.sleep(RETRY_SECONDS)
         return None
-    if credited:
+    if credited or demonstrated:
         fault_point("credit.committed")
         await notifications.notify(Topic.SAMPLES)
-    return len(credited)
+    return len(credited) + demonstrated
 
 
 async def _wait(notifications: Notifications, stop: asyncio.Event, seconds: float) -> None:

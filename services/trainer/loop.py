@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prometheus_client import Counter, Gauge
 
-from leyden.libs.contracts.config import RunConfig, Training
+from leyden.libs.contracts.config import RunConfig, Sft, Training
 from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.store import training
@@ -21,7 +21,7 @@ from leyden.libs.telemetry import logger
 from leyden.services.trainer.ranks.messages import Step
 from leyden.services.trainer.rows.batch import Sample, decode_samples
 from leyden.services.trainer.rows.progress import Progress
-from leyden.services.trainer.rows.selection import Selection, select_groups
+from leyden.services.trainer.rows.selection import Selection, select_demonstrations, select_groups
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.state.assembly import compare_at
 from leyden.services.trainer.state.folders import checkpoint_folder, version_folder
@@ -122,9 +122,12 @@ class Trainer:
 
     async def _select(self) -> Selection:
         """Reads the credited groups and refuses the stale ones at once."""
+        sampling = self.config.sampling
         async with self.database.read() as session:
             ready = await training.ready_groups(session, self.settings.run_id)
-        sampling = self.config.sampling
+            if isinstance(self.config.algorithm, Sft):
+                uses = await training.group_uses(session, self.settings.run_id)
+                return select_demonstrations(ready, uses, seed=sampling.seed, groups_per_step=sampling.groups_per_step)
         selection = select_groups(
             ready,
             step=self.learner.step + 1,
@@ -182,6 +185,7 @@ class Trainer:
         run_id = self.settings.run_id
         async with self.database.read() as session:
             replayed = await training.replayable_groups(session, run_id, self.learner.step + 1, self.config.sampling)
+            replayed += selection.repeated
             groups = selection.trained + selection.zero_variance + replayed
             rows = await training.load_samples(session, run_id, groups)
         return replayed, *decode_samples(rows, {*selection.trained, *replayed})
@@ -198,8 +202,11 @@ class Trainer:
     async def _compare_older(self, samples: Sequence[Sample]) -> Metrics:
         """Compares trainer and engine at the newest version of a step's tokens that are all older than its own.
 
-        If that cannot be done, `logprob_gap_tokens` is 0, which is a warning of the run. Other weights say nothing.
+        If that cannot be done, `logprob_gap_tokens` is 0, which is a warning of the run. Other weights say nothing. No
+        version of the run sampled demonstrations.
         """
+        if isinstance(self.config.algorithm, Sft):
+            return {}
         versions = [int(sample.policy_versions[sample.mask].max()) for sample in samples if sample.mask.any()]
         if not versions:
             return {}

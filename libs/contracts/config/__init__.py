@@ -15,6 +15,7 @@ from leyden.libs.contracts.config.algorithms import (
     PpoClip,
     Reinforce,
     Sapo,
+    Sft,
     Weighting,
 )
 from leyden.libs.contracts.config.corrections import DecoupledCorrection
@@ -83,6 +84,7 @@ __all__ = [
     "RunnerConfig",
     "Sampling",
     "Sapo",
+    "Sft",
     "Shaping",
     "TemporalCredit",
     "TemporalDiscountCredit",

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from leyden.libs.contracts.config.corrections import BypassCorrection, Correction
-from leyden.libs.contracts.config.document import Document, FolderPath
+from leyden.libs.contracts.config.document import Document, FolderPath, Word
 
 Weighting = Literal["rollout_mean", "token_mean", "seq_mean_token_mean", "prompt_mean", "rollout_sum_const"]
 
@@ -218,6 +218,31 @@ class Reinforce(_Algorithm):
     type: Literal["reinforce"] = "reinforce"
 
 
+class Sft(_Algorithm):
+    """Supervised fine-tuning: the mean cross-entropy of the sampled tokens of demonstrations, which are stored rollouts
+    on tasks of the run's `dataset`. A run of this type samples nothing but its evaluations; each pass over the
+    demonstrations trains every group of them once."""
+
+    type: Literal["sft"] = "sft"
+    weighting: Weighting = "token_mean"
+    runs: list[Word] = Field(default_factory=list, max_length=100)
+    """Ids of the runs whose finished rollouts are demonstrations, of training and of evaluations alike, answered by the
+    run's own model or by a provider's. Runs of the same pool: their tokens are those of this run's model."""
+    min_reward: float = Field(default=1.0, ge=-1e6, le=1e6)
+    """Rollouts that earned less are no demonstrations."""
+    per_task: int | None = Field(default=None, ge=1, le=1024)
+    """At most so many demonstrations of a task: those that earned most, the newest first. Null: all."""
+
+    @model_validator(mode="after")
+    def _clips_can_act(self) -> Sft:
+        if self.correction.type == "decoupled":
+            raise ValueError(
+                "correction 'decoupled' corrects for the policy that sampled, which demonstrations do not know: write"
+                " 'bypass'"
+            )
+        return self
+
+
 Algorithm = Annotated[
-    PpoClip | Gspo | Cispo | Sapo | DppoTv | ImportanceSampling | Reinforce, Field(discriminator="type")
+    PpoClip | Gspo | Cispo | Sapo | DppoTv | ImportanceSampling | Reinforce | Sft, Field(discriminator="type")
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from leyden.libs.contracts.config.agents import Agent
-from leyden.libs.contracts.config.algorithms import Algorithm
+from leyden.libs.contracts.config.algorithms import Algorithm, Sft
 from leyden.libs.contracts.config.credit import Baseline, Credit, DiscountedCredit
 from leyden.libs.contracts.config.evaluation import MAX_PLANNED_EVALUATIONS, EvaluationPlan
 from leyden.libs.contracts.config.policies import Policy, Role
@@ -44,6 +44,29 @@ def check_critic(algorithm: Algorithm, credit: Credit, sampling: Sampling) -> No
         raise ValueError(
             "algorithm.critic whitens advantages itself and trains groups without variance: remove"
             " credit.baseline.whiten and sampling.refill_zero_variance"
+        )
+
+
+def check_demonstrations(
+    algorithm: Algorithm, sampling: Sampling, baseline: Baseline, policies: Mapping[str, Policy]
+) -> None:
+    """Demonstrations have no advantages and no policy that sampled them, and train the run's own model alone."""
+    if any(isinstance(policy.algorithm, Sft) for policy in policies.values()):
+        raise ValueError("policies: algorithm.type 'sft' trains a run's own model: write it into a run of its own")
+    if not isinstance(algorithm, Sft):
+        return
+    acting = {
+        "algorithm.critic": algorithm.critic is not None,
+        "algorithm.kl_in": algorithm.kl_in != "loss",
+        "sampling.replay": sampling.replay is not None,
+        "sampling.curriculum": sampling.curriculum is not None,
+        "sampling.refill_zero_variance": sampling.refill_zero_variance > 0,
+        "credit.baseline.whiten": baseline.whiten,
+        "a trained policy of policies": any(policy.trains for policy in policies.values()),
+    }
+    if given := [name for name, is_given in acting.items() if is_given]:
+        raise ValueError(
+            f"{', '.join(given)} cannot act with algorithm.type 'sft', which trains stored rollouts: remove it"
         )
 
 

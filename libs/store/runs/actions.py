@@ -15,6 +15,7 @@ from leyden.libs.contracts.states import RunIntent, RunPhase
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.datasets import find_dataset
+from leyden.libs.store.demonstrations import run_training_on
 from leyden.libs.store.read.runs import ENDED, unknown_run, with_progress
 from leyden.libs.store.runs.partitions import create_run_partitions
 
@@ -204,6 +205,9 @@ async def mark_deleted(session: Session, run_id: str) -> tuple[Run, bool]:
     child = await session.scalar(_UNBEGUN_CHILD, {"run": run_id})
     if child is not None:
         message = f"cannot delete run {run_id}: run {child} has yet to copy its weights; wait, or cancel that one"
+        raise ActionRefused(message, run.allowed_actions)
+    if (other := await run_training_on(session, run_id)) is not None:
+        message = f"cannot delete run {run_id}: its rollouts are demonstrations of run {other}, delete that one first"
         raise ActionRefused(message, run.allowed_actions)
     is_new = await _set_intent(session, row, RunIntent.DELETED)
     return (await with_progress(session, [row]))[0], is_new

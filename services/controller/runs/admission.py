@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import accumulate
 from types import MappingProxyType
 
-from leyden.libs.contracts.config import Curriculum, Sampling
+from leyden.libs.contracts.config import Curriculum, Sampling, Sft
 from leyden.libs.contracts.ids import group_id
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.store.runs.admission import NewGroup, Replacements
@@ -51,6 +51,9 @@ def groups_to_admit(
         )
         return evaluation_groups(run.id, evaluation, version) if are_served else []
     if run.phase is not RunPhase.RUNNING or due is not None or team.stop_reason is not None:
+        return []
+    if isinstance(run.config.algorithm, Sft):
+        # It trains stored rollouts.
         return []
     training = [run, *(one for one in team.carried if one.config.training.steps > 0)]
     count = training_groups_wanted(

@@ -11,7 +11,17 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from leyden.libs.contracts.config import Algorithm, Cispo, DppoTv, Gspo, ImportanceSampling, PpoClip, Reinforce, Sapo
+from leyden.libs.contracts.config import (
+    Algorithm,
+    Cispo,
+    DppoTv,
+    Gspo,
+    ImportanceSampling,
+    PpoClip,
+    Reinforce,
+    Sapo,
+    Sft,
+)
 from leyden.services.trainer.loss import corrections, losses
 
 
@@ -96,7 +106,8 @@ def _policy_loss(algorithm: Algorithm, logprobs_K: Tensor, old_logprobs_K: Tenso
             return losses.dppo_tv(logprobs_K, anchor_K, advantages_K, mask_low=low, mask_high=high)
         case ImportanceSampling():
             return losses.importance_sampling(logprobs_K, anchor_K, advantages_K)
-        case Reinforce():
+        case Reinforce() | Sft():
+            # The advantage of a demonstration's tokens is 1: their cross-entropy.
             return losses.reinforce(logprobs_K, advantages_K)
         case _:
             assert_never(algorithm)

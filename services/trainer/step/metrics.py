@@ -17,6 +17,8 @@ from leyden.services.trainer.rows.batch import TrainedTokens, trained_tokens
 from leyden.services.trainer.step.batch import Anchors, Batch, Computed
 
 Metrics = dict[str, float]
+OF_SAMPLERS = frozenset({"policy_lag_mean", "policy_lag_max", "importance_mean", "effective_sample_share", "entropy"})
+"""Metrics that compare the policy with the one that sampled the tokens."""
 
 
 @dataclass
@@ -40,6 +42,11 @@ def step_metrics(batch: Batch, updates: Sequence[Update], step: int, started: fl
         **_value_metrics(batch.anchors, updates),
         **_update_metrics(updates, started),
     }
+
+
+def without_samplers(metrics: Metrics) -> Metrics:
+    """The metrics of tokens that other models sampled."""
+    return {name: value for name, value in metrics.items() if name not in OF_SAMPLERS}
 
 
 def _batch_metrics(batch: Batch, step: int) -> Metrics:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from leyden.libs.contracts.config import Optimizer, RunConfig
+from leyden.libs.contracts.config import Optimizer, RunConfig, Sft
 from leyden.libs.faults import fault_point
 from leyden.services.trainer.loss.critic import estimate
 from leyden.services.trainer.loss.losses import kl
@@ -30,7 +30,7 @@ from leyden.services.trainer.rows.batch import (
 from leyden.services.trainer.step.batch import Anchors, Batch
 from leyden.services.trainer.step.gradients import accumulate_gradients, batch_outputs, plan_batch
 from leyden.services.trainer.step.learner import Learner
-from leyden.services.trainer.step.metrics import Metrics, Update, step_metrics
+from leyden.services.trainer.step.metrics import Metrics, Update, step_metrics, without_samplers
 from leyden.services.trainer.step.optimizers import learning_rate
 
 
@@ -67,7 +67,9 @@ def optimizer_step(
         batch = _prepare(learner, samples, zero_variance, config)
         updates = _make_updates(learner, batch, config, interrupted, is_written)
     learner.step += 1
-    return step_metrics(batch, updates, learner.step, started)
+    metrics = step_metrics(batch, updates, learner.step, started)
+    # No policy of the run sampled demonstrations.
+    return without_samplers(metrics) if isinstance(config.algorithm, Sft) else metrics
 
 
 def _prepare(learner: Learner, samples: Sequence[Sample], zero_variance: Sequence[Sample], config: RunConfig) -> Batch:
