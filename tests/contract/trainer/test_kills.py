@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from leyden.services.trainer.state.checkpoints import STATE_NAME
 from leyden.services.trainer.state.versions import describe
 from tests.contract.trainer.test_steps import Case
 from tests.fakes.forked_trainer import forked_trainer
+from tests.replay import differing_versions
 from tests.support import builders
 
 POINTS = (
@@ -120,6 +122,32 @@ async def test_a_step_killed_at_every_point_is_recorded_once_with_the_weights_of
     folder = killed.folder / killed.run.id
     assert describe(Path(found[STEPS].path)).content_sha256 == found[STEPS].content_sha256
     assert sorted(path.name for path in folder.glob("*/*")) == [str(STEPS)] * 2
+
+
+@pytest.mark.timeout(600)
+async def test_fine_tuning_killed_within_and_between_its_passes_trains_what_an_undisturbed_one_does(
+    database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str
+) -> None:
+    """Five groups, two a step: in the third step the second pass begins."""
+    case = await Case(database, postgres_dsn, tiny_model, tmp_path / "runs", redis_url).open(
+        steps=5, algorithm={"type": "sft", "runs": ["run-1"]}, keep_checkpoints=1
+    )
+    for number in range(5):
+        await case.add_group(number, version=-1)
+    injector = FaultInjector(tmp_path / "faults")
+    for point in ("trainer.exported", "trainer.committed", "trainer.replays_written", "trainer.state_written"):
+        injector.arm(point)
+        assert (point, await train(case, injector)) == (point, -signal.SIGKILL)
+    assert await train(case, injector) == 0
+    # Ten samples of five groups once, and five further uses of a group.
+    assert sorted((await case.consumed()).values()) == [1] * 4 + [2] * 4 + [3] * 2
+    assert [(step, len(groups)) for step, groups in (await case.replays()).items()] == [(3, 1), (4, 2), (5, 2)]
+    uses = Counter(group for groups in (await case.replays()).values() for group, _ in groups)
+    assert list(uses.values()) == [1] * 5
+    assert await asyncio.to_thread(differing_versions, postgres_dsn, case.run.id, tiny_model) == []
+    metrics = [step.metrics for step in await case.rows(tables.Step)]  # type: ignore[attr-defined]
+    assert not any({"entropy", "logprob_gap_tokens", "policy_lag_mean"} & one.keys() for one in metrics)
+    assert await case.warnings() == []
 
 
 @pytest.mark.timeout(600)

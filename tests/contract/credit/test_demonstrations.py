@@ -1,0 +1,137 @@
+"""Demonstrations on Postgres: which stored rollouts become samples of a run of supervised fine-tuning, once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import text
+
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from leyden.services.credit.worker import demonstrate_pending
+from tests.contract.credit.test_worker import complete, rows
+from tests.support.builders import add_call, add_group, add_run, finish_rollout, run_document
+
+Earned = Sequence[tuple[float, tuple[int, ...]]]
+"""What each sibling earned, and the tokens that it sampled after the prompt 1, 2."""
+
+
+async def add_source(database: Database, groups: Sequence[Earned], **document: Any) -> tables.Run:
+    """A run with a complete group for each task."""
+    run = await add_run(database, config=run_document(**document))
+    for number, siblings in enumerate(groups):
+        group, rollouts = await add_group(database, run, number, size=len(siblings), task_number=number)
+        for rollout, (reward, sampled) in zip(rollouts, siblings, strict=True):
+            # Such parameters make a call untrainable for the run that sampled it, and for no demonstration.
+            await add_call(
+                database, rollout, [1, 2], sampled, policy_version=3, temperature=0.0,
+                trainable=False, untrainable_reason="sampled with temperature",
+            )  # fmt: skip
+            await finish_rollout(database, rollout, reward=reward)
+        await complete(database, group)
+    return run
+
+
+async def add_supervised(database: Database, source: tables.Run, **changes: Any) -> tables.Run:
+    algorithm = {"type": "sft", "runs": [source.id], **changes.pop("algorithm", {})}
+    document = run_document(algorithm=algorithm, **changes)
+    return await add_run(database, config=document, dataset_id=source.dataset_id)
+
+
+async def samples_of(database: Database, run: tables.Run) -> list[tables.Sample]:
+    return [one for one in await rows(database, tables.Sample, tables.Sample.id) if one.run_id == run.id]
+
+
+async def verdicts_of(database: Database, run: tables.Run) -> list[tables.GroupCredit]:
+    found = await rows(database, tables.GroupCredit, tables.GroupCredit.group_id)
+    return [one for one in found if one.run_id == run.id]
+
+
+async def test_rollouts_that_earned_enough_train_all_their_sampled_tokens(database: Database) -> None:
+    source = await add_source(database, [[(1.0, (3, 4)), (0.5, (5,))], [(0.0, (6,))]])
+    run = await add_supervised(database, source)
+    assert await demonstrate_pending(database) == 1
+    (sample,) = await samples_of(database, run)
+    assert (sample.rollout_id, sample.min_policy_version) == (f"{source.id}.0.0", -1)
+    assert np.frombuffer(sample.token_ids, "<i4").tolist() == [1, 2, 3, 4]
+    assert np.frombuffer(sample.mask, np.uint8).tolist() == [0, 0, 1, 1]
+    assert np.frombuffer(sample.advantages, "<f4").tolist() == [0, 0, 1, 1]
+    assert np.frombuffer(sample.temperatures, "<f4").tolist() == [1, 1, 1, 1]
+    assert np.frombuffer(sample.policy_versions, "<i4").tolist() == [-1] * 4
+    (verdict,) = await verdicts_of(database, run)
+    assert (verdict.verdict, verdict.counted_siblings, verdict.reward_mean) == ("credited", 1, 1.0)
+    # Nothing of the source changed.
+    assert await verdicts_of(database, source) == []
+
+
+async def test_a_task_has_at_most_so_many_demonstrations_the_best_ones(database: Database) -> None:
+    source = await add_source(database, [[(1.0, (3,)), (3.0, (4,)), (2.0, (5,))], [(1.0, (6,))]])
+    run = await add_supervised(database, source, algorithm={"per_task": 2})
+    assert await demonstrate_pending(database) == 2
+    found = [one.rollout_id.removeprefix(source.id) for one in await samples_of(database, run)]
+    assert found == [".0.1", ".0.2", ".1.0"]
+
+
+async def test_demonstrations_are_selected_once_by_one_of_several_workers(database: Database) -> None:
+    source = await add_source(database, [[(1.0, (3,))]] * 3)
+    run = await add_supervised(database, source)
+    counts = await asyncio.gather(*(demonstrate_pending(database) for _ in range(4)))
+    assert sorted(counts) == [0, 0, 0, 3]
+    assert await demonstrate_pending(database) == 0
+    assert len(await samples_of(database, run)) == 3
+
+
+async def test_rollouts_on_other_tasks_and_of_other_runs_are_none(database: Database) -> None:
+    source, other = [await add_source(database, [[(1.0, (3,))]]) for _ in range(2)]
+    run = await add_supervised(database, source, algorithm={"runs": [source.id, other.id]})
+    await add_source(database, [[(1.0, (3,))]])
+    assert await demonstrate_pending(database) == 1
+    assert [one.rollout_id for one in await samples_of(database, run)] == [f"{source.id}.0.0"]
+
+
+async def test_calls_of_other_roles_and_of_models_of_other_pools_are_context(database: Database) -> None:
+    roles = [
+        {"name": "writer", "agent_name": "w"},
+        {"name": "judge", "agent_name": "j"},
+        {"name": "checker", "policy": "checker"},
+    ]
+    source = await add_run(
+        database, config=run_document(roles=roles, policies={"checker": {"pool": "second", "frozen": True}})
+    )
+    group, (rollout,) = await add_group(database, source, size=1)
+    for number, role in enumerate(("writer", "judge", "checker")):
+        await add_call(database, rollout, [1, 2], [3 + number], role=role)
+    await finish_rollout(database, rollout, reward=1.0)
+    await complete(database, group)
+    run = await add_supervised(database, source, roles=roles[:2], train=["writer"])
+    assert await demonstrate_pending(database) == 1
+    (sample,) = await samples_of(database, run)
+    assert np.frombuffer(sample.token_ids, "<i4").tolist() == [1, 2, 3]
+    (verdict,) = await verdicts_of(database, run)
+    assert verdict.calls is not None
+    assert verdict.calls["untrainable"] == {"role judge does not train": 1, "policy checker has another model": 1}
+
+
+@pytest.mark.parametrize("phase", ["completed", "failed", "cancelled"])
+async def test_a_run_that_is_over_gets_no_demonstrations(database: Database, phase: str) -> None:
+    source = await add_source(database, [[(1.0, (3,))]])
+    run = await add_supervised(database, source)
+    async with database.session() as session:
+        await session.execute(
+            text("UPDATE run_status SET phase = :phase WHERE run_id = :run"), {"phase": phase, "run": run.id}
+        )
+    assert await demonstrate_pending(database) == 0
+
+
+async def test_a_group_without_a_token_to_train_says_why(database: Database) -> None:
+    source = await add_source(database, [[(1.0, (3,))]])
+    run = await add_supervised(database, source, roles=[{"name": "a"}], train=["a"])
+    assert await demonstrate_pending(database) == 1
+    (verdict,) = await verdicts_of(database, run)
+    assert (verdict.min_policy_version, verdict.has_variance) == (None, False)
+    assert verdict.reason is not None
+    assert "no role, and the run's train names those that train" in verdict.reason
