@@ -148,7 +148,7 @@ SELECT c.group_id, c.reward_mean, earned.reward FROM group_credits c JOIN runs u
 CROSS JOIN LATERAL (
     SELECT avg(r.reward) AS reward FROM rollouts r
     WHERE r.group_id = c.group_id AND r.state = 'finished' AND NOT r.greedy) AS earned
-WHERE c.run_id = :'run' AND c.verdict = 'credited' AND u.config -> 'reward' IS NOT NULL
+WHERE c.run_id = :'run' AND c.verdict = 'credited' AND u.config -> 'reward' IS NOT NULL AND u.algorithm <> 'sft'
 AND abs(c.reward_mean - earned.reward) > 1e-9;
 
 \echo question: failures without a number in the document that earned more than an attempt of their group, or less than all
@@ -353,7 +353,7 @@ SELECT c.group_id, c.verdict, c.reason, c.counted_siblings, r.finished FROM grou
 JOIN runs u ON u.id = c.run_id
 CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE state = 'finished') AS finished FROM rollouts WHERE group_id = c.group_id) r
-WHERE c.run_id = :'run' AND (
+WHERE c.run_id = :'run' AND u.algorithm <> 'sft' AND (
     c.verdict = 'excluded' AND c.reason IS NULL
     OR c.counted_siblings <> r.finished
     OR (c.verdict = 'excluded') <> (c.counted_siblings < (u.config #>> '{sampling,min_siblings}')::integer));
@@ -362,6 +362,7 @@ WHERE c.run_id = :'run' AND (
 SELECT c.group_id FROM group_credits c JOIN run_status s ON s.run_id = c.run_id
 LEFT JOIN step_groups t ON t.group_id = c.group_id AND t.run_id = c.run_id
 WHERE c.run_id = :'run' AND c.verdict = 'credited' AND s.phase = 'completed' AND t.group_id IS NULL
+AND NOT EXISTS (SELECT FROM runs WHERE id = c.run_id AND algorithm = 'sft')
 AND coalesce(s.reason, '') NOT LIKE 'stopped early%';
 
 \echo question: groups whose variance is not that of their advantages
@@ -415,7 +416,27 @@ WHERE r.run_id = :'run' AND r.state = 'finished' AND c.tokens <> coalesce(s.toke
 \echo question: samples older or younger than they say
 SELECT s.id, s.min_policy_version FROM samples s
 WHERE s.run_id = :'run' AND s.min_policy_version IS DISTINCT FROM (
-    SELECT min(v) FROM unnest(pg_temp.int32s(s.policy_versions)) AS v WHERE v >= 0);
+    -- No version of the run sampled demonstrations.
+    SELECT coalesce(min(v), -1) FROM unnest(pg_temp.int32s(s.policy_versions)) AS v WHERE v >= 0);
+
+\echo question: demonstrations that earned too little, or of runs or tasks that their run does not name
+SELECT s.id, o.run_id, earned.reward FROM samples s JOIN runs u ON u.id = s.run_id AND u.algorithm = 'sft'
+JOIN rollouts o ON o.id = s.rollout_id JOIN groups g ON g.id = o.group_id
+CROSS JOIN LATERAL (
+    SELECT o.reward + coalesce((SELECT sum(value) FROM rewards w WHERE w.rollout_id = o.id AND w.attempt = o.attempt), 0)
+        + coalesce((SELECT sum(value) FROM external_rewards x
+                    WHERE x.rollout_id = o.id AND coalesce(x.attempt, o.attempt) = o.attempt), 0) AS reward) AS earned
+WHERE s.run_id = :'run' AND NOT (
+    u.config #> '{algorithm,runs}' ? o.run_id AND g.dataset_id = u.dataset_id AND g.state = 'complete'
+    AND earned.reward >= (u.config #>> '{algorithm,min_reward}')::double precision);
+
+\echo question: passes over demonstrations that used a group twice before all others once
+WITH uses AS (
+    SELECT c.group_id, (SELECT count(*) FROM step_groups t WHERE t.group_id = c.group_id AND t.run_id = c.run_id)
+        + (SELECT count(*) FROM step_replays n WHERE n.group_id = c.group_id AND n.run_id = c.run_id) AS count
+    FROM group_credits c JOIN runs u ON u.id = c.run_id AND u.algorithm = 'sft'
+    WHERE c.run_id = :'run' AND c.verdict = 'credited' AND c.has_variance)
+SELECT max(count), min(count) FROM uses HAVING max(count) - min(count) > 1;
 
 \echo question: samples in two steps
 SELECT sample_id, count(*) FROM step_samples WHERE run_id = :'run' GROUP BY sample_id HAVING count(*) > 1;
@@ -423,12 +444,14 @@ SELECT sample_id, count(*) FROM step_samples WHERE run_id = :'run' GROUP BY samp
 \echo question: steps without samples or groups
 SELECT s.number FROM steps s WHERE s.run_id = :'run' AND (
     NOT EXISTS (SELECT FROM step_groups g WHERE g.run_id = s.run_id AND g.step = s.number)
+    AND NOT EXISTS (SELECT FROM step_replays g JOIN runs u ON u.id = g.run_id AND u.algorithm = 'sft'
+                    WHERE g.run_id = s.run_id AND g.step = s.number)
     OR EXISTS (SELECT FROM step_groups g WHERE g.run_id = s.run_id AND g.step = s.number AND g.verdict = 'trained')
     AND NOT EXISTS (SELECT FROM step_samples t WHERE t.run_id = s.run_id AND t.step = s.number));
 
 \echo question: steps of more or fewer groups than the run asks for
 SELECT s.number, count(g.group_id) FROM steps s JOIN runs u ON u.id = s.run_id
-LEFT JOIN step_groups g ON g.run_id = s.run_id AND g.step = s.number WHERE s.run_id = :'run'
+LEFT JOIN step_groups g ON g.run_id = s.run_id AND g.step = s.number WHERE s.run_id = :'run' AND u.algorithm <> 'sft'
 GROUP BY s.number, u.config HAVING count(g.group_id) - least(
     count(g.group_id) FILTER (WHERE g.verdict = 'no_variance'),
     coalesce((u.config #>> '{sampling,refill_zero_variance}')::integer, 0)
@@ -508,7 +531,7 @@ CROSS JOIN LATERAL (
     SELECT count(*) AS calls, count(*) FILTER (WHERE m.status <> 'completed' OR NOT m.trainable) AS untrainable
     FROM rollouts r JOIN model_calls m ON m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = r.attempt
     WHERE r.group_id = c.group_id AND r.state = 'finished' AND NOT r.greedy) m
-WHERE c.run_id = :'run' AND c.calls IS NOT NULL
+WHERE c.run_id = :'run' AND c.calls IS NOT NULL AND NOT EXISTS (SELECT FROM runs WHERE id = c.run_id AND algorithm = 'sft')
 AND NOT EXISTS (SELECT FROM runs WHERE lead_run_id = c.run_id) AND NOT EXISTS (SELECT FROM runs WHERE id = c.run_id AND lead_run_id IS NOT NULL)
 AND ((c.calls ->> 'calls')::bigint <> m.calls
      OR (SELECT coalesce(sum(value::bigint), 0) FROM jsonb_each_text(c.calls -> 'untrainable')) < m.untrainable);
@@ -517,15 +540,16 @@ AND ((c.calls ->> 'calls')::bigint <> m.calls
 SELECT t.sample_id, t.step, s.min_policy_version FROM step_samples t
 JOIN samples s ON s.run_id = t.run_id AND s.id = t.sample_id JOIN runs r ON r.id = t.run_id
 WHERE t.run_id = :'run'
-AND t.step - 1 - s.min_policy_version > (r.config #>> '{sampling,max_policy_lag}')::integer;
+AND r.algorithm <> 'sft' AND t.step - 1 - s.min_policy_version > (r.config #>> '{sampling,max_policy_lag}')::integer;
 
 \echo question: groups used again that no earlier step trained, that are too old, or too often
 SELECT n.group_id, n.use, n.step FROM step_replays n JOIN runs r ON r.id = n.run_id
 LEFT JOIN step_groups t ON t.group_id = n.group_id AND t.run_id = n.run_id
 LEFT JOIN group_credits c ON c.group_id = n.group_id AND c.run_id = n.run_id
 WHERE n.run_id = :'run' AND NOT coalesce(
-    t.verdict = 'trained' AND t.step < n.step AND n.use <= (r.config #>> '{sampling,replay,uses}')::integer
-    AND n.step - 1 - c.min_policy_version <= (r.config #>> '{sampling,max_policy_lag}')::integer
+    t.verdict = 'trained' AND t.step < n.step
+    AND (r.algorithm = 'sft' OR n.use <= (r.config #>> '{sampling,replay,uses}')::integer
+         AND n.step - 1 - c.min_policy_version <= (r.config #>> '{sampling,max_policy_lag}')::integer)
     AND EXISTS (SELECT FROM steps s WHERE s.run_id = n.run_id AND s.number = n.step)
     AND n.use = (SELECT count(*) FROM step_replays b WHERE b.group_id = n.group_id AND b.run_id = n.run_id AND b.step <= n.step), false);
 

@@ -29,6 +29,7 @@ CREDITED = (
     " return, baseline, advantage)"
     " SELECT run_id, {id}, rollout_id, {parent}, 0, '', '{{}}'::jsonb, 0, 0, 0, 0 FROM model_calls"
 )
+FINE_TUNED = '{"algorithm": {"type": "sft", "runs": [], "min_reward": 0}}'
 BROKEN = [
     (
         "external rewards that the list of changes does not name with the token that gave them",
@@ -222,6 +223,17 @@ BROKEN = [
     (
         "groups used again that no earlier step trained, that are too old, or too often",
         "INSERT INTO step_replays (group_id, use, run_id, step) SELECT group_id, 1, run_id, 2 FROM step_groups",
+    ),
+    (
+        "demonstrations that earned too little, or of runs or tasks that their run does not name",
+        f"UPDATE runs SET config = config || '{FINE_TUNED}'",
+    ),
+    (
+        "passes over demonstrations that used a group twice before all others once",
+        f"WITH tuned AS (UPDATE runs SET config = config || '{FINE_TUNED}'), unused AS ("
+        " INSERT INTO group_credits (group_id, run_id, verdict, credit_version, counted_siblings, has_variance)"
+        " SELECT 'unused', run_id, verdict, 1, 1, true FROM group_credits)"
+        " INSERT INTO step_replays (group_id, use, run_id, step) SELECT group_id, 1, run_id, 2 FROM step_groups",
     ),
     ("groups refused as stale that were not", "UPDATE step_groups SET verdict = 'stale', step = NULL"),
     ("versions whose files are not what was recorded", "UPDATE policy_versions SET content_sha256 = 'other'"),

@@ -1,0 +1,73 @@
+"""Runs of supervised fine-tuning over HTTP: refusals with their path, and deletion of the runs that they train on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from leyden.libs.store.database import Database
+from leyden.libs.store.engines import Pool, write_pools
+from leyden.services.credit.worker import demonstrate_pending
+from tests.contract.api.test_runs import create, row_of, set_phase
+from tests.contract.credit.test_worker import complete
+from tests.support import builders
+
+
+async def ended_source(http: httpx.AsyncClient, database: Database, **changes: Any) -> str:
+    """An ended run with one rollout, which earned 1."""
+    run = await create(http, **changes)
+    row = await row_of(database, run["id"])
+    group, (rollout,) = await builders.add_group(database, row, size=1)
+    await builders.add_call(database, rollout, [1, 2], [3])
+    await builders.finish_rollout(database, rollout, reward=1.0)
+    await complete(database, group)
+    await set_phase(database, row.id, "completed")
+    return row.id
+
+
+def document(run_id: str, **changes: Any) -> dict[str, Any]:
+    return builders.run_document(algorithm={"type": "sft", "runs": [run_id], **changes})
+
+
+async def test_a_run_on_demonstrations_keeps_the_runs_that_they_are_of(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    source = await ended_source(api_http, database)
+    made = await api_http.post("/v1/runs", json=document(source))
+    assert made.status_code == 201, made.text
+    run_id = made.json()["id"]
+    assert await demonstrate_pending(database) == 1
+    refused = await api_http.delete(f"/v1/runs/{source}")
+    assert refused.status_code == 409
+    assert f"its rollouts are demonstrations of run {run_id}, delete that one first" in refused.json()["detail"]
+    (sample,) = (await api_http.get(f"/v1/runs/{run_id}/samples")).json()["items"]
+    assert sample["rollout_id"] == f"{source}.0.0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "words"),
+    [
+        ({"min_reward": 2.0}, "algorithm.runs", "earned 2, or their calls are pruned"),
+        ({"runs": []}, "algorithm.runs", "no finished rollout of these runs"),
+        ({"runs": ["run-unknown"]}, "algorithm.runs.0", "no run has the id 'run-unknown'"),
+    ],
+)
+async def test_a_run_without_demonstrations_is_refused(
+    api_http: httpx.AsyncClient, database: Database, changes: dict[str, Any], place: str, words: str
+) -> None:
+    source = await ended_source(api_http, database)
+    refused = await api_http.post("/v1/runs", json=document(source, **changes))
+    assert refused.status_code == 422
+    (error,) = refused.json()["errors"]
+    assert (error["path"], words in error["message"]) == (place, True)
+
+
+async def test_a_run_of_another_pool_has_other_tokens(api_http: httpx.AsyncClient, database: Database) -> None:
+    source = await ended_source(api_http, database)
+    async with database.session() as session:
+        await write_pools(session, [Pool("default"), Pool("second", model_path="/models/other")])
+    refused = await api_http.post("/v1/runs", json={**document(source), "pool": "second"})
+    assert refused.json()["errors"][0]["path"] == "algorithm.runs.0"
+    assert "its rollouts have the tokens of pool 'default'" in refused.json()["detail"]

@@ -1,0 +1,67 @@
+"""A warm start: stored rollouts train a model by supervised fine-tuning, and a run of reinforcement goes on from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from leyden.libs.cli.local.platform import Platform
+from leyden.libs.cli.view.watch import watch_run
+from leyden.libs.client import Client
+from leyden.libs.contracts.api.runs import ResumeRequest, Run, RunParent
+from tests.campaigns.soak import bandit_run, kill
+from tests.e2e.test_policies import wait_for_step
+from tests.invariants import violations
+from tests.replay import differing_versions
+
+EVALUATED = {"dataset": "bandit", "rollouts_per_task": 8}
+
+
+def finished(client: Client, run_id: str) -> Run:
+    run = watch_run(client, run_id, Console(quiet=True))
+    assert (run.phase, run.reason) == ("completed", None)
+    return run
+
+
+def rewards(client: Client, run: Run) -> list[float]:
+    """What each evaluation earned, in their order."""
+    found = [one.results.reward for one in sorted(client.evaluations(run.id), key=lambda one: one.number)]
+    return [one.mean for one in found if one is not None]
+
+
+@pytest.mark.timeout(900)
+def test_rollouts_that_earned_their_reward_warm_a_model_up_through_kills(
+    platform: Platform, client: Client, received: Path
+) -> None:
+    def run(name: str, steps: int, **sections: Any) -> dict[str, Any]:
+        return bandit_run(received, name, steps, evaluation=EVALUATED, **sections)
+
+    # A run without steps only evaluates: its rollouts are the demonstrations.
+    source = finished(client, client.create_run(run("source", 0)).id)
+    base = rewards(client, source)[0]
+    assert 0.1 < base < 0.9
+    algorithm = {"type": "sft", "runs": [source.id], "per_task": 2}
+    document = run("warm", 12, algorithm=algorithm, optimizer={"learning_rate": 0.02}, sampling={"groups_per_step": 6})
+    warm = client.create_run(document)
+    for step in (1, 5):
+        wait_for_step(client, warm.id, step)
+        assert kill(platform, "trainer", warm.id)
+    warm = finished(client, warm.id)
+    before, after = rewards(client, warm)
+    assert after > max(before, base)
+    assert after > 0.9
+    # Nothing but the evaluations was sampled.
+    assert list(client.rollouts(run=warm.id, evaluation="none")) == []
+    dsn = platform.facts.database_url
+    for one in (source, warm):
+        assert violations(dsn, one.id) == {}
+    assert differing_versions(dsn, warm.id, platform.facts.model_path) == []
+
+    changes = {"algorithm": {"type": "ppo_clip"}, "training": {"steps": 1}, "sampling": {"groups_per_step": 2}}
+    further = finished(client, client.continue_run(warm.id, ResumeRequest(changes=changes)).id)
+    assert further.parent == RunParent(run_id=warm.id, version=12)
+    assert rewards(client, further)[0] > 0.9
+    assert violations(dsn, further.id) == {}
