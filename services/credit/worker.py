@@ -165,7 +165,6 @@ async def demonstrate_pending(database: Database) -> int:
                 rows = await load_siblings(reading, [PendingGroup(group.id, group.run_id, {}) for group in some])
                 verdicts, samples = await asyncio.to_thread(demonstrate, run, some, rows, sources)
                 await write_credit(session, verdicts, [], samples)
-        fault_point("credit.demonstrated")
     log.info("demonstrations selected", run_id=run.id, groups=len(groups))
     return len(groups)
 
