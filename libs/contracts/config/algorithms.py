@@ -226,8 +226,8 @@ class Sft(_Algorithm):
     type: Literal["sft"] = "sft"
     weighting: Weighting = "token_mean"
     runs: list[Word] = Field(default_factory=list, max_length=100)
-    """Ids of the runs whose finished rollouts are demonstrations, of training and of evaluations alike. Runs of the same
-    pool: their tokens are those of this run's model."""
+    """Ids of the runs whose finished rollouts are demonstrations, of training and of evaluations alike. They have the
+    pool of this run, whose tokens are those of its model."""
     min_reward: float = Field(default=1.0, ge=-1e6, le=1e6)
     """Rollouts that earned less are no demonstrations."""
     per_task: int | None = Field(default=None, ge=1, le=1024)
