@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "20261125_0046"
-down_revision = "20261125_0045"
+revision = "20261125_0047"
+down_revision = "20261125_0046"
 branch_labels = None
 depends_on = None
 
