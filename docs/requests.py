@@ -80,17 +80,17 @@ class Part(NamedTuple):
     unknown: str
 
 
-REFUSED = "Every other field is refused with status 400, which names the field."
+OTHERS = "Every other field is recorded without an effect."
 PARTS = (
-    Part("`POST /v1/chat/completions`", "chat_completions", "_Body", CHAT, REFUSED),
-    Part("`POST /v1/responses`", "responses.dialect", "_Body", RESPONSES, REFUSED),
-    Part("`POST /v1/messages`", "messages", "_Body", MESSAGES, "Every other field is recorded without an effect."),
+    Part("`POST /v1/chat/completions`", "chat_completions", "_Body", CHAT, OTHERS),
+    Part("`POST /v1/responses`", "responses.dialect", "_Body", RESPONSES, OTHERS),
+    Part("`POST /v1/messages`", "messages", "_Body", MESSAGES, OTHERS),
     Part(
         "`POST /v1/completions`",
         "completions",
         "_Own",
         COMPLETIONS,
-        "Every other field is one of chat completions; `max_tokens` is 16 by default.",
+        "Every other field is one of chat completions or has no effect; `max_tokens` is 16 by default.",
     ),
 )
 
@@ -115,8 +115,6 @@ def _part(part: Part, module: ModuleType) -> Iterator[str]:
     _same_fields(part, schema["properties"])
     yield from (f"## {part.title}", "")
     yield from _table(schema, part.notes)
-    if recorded := getattr(module, "RECORDED", None):
-        yield from ("", "Recorded without an effect: " + ", ".join(f"`{name}`" for name in sorted(recorded)) + ".")
     for name, remedy in getattr(module, "REMEDIES", {}).items():
         yield from ("", f"`{name}` is refused: {remedy}.")
     yield from ("", part.unknown)

@@ -48,7 +48,6 @@ _COMPLETION = {
 def openapi_document() -> dict[str, Any]:
     """The body and the answer of each address."""
     schema = chat_completions._Body.model_json_schema(ref_template=_REF)
-    schema["properties"] |= {name: {} for name in sorted(chat_completions.RECORDED)}
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Leyden gateway", "version": "1"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import jsonschema_rs
@@ -35,7 +35,8 @@ Integer = Annotated[int, BeforeValidator(_as_integer)]
 
 
 class Wire(BaseModel):
-    """A part of a body; it ignores the fields that SDKs add to answers which they send back."""
+    """A body or a part of one. Unknown fields have no effect: SDKs send new ones with every release, and add some to
+    answers that they send back."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
@@ -56,18 +57,21 @@ def read_object(body: bytes, *, param: str) -> Json:
     return document
 
 
-def validated(model: type[M], document: Json, recorded: Collection[str], remedies: Mapping[str, str]) -> M:
+def validated(model: type[M], document: Json, remedies: Mapping[str, str]) -> M:
     """Validates a body.
 
-    Args: recorded: fields without an effect, not validated; remedies: how to do without a field that is refused
+    Args: remedies: how to do without a field that is refused
     Raises: BadRequest: it names the first wrong field
     """
     # Null means unset.
-    known = {name: value for name, value in document.items() if value is not None and name not in recorded}
+    known = {name: value for name, value in document.items() if value is not None}
+    for name in remedies.keys() & known:
+        message = f"{name} is not supported; {remedies[name]}."
+        raise BadRequest(message, param=name, code="unsupported_parameter")
     try:
         return model.model_validate(known)
     except ValidationError as error:
-        raise _bad_request(error, known, remedies) from error
+        raise _bad_request(error, known) from error
 
 
 def answer_schema(kind: str, schema: Json | None, *, param: str, place: str) -> Json | None:
@@ -148,14 +152,9 @@ def _remote_references(value: object) -> Iterator[str]:
             yield from _remote_references(inner)
 
 
-def _bad_request(error: ValidationError, document: Json, remedies: Mapping[str, str]) -> BadRequest:
+def _bad_request(error: ValidationError, document: Json) -> BadRequest:
     first = error.errors(include_url=False, include_input=False)[0]
     path = ".".join(_path_in(document, first["loc"], is_missing=first["type"] == "missing"))
-    if first["type"] == "extra_forbidden":
-        remedy = remedies.get(path, "remove it")
-        return BadRequest(
-            f"Unrecognized request argument supplied: {path}; {remedy}.", param=path, code="unknown_parameter"
-        )
     if first["type"] == "missing":
         return BadRequest(f"Missing required parameter: '{path}'.", param=path, code="missing_required_parameter")
     expected = first["msg"].partition(" or instance of ")[0].replace("a valid dictionary", "an object")

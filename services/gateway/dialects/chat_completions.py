@@ -1,6 +1,6 @@
-"""Chat completions: OpenAI's `POST /v1/chat/completions`, validated strictly, answered in one body or as a stream.
+"""Chat completions: OpenAI's `POST /v1/chat/completions`, validated, answered in one body or as a stream.
 
-The dialect serves most parameters, records those without an effect here (`RECORDED`), and refuses all others by name.
+The dialect serves most parameters and refuses some by name (`REMEDIES`); all others have no effect and are recorded.
 A call whose parameters change the distribution in a way that the trainer does not reproduce is stored as untrainable.
 """
 
@@ -18,15 +18,6 @@ from leyden.services.gateway.calls.context import Answer, Completion, ModelReque
 from leyden.services.gateway.dialects.base import COMMENT, WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, read_object, required_tools, validated
 from leyden.services.gateway.errors import BadRequest, GatewayError
-
-RECORDED = frozenset(
-    {
-        "user", "metadata", "store", "service_tier", "reasoning", "reasoning_effort", "verbosity", "include",
-        "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "safety_identifier", "prediction",
-        "context_management", "thinking", "modalities", "moderation",
-    }
-)  # fmt: skip
-"""Fields of OpenAI's API that agents send and that do not change how this model samples text."""
 
 REMEDIES = {
     "functions": "send `tools` instead of the deprecated `functions`",
@@ -55,8 +46,6 @@ class _Part(Wire):
 
 
 class _Message(Wire):
-    # SDKs add fields to answers that they send back (`provider_specific_fields`, `refusal`): messages ignore unknown
-    # fields, the body refuses them.
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[_Part] | None = None
     name: str | None = None
@@ -106,9 +95,7 @@ class _ResponseFormat(Wire):
     json_schema: _JsonSchema | None = None
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
+class _Body(Wire):
     model: str = Field(max_length=1000)
     messages: list[_Message] = Field(min_length=1)
     tools: list[_Tool] | None = None
@@ -128,7 +115,8 @@ class _Body(BaseModel):
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
+    # OpenAI's limit is 4; DeepSeek's and Anthropic's are 16.
+    stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
     seed: Integer | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
     logprobs: bool | None = None
     top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
@@ -142,7 +130,7 @@ class ChatCompletions(WireFormat):
     def parse(self, body: bytes, *, max_choices: int) -> ModelRequest:
         """Parses and validates a body.
 
-        Raises: BadRequest: not JSON, a field is wrong or unknown, or the model cannot serve a field
+        Raises: BadRequest: not JSON, a field is wrong, or the model cannot serve a field
         """
         document = read_object(body, param="messages")
         return parse_document(document, hashlib.sha256(body).digest(), max_choices=max_choices)
@@ -174,7 +162,7 @@ class ChatCompletions(WireFormat):
 
 def parse_document(document: Json, body_sha256: bytes, *, max_choices: int) -> ModelRequest:
     """Validates a body that was read. Raises: BadRequest."""
-    parsed = validated(_Body, document, RECORDED, REMEDIES)
+    parsed = validated(_Body, document, REMEDIES)
     _refuse_unsupported(parsed, max_choices)
     return ModelRequest(
         dialect=Dialect.CHAT_COMPLETIONS,

@@ -43,10 +43,10 @@ class Completions(WireFormat):
     def parse(self, body: bytes, *, max_choices: int) -> ModelRequest:
         """Parses and validates a body; the fields beside the prompt are those of chat completions.
 
-        Raises: BadRequest: not JSON, a field is wrong or unknown, or the model cannot serve a field
+        Raises: BadRequest: not JSON, a field is wrong, or the model cannot serve a field
         """
         document = read_object(body, param="prompt")
-        own = validated(_Own, document, (), {})
+        own = validated(_Own, document, {})
         for name, remedy in REMEDIES.items():
             if document.get(name) and not (name == "best_of" and document[name] == document.get("n", 1)):
                 raise BadRequest(f"{name} is not supported; {remedy}.", param=name, code="unsupported_parameter")

@@ -111,7 +111,7 @@ class Messages(WireFormat):
         Raises: BadRequest: not JSON, a field is wrong, or the model cannot serve a field
         """
         document = read_object(body, param="messages")
-        parsed = validated(_Body, document, (), {})
+        parsed = validated(_Body, document, {})
         _refuse_unsupported(parsed)
         options = _template_options(parsed)
         parameters = {name: value for name, value in document.items() if name not in CONVERSATION}

@@ -62,7 +62,7 @@ async def test_null_means_the_default_number_of_tokens(tmp_path, database):
     "change",
     [
         {"prompt": ""}, {"prompt": []}, {"prompt": ["a", "b"]}, {"prompt": [-1]}, {"echo": True},
-        {"suffix": "x"}, {"best_of": 3}, {"messages": [1]}, {"logprobs": 6}, {"temperature": 3}, {"unknown": 1},
+        {"suffix": "x"}, {"best_of": 3}, {"messages": [1]}, {"logprobs": 6}, {"temperature": 3},
     ],
 )  # fmt: skip
 async def test_a_wrong_body_is_refused(tmp_path, database, change):

@@ -293,7 +293,7 @@ async def test_another_attempts_response_and_one_not_stored_are_unknown(tmp_path
         ({"text": {"format": {"type": "grammar"}}}, "text.format", "unsupported_parameter"),
         ({"background": True}, "background", "unsupported_parameter"),
         ({"previous_response_id": "a", "conversation": "b"}, "previous_response_id", "invalid_value"),
-        ({"messages": []}, "messages", "unknown_parameter"),
+        ({"messages": []}, "messages", "unsupported_parameter"),
         ({"input": None}, "input", "missing_required_parameter"),
         ({"input": 5}, "input", "invalid_value"),
         ({"input": [{"role": "wizard", "content": "x"}]}, "input.0.role", "invalid_value"),

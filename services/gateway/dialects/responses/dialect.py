@@ -35,14 +35,6 @@ from leyden.services.gateway.errors import BadRequest, GatewayError, NotServed
 from leyden.services.gateway.prompt.stored import StoredAnswer, StoredCalls
 from leyden.services.gateway.records.agent_objects import AgentObjects
 
-RECORDED = frozenset(
-    {
-        "user", "service_tier", "reasoning", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
-        "safety_identifier", "max_tool_calls", "stream_options", "context_management", "moderation",
-    }
-)  # fmt: skip
-"""Fields of OpenAI's API that agents send and that do not change how this model samples text."""
-
 REMEDIES = {
     "prompt": "send `instructions` and `input`",
     "messages": "send `input`",
@@ -81,9 +73,7 @@ class _Conversation(Wire):
     id: ObjectId
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
+class _Body(Wire):
     model: str = Field(max_length=1000)
     input: str | list[Item] = Field(default_factory=list)
     instructions: str | None = None
@@ -123,10 +113,10 @@ class Responses(WireFormat):
     def parse(self, body: bytes, *, max_choices: int) -> ResponsesRequest:
         """Parses and validates a body.
 
-        Raises: BadRequest: not JSON, a field is wrong or unknown, or the model cannot serve a field
+        Raises: BadRequest: not JSON, a field is wrong, or the model cannot serve a field
         """
         document = read_object(body, param="input")
-        parsed = validated(_Body, document, RECORDED, REMEDIES)
+        parsed = validated(_Body, document, REMEDIES)
         _refuse_unsupported(parsed)
         sent = parsed.input
         tools = tuple(map(_neutral_tool, document.get("tools") or ()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -14,7 +14,7 @@ from leyden.libs.contracts.conversation import Json
 from leyden.libs.service import JsonResponse
 from leyden.services.gateway.calls.context import Attempt
 from leyden.services.gateway.calls.retries import Retry
-from leyden.services.gateway.dialects.body import read_object, validated
+from leyden.services.gateway.dialects.body import Wire, read_object, validated
 from leyden.services.gateway.dialects.responses.dialect import Responses, found, input_items, response_of
 from leyden.services.gateway.dialects.responses.items import Item, stored_items
 from leyden.services.gateway.errors import BadRequest
@@ -148,15 +148,14 @@ def _item(request: Request, items: list[Json]) -> Json:
     return found(next((item for item in items if item["id"] == name), None), "item", name, "item_id")
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+class _Body(Wire):
     items: list[Item] = Field(default_factory=list)
     metadata: dict[str, str] = Field(default_factory=dict)
 
 
 async def _read(request: Request) -> _Body:
     with request.app.state.budget.share() as share:
-        return validated(_Body, read_object(await body_of(request, share), param="items"), (), {})
+        return validated(_Body, read_object(await body_of(request, share), param="items"), {})
 
 
 async def _conversation(request: Request) -> tuple[Attempt, list[Json]]:
