@@ -55,7 +55,7 @@ class Policy(Document):
     algorithm: Algorithm | None = None
     """Null: the run's."""
     optimizer: Optimizer | None = None
-    """Null: the run's."""
+    """Null: the run's; where that has the usual rate of what it trains, the policy has that of what it trains."""
 
     @property
     def trains(self) -> bool:

@@ -15,7 +15,7 @@ from leyden.libs.contracts.config.credit import Credit
 from leyden.libs.contracts.config.document import DEFAULT_POOL, Document, FolderPath, PoolName, Word
 from leyden.libs.contracts.config.evaluation import EvaluationPlan
 from leyden.libs.contracts.config.policies import Policy, Role
-from leyden.libs.contracts.config.rates import with_rates
+from leyden.libs.contracts.config.rates import usual_rate, with_rate
 from leyden.libs.contracts.config.reward import Reward, with_line
 from leyden.libs.contracts.config.runners import ProcessRunner, RunnerConfig
 from leyden.libs.contracts.config.sampling import Sampling
@@ -75,7 +75,7 @@ class RunConfig(Document):
     @model_validator(mode="before")
     @classmethod
     def _begins_with_its_recipe(cls, document: Any) -> Any:
-        return with_rates(with_line(expanded(document))) if isinstance(document, Mapping) else document
+        return with_rate(with_line(expanded(document))) if isinstance(document, Mapping) else document
 
     @field_validator("recipe")
     @classmethod
@@ -109,6 +109,12 @@ class RunConfig(Document):
         """The policies that runs of their own carry: all but those of providers."""
         return [name for name, policy in self.policies.items() if policy.provider is None]
 
+    @property
+    def _optimizer_of_policies(self) -> Optimizer:
+        """The run's optimiser; a policy has its own usual rate where the run has its."""
+        is_usual = self.optimizer.rate == usual_rate(self.training.lora)
+        return self.optimizer.model_copy(update={"learning_rate": None}) if is_usual else self.optimizer
+
     def policy_run(self, policy: str) -> RunConfig:
         """Returns the document of the run that carries a further policy: this one with the policy's own settings.
 
@@ -128,6 +134,6 @@ class RunConfig(Document):
             "evaluation": None,
             "training": training,
             "algorithm": own.algorithm or self.algorithm,
-            "optimizer": own.optimizer or self.optimizer,
+            "optimizer": own.optimizer or self._optimizer_of_policies,
         }
         return RunConfig.model_validate(self.model_copy(update=changes).model_dump(mode="json"))

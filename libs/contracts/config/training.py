@@ -20,7 +20,7 @@ class Optimizer(Document):
     offload: bool = False
     """Keep the moments in host memory: a step brings those of one parameter at a time to the device. Same results."""
     learning_rate: float | None = Field(default=None, gt=0, le=1.0)
-    """Null: 1e-6, or 1e-5 with LoRA. The stored document has the number."""
+    """Null: 1e-6, or 1e-5 with LoRA; the stored document has the number."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0, le=1e3)
