@@ -27,8 +27,8 @@ from leyden.libs.store.runs.phases import Phase, cancel_open_work, write_phases
 from leyden.libs.store.runs.rollouts import QueuedRollout, Resolution, queued_rollouts
 from leyden.libs.store.training import read_version
 from leyden.libs.telemetry import inject, logger, span
-from leyden.services.controller.engines.client import TargetVersion
 from leyden.services.controller.engines.fleet import Fleet
+from leyden.services.controller.engines.targets import TargetVersion
 from leyden.services.controller.runs import phases, settling
 from leyden.services.controller.runs.admission import groups_to_admit
 from leyden.services.controller.runs.enqueueing import WaitingLine

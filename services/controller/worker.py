@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import Gauge
 
+from leyden.libs.contracts.config import DEFAULT_POOL
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.service import Checks, pause
@@ -17,8 +18,11 @@ from leyden.libs.store.runs import failure_rewards
 from leyden.libs.store.runs.trainer_ends import StoredEnds
 from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import RateLimitedLogger, logger
+from leyden.services.controller.engines.adapters import Adapters
 from leyden.services.controller.engines.discovery import EngineDiscovery, StaticEngines
 from leyden.services.controller.engines.fleet import Fleet
+from leyden.services.controller.engines.members import Members
+from leyden.services.controller.engines.turns import Turns
 from leyden.services.controller.loop import lead
 from leyden.services.controller.settings import PoolSettings, Settings
 from leyden.services.controller.tick import Controller
@@ -84,7 +88,7 @@ async def _lead(
     """Here alone the settings decide where trainers and engines are."""
     trainers = TrainerSupervisor(settings, _trainer_backend(settings, cluster), StoredEnds(database))
     fleets = {
-        name: Fleet(settings, _engine_discovery(pool, cluster), database, notifications, name, pool.adapters)
+        name: make_fleet(settings, _engine_discovery(pool, cluster), database, notifications, name, pool.adapters)
         for name, pool in settings.engine_pools().items()
     }
     controller = Controller(settings, database, queue, notifications, fleets, trainers)
@@ -95,6 +99,19 @@ async def _lead(
         await lead(controller.tick, controller.notified, beside, lock, stop)
     finally:
         await trainers.close()
+
+
+def make_fleet(
+    settings: Settings,
+    discovery: EngineDiscovery,
+    database: Database,
+    notifications: Notifications,
+    pool: str = DEFAULT_POOL,
+    adapters: int | None = None,
+) -> Fleet:
+    """The engines of one pool, with its way of delivery."""
+    members = Members(settings, database, notifications, pool)
+    return Fleet(discovery, members, Adapters(members) if adapters else Turns(members), adapters)
 
 
 async def take_over(settings: Settings, database: Database) -> None:

@@ -23,7 +23,8 @@ from pydantic import SecretStr
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported at run time alone
 
 from leyden.libs.store.transfers import Sender, WeightTransfer
-from leyden.services.controller.engines.client import EngineClient, IncomingWeights, TargetVersion
+from leyden.services.controller.engines.client import EngineClient, IncomingWeights
+from leyden.services.controller.engines.targets import TargetVersion
 from leyden.services.controller.settings import Settings
 from leyden.services.trainer.sender import list_tensors, send_tensors
 from tests.bench.gpu import SHAPES, make_model

@@ -25,10 +25,11 @@ from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.records.chains import FullCall, full_calls
-from leyden.services.controller.engines.client import TargetVersion
 from leyden.services.controller.engines.discovery import StaticEngines
 from leyden.services.controller.engines.fleet import Fleet
+from leyden.services.controller.engines.targets import TargetVersion
 from leyden.services.controller.settings import Settings
+from leyden.services.controller.worker import make_fleet
 from leyden.services.trainer.model.load import read_model
 from leyden.services.trainer.state.assembly import assemble_learner, make_accelerator
 from leyden.services.trainer.state.folders import version_folder
@@ -231,7 +232,7 @@ async def fleet_of(database: Database, redis_url: str, url: str) -> AsyncIterato
         engine_answer_seconds=1,
         engine_refusal_seconds=0.3,
     )
-    fleet = Fleet(settings, StaticEngines(frozenset({url})), database, notifications, adapters=RUNS)
+    fleet = make_fleet(settings, StaticEngines(frozenset({url})), database, notifications, adapters=RUNS)
     task = asyncio.create_task(fleet.run())
     try:
         yield fleet

@@ -16,6 +16,7 @@ from leyden.libs.faults import fault_point
 from leyden.libs.service.secrets import read_secret
 from leyden.libs.store.transfers import Sender, TensorShape
 from leyden.libs.telemetry import logger
+from leyden.services.controller.engines.targets import TargetVersion
 from leyden.services.controller.settings import Settings
 
 log = logger()
@@ -33,15 +34,6 @@ CONNECT_SECONDS, ALIVE_SECONDS = 2.0, 0.3
 
 class EngineRefused(Exception):
     """The engine answered, and did not do what it was asked; the message is its own."""
-
-
-class TargetVersion(NamedTuple):
-    """The policy version that every engine should serve, the folder of its weights, and their hash on record."""
-
-    run_id: str
-    version: int
-    path: str
-    content_sha256: str
 
 
 class IncomingWeights(NamedTuple):

@@ -15,7 +15,7 @@ from prometheus_client import Counter
 
 from leyden.libs.contracts.weights import weight_files, weights_sha256
 from leyden.libs.telemetry import RateLimitedLogger, logger
-from leyden.services.controller.engines.client import TargetVersion
+from leyden.services.controller.engines.targets import TargetVersion
 
 log = logger()
 limited_log = RateLimitedLogger(log)

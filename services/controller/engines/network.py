@@ -12,7 +12,8 @@ from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.transfers import WeightTransfer, end_transfer, read_sender, request_transfer
 from leyden.libs.telemetry import logger
-from leyden.services.controller.engines.client import EngineClient, IncomingWeights, TargetVersion
+from leyden.services.controller.engines.client import EngineClient, IncomingWeights
+from leyden.services.controller.engines.targets import TargetVersion
 
 log = logger()
 

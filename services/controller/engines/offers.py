@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from leyden.services.controller.engines.client import TargetVersion
+from leyden.services.controller.engines.targets import TargetVersion
 
 LONGEST_PAUSE_SECONDS = 300.0
 

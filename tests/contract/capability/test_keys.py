@@ -24,10 +24,10 @@ from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.service import ServiceSettings, serving
 from leyden.libs.store.database import Database
-from leyden.services.controller.engines.client import TargetVersion
 from leyden.services.controller.engines.discovery import StaticEngines
-from leyden.services.controller.engines.fleet import Fleet
+from leyden.services.controller.engines.targets import TargetVersion
 from leyden.services.controller.settings import Settings as ControllerSettings
+from leyden.services.controller.worker import make_fleet
 from leyden.services.engine.app import create_engine_app
 from leyden.services.engine.auth import CONTROL
 from leyden.services.engine.settings import Settings as EngineSettings
@@ -76,7 +76,7 @@ async def test_the_engine_accepts_the_keys_of_gateway_and_controller(tmp_path, d
             engine_api_key_file=keys["api"],
             engine_admin_key_file=keys["admin"],
         )
-        fleet = Fleet(settings, StaticEngines(frozenset(settings.engine_urls)), database, notifications)
+        fleet = make_fleet(settings, StaticEngines(frozenset(settings.engine_urls)), database, notifications)
         fleet.set_target(TargetVersion(run.id, 1, str(tiny_model), weights_sha256(tiny_model)))
         running_fleet = asyncio.create_task(fleet.run())
 

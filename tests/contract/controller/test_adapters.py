@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from leyden.libs.store.database import Database
-from leyden.services.controller.engines.client import TargetVersion
+from leyden.services.controller.engines.targets import TargetVersion
 from tests.contract.controller.test_engines import fleet_of, served_adapters
 from tests.fakes.scripted_engine import ScriptedEngine, running
 from tests.faults.proxy import FaultProxy, Trouble

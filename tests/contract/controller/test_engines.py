@@ -15,16 +15,17 @@ from prometheus_client import REGISTRY
 from sqlalchemy import select
 
 from leyden.libs.contracts.weights import weights_sha256
-from leyden.libs.queue.notifications import Notifications
+from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.libs.store.engines import EngineStatus, serving_engines
+from leyden.libs.store.engines import serving_engines
 from leyden.services.controller.engines import files as weights
-from leyden.services.controller.engines.client import TargetVersion
 from leyden.services.controller.engines.discovery import FoundEngines, StaticEngines
 from leyden.services.controller.engines.files import WeightCheck, WeightsLost
-from leyden.services.controller.engines.fleet import Fleet, FleetMember
+from leyden.services.controller.engines.fleet import Fleet
+from leyden.services.controller.engines.targets import TargetVersion
 from leyden.services.controller.settings import Settings
+from leyden.services.controller.worker import make_fleet
 from tests.fakes.scripted_engine import ScriptedEngine, running
 from tests.faults.proxy import FaultProxy, Trouble
 from tests.support.waiting import eventually
@@ -53,7 +54,7 @@ async def fleet_of(
         **others,
     )
     engines = StaticEngines(frozenset(settings.engine_urls))
-    fleet = Fleet(settings, engines, database, notifications, adapters=adapters)
+    fleet = make_fleet(settings, engines, database, notifications, adapters=adapters)
     if assigned:
         fleet.retain_targets(())
     task = asyncio.create_task(fleet.run())
@@ -451,13 +452,13 @@ async def test_a_new_engine_serves_no_run_before_it_has_the_version_of_the_run(
     engine = ScriptedEngine(weight_version="run-a:0")
     async with running(engine):
 
-        class WatchedFleet(Fleet):
-            async def _store(self, member: FleetMember, status: EngineStatus) -> None:
-                await super()._store(member, status)
+        class Watched(Notifications):
+            async def notify(self, *topics: Topic) -> None:
                 states.extend((await rows(database)).values())
+                await super().notify(*topics)
 
-        notifications = Notifications(redis_url)
-        fleet = WatchedFleet(
+        notifications = Watched(redis_url)
+        fleet = make_fleet(
             Settings(engine_poll_seconds=0.05), StaticEngines(frozenset({engine.url})), database, notifications
         )
         # The engine still has an old version, as after a partition.
@@ -479,7 +480,7 @@ async def test_engines_follow_discovery(database: Database, redis_url: str) -> N
             return self.found
 
     discovery, notifications = Discovery(), Notifications(redis_url)
-    fleet = Fleet(Settings(engine_poll_seconds=0.05), discovery, database, notifications)
+    fleet = make_fleet(Settings(engine_poll_seconds=0.05), discovery, database, notifications)
     fleet.set_target(TargetVersion("run-a", 1, "/w/1", "hash"))
     async with AsyncExitStack() as stack:
         one, two = [await stack.enter_async_context(running(ScriptedEngine())) for _ in range(2)]

@@ -21,8 +21,8 @@ from leyden.libs.store.read.results import list_evaluations
 from leyden.libs.store.read.runs import get_run
 from leyden.libs.store.runs.admission import solve_rates
 from leyden.libs.store.runs.retention import prune_run
-from leyden.services.controller.engines.client import TargetVersion
 from leyden.services.controller.engines.fleet import Fleet
+from leyden.services.controller.engines.targets import TargetVersion
 from leyden.services.controller.settings import PoolSettings, Settings
 from leyden.services.controller.tick import Controller
 from leyden.services.controller.trainers.supervisor import TrainerSupervisor

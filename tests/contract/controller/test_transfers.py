@@ -38,8 +38,8 @@ from leyden.libs.store.transfers import (
 )
 from leyden.services.controller.engines import client as engine_client
 from leyden.services.controller.engines import network as transfers
-from leyden.services.controller.engines.client import TargetVersion
 from leyden.services.controller.engines.fleet import Fleet
+from leyden.services.controller.engines.targets import TargetVersion
 from leyden.services.trainer import sender
 from leyden.services.trainer.settings import Settings as TrainerSettings
 from tests.contract.controller.test_engines import fleet_of

@@ -22,7 +22,7 @@ from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.faults import FaultInjector
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.services.controller.engines.client import TargetVersion
+from leyden.services.controller.engines.targets import TargetVersion
 from tests.contract.controller.test_engines import fleet_of
 from tests.contract.gateway.test_process import free_port
 from tests.fakes.gateway import GatewayUnderTest, all_calls, running_gateway

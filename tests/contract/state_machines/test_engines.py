@@ -14,10 +14,11 @@ from hypothesis.stateful import initialize, rule
 
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
-from leyden.services.controller.engines.client import EngineClient, TargetVersion
+from leyden.services.controller.engines.client import EngineClient
 from leyden.services.controller.engines.discovery import StaticEngines
-from leyden.services.controller.engines.fleet import Fleet
+from leyden.services.controller.engines.targets import TargetVersion
 from leyden.services.controller.settings import Settings
+from leyden.services.controller.worker import make_fleet
 from tests.contract.gateway.test_process import free_port
 from tests.fakes.scripted_engine import ScriptedEngine, running
 from tests.support.state_machines import StoreMachine, walk
@@ -68,7 +69,7 @@ class EngineMachine(StoreMachine):
         """Another controller leads; the last one may have died between pause and continue."""
         self.engine.paused = self.engine.paused or (left_paused and self.server is not None)
         settings = Settings(engine_urls=[self.url], engine_refusal_seconds=0.0)
-        self.fleet = Fleet(settings, StaticEngines(frozenset({self.url})), self.database, self.notifications)
+        self.fleet = make_fleet(settings, StaticEngines(frozenset({self.url})), self.database, self.notifications)
         self.member = self.fleet.add(EngineClient(self.url, self.http, settings))
         self.target: TargetVersion | None = None
 
@@ -84,7 +85,7 @@ class EngineMachine(StoreMachine):
     @rule()
     def reconcile(self) -> None:
         before = self.engine.weight_version
-        self.await_(self.fleet._reconcile(self.member))
+        self.await_(self.fleet.reconcile(self.member))
         target = self.target
         label = None if target is None else f"{RUN}:{target.version}"
         refused = target is not None and target.path in self.engine.bad_paths and label != before

@@ -7,7 +7,8 @@ import asyncio
 import httpx
 import pytest
 
-from leyden.services.controller.engines.client import EngineClient, TargetVersion
+from leyden.services.controller.engines.client import EngineClient
+from leyden.services.controller.engines.targets import TargetVersion
 from leyden.services.controller.settings import Settings
 
 TARGET = TargetVersion("run-1", 1, "/weights", "0" * 64)

@@ -1,0 +1,112 @@
+"""Delivers weights to engines that runs use in turn: one run's weights are the engine's.
+
+A version changes in three calls: pause (requests in flight return to the engine's queue, new ones wait), load and
+continue. Agents never see it: the gateway waits. `/model_info` alone says which version an engine serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import httpx
+
+from leyden.libs.contracts.ids import parse_weight_version, weight_version
+from leyden.libs.contracts.states import EngineState
+from leyden.libs.faults import fault_point
+from leyden.libs.store.engines import EngineStatus
+from leyden.libs.telemetry import logger
+from leyden.services.controller.engines.client import EngineRefused, IncomingWeights
+from leyden.services.controller.engines.files import WeightsLost
+from leyden.services.controller.engines.members import UPDATE_SECONDS, UPDATES, FleetMember, Members
+from leyden.services.controller.engines.network import requested_transfer
+from leyden.services.controller.engines.targets import TargetVersion
+
+log = logger()
+
+
+class Turns:
+    """The only target is that of the run whose turn it is; weights come by disk or over the network."""
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+
+    def set_target(self, target: TargetVersion) -> None:
+        """The target's run has the engines now."""
+        self._members.targets = {target.run_id: target}
+        self._members.wake()
+
+    def retain_targets(self, run_ids: Collection[str]) -> None:
+        """Nothing: an engine's weights stay until others come."""
+
+    async def reconcile(self, member: FleetMember) -> None:
+        """Brings an engine to the target where it serves another version.
+
+        Raises: httpx.HTTPError, ValueError: it does not answer as an engine
+        """
+        target = next(iter(self._members.targets.values()), None)
+        await member.resume_once()
+        label = await member.client.weight_version()
+        member.away_since = None
+        if target is None or label == weight_version(target.run_id, target.version):
+            member.offers.clear()
+            await self._members.store(member, _status_of(member.client.url, label))
+        elif member.offer(target).is_due(label):
+            await self._offer(member, target, label)
+
+    async def _offer(self, member: FleetMember, target: TargetVersion, label: str) -> None:
+        """Brings an engine to the target and stores its status: that it serves it, or why it does not.
+
+        Args: label: the weights that it serves
+        """
+        fault_point("controller.version_noticed")
+        offer = member.offer(target)
+        try:
+            await self._members.weights.check(target)
+            label = await self._update(member, target)
+            member.offers.clear()
+            status = _status_of(member.client.url, label)
+        except (WeightsLost, OSError) as error:
+            offer.wait_for_files(str(error)[:500])
+            status = EngineStatus(member.client.url, EngineState.UNREACHABLE, detail=offer.cause)
+        except (EngineRefused, httpx.HTTPError, ValueError, AttributeError) as error:
+            UPDATES.labels("refused" if isinstance(error, EngineRefused) else "failed").inc()
+            # A failed update may have left it paused.
+            member.resumed = False
+            offer.fail(str(error)[:500] or type(error).__name__, self._members.settings.engine_refusal_seconds, label)
+            detail = offer.trouble(0)
+            log.warning("version not loaded", url=member.client.url, version=target.version, cause=detail)
+            status = EngineStatus(member.client.url, EngineState.UNREACHABLE, detail=detail)
+        await self._members.store(member, status)
+
+    async def _update(self, member: FleetMember, target: TargetVersion) -> str:
+        """Loads the target; returns its label, which the engine then serves.
+
+        Raises: EngineRefused: the weights could not be loaded, or the engine said that they were and serves others
+        """
+        if self._members.settings.weights == "disk":
+            await self._load(member, target)
+        else:
+            async with requested_transfer(
+                self._members.database, self._members.notifications, member.client, target
+            ) as incoming:
+                await self._load(member, target, incoming)
+        label = await member.client.weight_version()
+        if label != weight_version(target.run_id, target.version):
+            raise EngineRefused(f"it answered that it loaded version {target.version}, and still serves {label!r}")
+        UPDATES.labels("done").inc()
+        return label
+
+    async def _load(self, member: FleetMember, target: TargetVersion, incoming: IncomingWeights | None = None) -> None:
+        # From here on gateways send no new calls to it.
+        updating = EngineStatus(member.client.url, EngineState.UPDATING, detail=f"loading {target.version}")
+        await self._members.store(member, updating)
+        with UPDATE_SECONDS.time():
+            await member.client.update(target, incoming)
+
+
+def _status_of(url: str, label: str) -> EngineStatus:
+    try:
+        run_id, version = parse_weight_version(label)
+    except ValueError:
+        return EngineStatus(url, EngineState.UPDATING, detail=f"serves {label!r}, which no run gave it")
+    return EngineStatus(url, EngineState.SERVING, run_id, version)
