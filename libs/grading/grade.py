@@ -43,10 +43,7 @@ _GRADERS: dict[str, Callable[[Any, AttemptFacts], Scored]] = {
 
 
 def grade(component: Component, facts: AttemptFacts) -> Grade:
-    """Returns the component's grade.
-
-    An output without the field that a grader reads earns 0: otherwise an agent could escape a grader by silence.
-    """
+    """Returns the component's grade."""
     if component.source == "feedback":
         return _of_feedback(component, facts)
     if component.grader is None:
@@ -54,11 +51,9 @@ def grade(component: Component, facts: AttemptFacts) -> Grade:
     try:
         value, extracted, explanation = _GRADERS[component.grader.type](component.grader, facts)
     except MissingField as error:
-        if error.path.startswith("task"):
-            return Grade(ComponentState.NOT_APPLICABLE, explanation=_cut(str(error)))
-        return Grade(ComponentState.SCORED, 0.0, None, _cut(str(error)))
-    shown = None if extracted is None else _cut(extracted)
-    return Grade(ComponentState.SCORED, value, shown, _cut(explanation))
+        return of_missing(error)
+    shown = None if extracted is None else cut(extracted)
+    return Grade(ComponentState.SCORED, value, shown, cut(explanation))
 
 
 def _of_agents_line(facts: AttemptFacts) -> Grade:
@@ -73,8 +68,19 @@ def _of_feedback(component: Component, facts: AttemptFacts) -> Grade:
         return Grade(ComponentState.FAILED, explanation=f"no feedback within {facts.waited_seconds:g} s")
     value = values[-1] if component.combine == "last" else fmean(values)
     shown = ", ".join(f"{one:g}" for one in values)
-    return Grade(ComponentState.SCORED, value, None, _cut(f"{component.combine} of {shown}"))
+    return Grade(ComponentState.SCORED, value, None, cut(f"{component.combine} of {shown}"))
 
 
-def _cut(text: str) -> str:
+def of_missing(error: MissingField) -> Grade:
+    """Returns the grade where a field has no value.
+
+    An output without the field that a grader reads earns 0: otherwise an agent could escape a grader by silence.
+    """
+    if error.path.startswith("task"):
+        return Grade(ComponentState.NOT_APPLICABLE, explanation=cut(str(error)))
+    return Grade(ComponentState.SCORED, 0.0, None, cut(str(error)))
+
+
+def cut(text: str) -> str:
+    """Returns the text as a row shows it."""
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"

@@ -233,6 +233,10 @@ class Run(Base):
     feedback_seconds: Mapped[float | None] = _of_document(
         "({reward,wait,seconds})::double precision", "reward.wait.seconds"
     )
+    judged: Mapped[bool] = _of_document(
+        """jsonb_path_exists(config, '$."reward"."components"[*]."grader"."type"?(@ == "score_model")'::jsonpath)""",
+        "whether a model scores its rollouts",
+    )
     __table_args__ = (
         _one_of("intent", RunIntent),
         Index(None, "created_at", "id"),

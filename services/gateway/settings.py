@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from leyden.libs.contracts.config import PoolName
 from leyden.libs.service import HttpAddress, HttpSettings
+from leyden.libs.service.providers import Provider
 from leyden.services.gateway.prompt.reasoning import ReasoningParserName
 from leyden.services.gateway.prompt.tools.parsers import ToolParserName
-
-
-class Provider(BaseModel):
-    """A server of OpenAI's chat completions, and the file with its key.
-
-    Args: max_tokens_name: the parameter that limits an answer, for agents that speak Responses or Messages. OpenAI's
-        reasoning models refuse `max_tokens`, and some other servers know that name alone.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-    url: HttpAddress
-    api_key_file: Path | None = None
-    max_tokens_name: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
 
 
 class Settings(HttpSettings):

@@ -6,6 +6,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from leyden.libs.service import ServiceSettings
+from leyden.libs.service.providers import Provider
 
 
 class Settings(ServiceSettings):
@@ -17,6 +18,14 @@ class Settings(ServiceSettings):
     """Processes that run built-in graders; each grades one attempt at a time."""
     component_seconds: float = Field(default=10.0, gt=0)
     """Limit on one component of one attempt; then its process ends, and the component has failed."""
+    providers: dict[str, Provider] = Field(default_factory=dict)
+    """Servers of OpenAI's chat completions whose models judge (grader `score_model`), as a JSON object by name:
+    `{"judge": {"url": "https://api.openai.com/v1", "api_key_file": "/secrets/judge"}}`."""
+    judge_calls: int = Field(default=16, ge=1, le=4096)
+    """Calls of judges that run at once, and attempts that wait for a judge; attempts of other runs do not wait for
+    them."""
+    judge_seconds: float = Field(default=120.0, gt=0)
+    """Limit on one call of a judge; then it is repeated."""
     lease_seconds: float = Field(default=30.0, gt=0)
     """Duration of a lease, which the grader renews three times within it. After that another grader takes the
     attempt."""

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from leyden.libs.contracts.config import Component
+from leyden.libs.contracts.config.graders import ScoreModel
 from leyden.libs.faults import fault_point
 from leyden.libs.grading.facts import AttemptFacts
 from leyden.libs.grading.total import total
@@ -31,6 +33,7 @@ from leyden.libs.store.runs.grading import (
 )
 from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, bind, logger
+from leyden.services.grader.judge import Judge
 from leyden.services.grader.pool import Graded, Pool
 from leyden.services.grader.settings import Settings
 
@@ -67,28 +70,39 @@ async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
         pool_size=settings.database_pool_size,
         answer_seconds=settings.database_answer_seconds,
     )
-    notifications = Notifications(settings.redis_url)
     checks.add("database", database.ping)
     checks.add("schema", lambda: check_schema(database))
+    judge = Judge(settings.providers, calls=settings.judge_calls, seconds=settings.judge_seconds)
     pool = Pool(settings.processes, settings.component_seconds)
+    # One that waits for slow judges holds up no attempt of the other one.
+    graders = [
+        Grader(settings, database, pool, judge, most=PER_PROCESS * settings.processes, judged=False),
+        Grader(settings, database, pool, judge, most=settings.judge_calls, judged=True),
+    ]
     try:
-        await Grader(settings, database, notifications, pool).run(stop)
+        async with asyncio.TaskGroup() as group:
+            for grader in graders:
+                group.create_task(grader.run(stop))
     finally:
         await pool.close()
-        await notifications.close()
+        await judge.close()
         await database.close()
 
 
 class Grader:
-    """The attempts that one process grades."""
+    """The attempts that one process grades. Args: most: at once; judged: those of runs with a judge, or all others"""
 
-    def __init__(self, settings: Settings, database: Database, notifications: Notifications, pool: Pool) -> None:
+    def __init__(
+        self, settings: Settings, database: Database, pool: Pool, judge: Judge, *, most: int, judged: bool
+    ) -> None:
         self._settings = settings
         self._database = database
-        self._notifications = notifications
+        self._notifications = Notifications(settings.redis_url)
         self._pool = pool
+        self._judge = judge
+        self._judged = judged
         self._owner = f"{socket.gethostname()}:{os.getpid()}"
-        self._most = PER_PROCESS * settings.processes
+        self._most = most
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._commits = GroupCommit[Settled](self._write, max_items=MAX_SETTLED, hold_seconds=settings.lease_seconds)
 
@@ -114,11 +128,13 @@ class Grader:
             for task in ending:
                 task.cancel()
             await asyncio.gather(*ending, return_exceptions=True)
+            await self._notifications.close()
 
     async def _lease(self, count: int) -> list[GradingLease]:
         try:
             async with self._database.session() as session:
-                leased = await lease_gradings(session, self._owner, count, self._settings.lease_seconds)
+                seconds = self._settings.lease_seconds
+                leased = await lease_gradings(session, self._owner, count, seconds, judged=self._judged)
         except (StoreAway, Refused) as error:
             limited_log.warning("nothing leased", cause=str(error))
             await asyncio.sleep(RETRY_SECONDS)
@@ -130,12 +146,12 @@ class Grader:
     def _start(self, lease: GradingLease) -> None:
         task = asyncio.create_task(self._grade(lease), name=f"{lease.rollout_id}/{lease.attempt}")
         self._tasks[lease.lease_id] = task
-        LEASED.set(len(self._tasks))
+        LEASED.inc()
         task.add_done_callback(lambda ended: self._ended(lease.lease_id, ended))
 
     def _ended(self, lease_id: str, task: asyncio.Task[None]) -> None:
         del self._tasks[lease_id]
-        LEASED.set(len(self._tasks))
+        LEASED.dec()
         if not task.cancelled() and task.exception() is not None:
             log.error("grading broke", attempt=task.get_name(), exc_info=task.exception())
 
@@ -187,7 +203,7 @@ class Grader:
                 feedback=lease.feedback,
                 waited_seconds=wait.seconds if wait else 0.0,
             )
-            graded = await self._pool.grade(lease.reward.components, facts)
+            graded = await self._components(lease.reward.components, facts)
             fault_point("grader.graded")
             try:
                 if any(one.crashed for one in graded) and lease.tries < MAX_TRIES:
@@ -197,6 +213,13 @@ class Grader:
             # The lease ends, and the attempt is graded again.
             except (StoreAway, Refused) as error:
                 limited_log.warning("grades not written", cause=str(error))
+
+    async def _components(self, components: Sequence[Component], facts: AttemptFacts) -> list[Graded]:
+        built_in = [one for one in components if not isinstance(one.grader, ScoreModel)]
+        scores = [self._judge.grade(one.grader, facts) for one in components if isinstance(one.grader, ScoreModel)]
+        graded, judged = await asyncio.gather(self._pool.grade(built_in, facts), asyncio.gather(*scores))
+        of_pool, of_judge = iter(graded), iter(judged)
+        return [next(of_judge if isinstance(one.grader, ScoreModel) else of_pool) for one in components]
 
     async def _postpone(self, lease: GradingLease, graded: Sequence[Graded]) -> None:
         RETRIES.inc()

@@ -155,8 +155,37 @@ class ToolUse(Document):
         return self
 
 
+def _is_rubric(rubric: str) -> str:
+    if any(path.partition(".")[0] == "output" for path in FIELD.findall(rubric)):
+        raise ValueError("the rubric holds {output}: write fields of the task alone, and the judged text as `output`")
+    return rubric
+
+
+class ScoreModel(_OfText):
+    """A model's score by a rubric, on the way from the lowest of its range (0) to the highest (1)."""
+
+    type: Literal["score_model"]
+    provider: Word
+    """A server of OpenAI's chat completions by its name in the grader's `GRADER_PROVIDERS`."""
+    model: Word
+    """The name of the provider's model."""
+    rubric: Annotated[Template, AfterValidator(_is_rubric)]
+    """The rules by which the model scores, with fields of the task such as `{task.question}`. A task without one makes
+    the component `not_applicable`."""
+    range: Annotated[list[float], Field(min_length=2, max_length=2)] = Field(default=[1.0, 5.0], validate_default=True)
+    """The worst score and the best."""
+    votes: int = Field(default=1, ge=1, le=9)
+    """Answers whose mean counts. Each is a call."""
+
+    @model_validator(mode="after")
+    def _range_has_a_length(self) -> ScoreModel:
+        if self.range[0] >= self.range[1]:
+            raise ValueError(f"range {self.range} has no best score above its worst: write the smaller number first")
+        return self
+
+
 Grader = Annotated[
-    StringCheck | TokenF1 | Numeric | Choice | Regex | JsonSchema | Length | CallBudget | ToolUse,
+    StringCheck | TokenF1 | Numeric | Choice | Regex | JsonSchema | Length | CallBudget | ToolUse | ScoreModel,
     Field(discriminator="type"),
 ]
-"""A built-in grader, by `type`."""
+"""A grader, by `type`: a built-in function, or a judge."""

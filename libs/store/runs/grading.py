@@ -38,7 +38,7 @@ _LEASE = text(f"""
     WITH due AS (
         SELECT r.id, r.grading_attempt AS attempt, r.run_id
         FROM rollouts r
-        JOIN runs u ON u.id = r.run_id
+        JOIN runs u ON u.id = r.run_id AND u.judged = :judged
         JOIN attempts a ON a.rollout_id = r.id AND a.number = r.grading_attempt
         LEFT JOIN gradings g ON g.rollout_id = r.id AND g.attempt = r.grading_attempt
         WHERE r.state = 'queued' AND r.grading_attempt > r.excused_attempt AND NOT {AWAITS_FEEDBACK}
@@ -166,12 +166,16 @@ class Settled:
     components: tuple[NewComponent, ...]
 
 
-async def lease_gradings(session: Session, owner: str, count: int, seconds: float) -> list[GradingLease]:
+async def lease_gradings(
+    session: Session, owner: str, count: int, seconds: float, *, judged: bool = False
+) -> list[GradingLease]:
     """Leases attempts that wait for their grades, those of the oldest rollouts first.
 
     Safe to repeat, and for several graders at once: each attempt has one live lease.
+
+    Args: judged: of the runs with a judge, or else of all others
     """
-    names = {"owner": owner, "count": count, "seconds": seconds, "max_output": MAX_OUTPUT}
+    names = {"owner": owner, "count": count, "seconds": seconds, "max_output": MAX_OUTPUT, "judged": judged}
     leased = await session.execute(_LEASE, {**names, "lease_ids": [secrets.token_hex(16) for _ in range(count)]})
     rows = leased.all()
     # A statement of its own: what was accepted while the first one looked for attempts is not in that one's snapshot.

@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 
 from leyden.libs.contracts.config import Policy
+from leyden.libs.service.providers import Provider
 from leyden.libs.service.secrets import read_secret
 from leyden.services.gateway.calls.context import Answer, CallContext, ModelRequest, Prompt, SampledTokens
 from leyden.services.gateway.dialects.chat_client import ProvidedAnswer, read_answer, request_document
@@ -17,7 +18,6 @@ from leyden.services.gateway.errors import BadRequest, Unavailable
 from leyden.services.gateway.prompt.prefix import Conversation, IndexedPrompt
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.samplers.base import Answered
-from leyden.services.gateway.settings import Provider
 
 MAX_ANSWER_BYTES = 32 * 1024**2
 REFUSALS = frozenset({400, 413, 422})

@@ -11,6 +11,8 @@ from leyden.libs.contracts.config import RunConfig, graders
 
 F1 = {"type": "token_f1", "output": "{output.answer}", "reference": "{task.answer}"}
 
+JUDGE = {"type": "score_model", "provider": "judge", "model": "m", "rubric": "Is it kind? {task.question}"}
+
 
 def run_config(components: list[dict[str, Any]], **parts: Any) -> RunConfig:
     document = {"name": "n", "dataset": "d", "agent": {"command": ["x"]}, "reward": {"components": components}}
@@ -48,6 +50,9 @@ def test_a_run_without_components_is_stored_as_before() -> None:
         ([{"name": "a", "grader": {"type": "regex", "pattern": "("}}], {}, "no regular expression"),
         ([{"name": "a", "grader": {"type": "length", "at_least": 3, "at_most": 2}}], {}, "exceeds at_most 2"),
         ([{"name": "a", "grader": {"type": "tool_use", "at_most": 0}}], {}, "write at_least 0"),
+        ([{"name": "a", "grader": {**JUDGE, "rubric": "good? {output}"}}], {}, "the judged text as `output`"),
+        ([{"name": "a", "grader": {**JUDGE, "range": [5.0, 1.0]}}], {}, "write the smaller number first"),
+        ([{"name": "a", "grader": {**JUDGE, "votes": 10}}], {}, "score_model.votes"),
         ([{"name": "a", "from": "agent"}], {"runner": {"grant_reward": True}}, "remove grant_reward"),
         ([{"name": "a", "grader": F1}], {"runner": {"stdout_reward": True}}, "remove it, or write false"),
         ([{"name": "a", "from": "agent"}], {"runner": {"stdout_reward": False}}, "remove it, or write true"),
@@ -113,3 +118,9 @@ def test_gates_and_clip_are_stored() -> None:
     }
     config = RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}, "reward": reward})
     assert RunConfig.stored(config.storable()) == config
+
+
+def test_the_fields_of_a_rubric_are_fields_of_the_task() -> None:
+    reward = run_config([{"name": "a", "grader": JUDGE}]).reward
+    assert reward is not None
+    assert reward.task_fields() == [("reward.components.0.grader.rubric", ("question",))]

@@ -1,0 +1,191 @@
+"""Asks providers' models for scores, and repeats a vote that has none: a judge that fails gives no 0.
+
+Calls of judges are no rows of `model_calls`, so that nothing can train on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import astuple
+
+import httpx
+from prometheus_client import Counter
+
+from leyden.libs.contracts.config import graders
+from leyden.libs.contracts.states import ComponentState
+from leyden.libs.grading.facts import AttemptFacts, MissingField
+from leyden.libs.grading.grade import Grade, cut, of_missing
+from leyden.libs.grading.judging import Question, Vote, grade_of, question_of, request_of, vote_of
+from leyden.libs.service.providers import Provider
+from leyden.libs.service.secrets import read_secret
+from leyden.services.grader.pool import Graded
+
+CALLS = Counter("grader_judge_calls_total", "Calls of judges by their result.", ["provider", "result"])
+TOKENS = Counter("grader_judge_tokens_total", "Tokens that providers of judges counted.", ["provider", "kind"])
+
+MAX_ANSWER_TOKENS = 4096
+MAX_ANSWER_BYTES = 2**20
+MAX_WRONG_ANSWERS = 3
+"""Answers without a score, after which a vote has failed."""
+MAX_VOTES = 20_000
+"""Votes that a process remembers."""
+MAX_PAUSE_SECONDS = 60.0
+PASSES = frozenset({408, 409, 425, 429})
+"""Statuses beside 5xx that a later request need not meet."""
+
+
+class NoVote(Exception):
+    """A call has no score. `repeat`: whether another call may have one; `pause_seconds`: as the provider asks."""
+
+    def __init__(self, cause: str, result: str, *, repeat: bool = True, pause_seconds: float = 0.0) -> None:
+        super().__init__(cause)
+        self.result = result
+        self.repeat = repeat
+        self.pause_seconds = pause_seconds
+
+
+class Judge:
+    """Grades while it is open.
+
+    Args: calls: the most at once; seconds: the limit of one; patience_seconds: a vote whose provider does not answer
+        has failed so long after its first try; pause_seconds: after the first failure, doubled with each
+    """
+
+    def __init__(
+        self,
+        providers: Mapping[str, Provider],
+        *,
+        calls: int,
+        seconds: float,
+        patience_seconds: float = 300.0,
+        pause_seconds: float = 1.0,
+    ) -> None:
+        self._providers = providers
+        self._keys = {name: read_secret(None, one.api_key_file) for name, one in providers.items()}
+        self._room = asyncio.Semaphore(calls)
+        self._patience_seconds = patience_seconds
+        self._pause_seconds = pause_seconds
+        self._votes: dict[bytes, asyncio.Task[Vote]] = {}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=calls)
+        self._http = httpx.AsyncClient(timeout=httpx.Timeout(seconds, connect=5.0), limits=limits, trust_env=False)
+        self._seconds = seconds
+
+    async def grade(self, grader: graders.ScoreModel, facts: AttemptFacts) -> Graded:
+        """Returns the grade, which has failed if one of the votes has."""
+        began = time.perf_counter()
+        try:
+            question = question_of(grader, facts)
+            votes = await asyncio.gather(*(self._vote(question, number) for number in range(grader.votes)))
+            found = grade_of(question, votes)
+        except MissingField as error:
+            found = of_missing(error)
+        except NoVote as error:
+            found = Grade(ComponentState.FAILED, explanation=cut(str(error)))
+        return Graded(found, time.perf_counter() - began)
+
+    async def close(self) -> None:
+        """Ends all calls."""
+        for task in self._votes.values():
+            task.cancel()
+        await asyncio.gather(*self._votes.values(), return_exceptions=True)
+        await self._http.aclose()
+
+    async def _vote(self, question: Question, number: int) -> Vote:
+        """Equal questions share their votes by number, so that equal texts have equal scores, and a retry costs
+        nothing."""
+        key = hashlib.sha256(repr((astuple(question), number)).encode()).digest()
+        if key not in self._votes:
+            while len(self._votes) >= MAX_VOTES:
+                del self._votes[next(iter(self._votes))]
+            self._votes[key] = asyncio.create_task(self._ask(question))
+            self._votes[key].add_done_callback(lambda ended: self._forget_failure(key, ended))
+        # Another attempt may wait for the same vote.
+        return await asyncio.shield(self._votes[key])
+
+    def _forget_failure(self, key: bytes, ended: asyncio.Task[Vote]) -> None:
+        if (ended.cancelled() or ended.exception() is not None) and self._votes.get(key) is ended:
+            del self._votes[key]
+
+    async def _ask(self, question: Question) -> Vote:
+        """Asks until an answer counts. Raises: NoVote"""
+        ends = None
+        wrong, pause = 0, self._pause_seconds
+        while True:
+            try:
+                async with self._room:
+                    vote = await self._answer(question)
+            except NoVote as error:
+                CALLS.labels(question.provider, error.result).inc()
+                wrong += error.result == "wrong"
+                ends = ends or time.monotonic() + self._patience_seconds
+                wait = max(error.pause_seconds, pause) * random.uniform(1.0, 1.25)  # noqa: S311
+                if not error.repeat or wrong == MAX_WRONG_ANSWERS or time.monotonic() + wait > ends:
+                    raise
+            else:
+                CALLS.labels(question.provider, "scored").inc()
+                return vote
+            await asyncio.sleep(wait)
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+    async def _answer(self, question: Question) -> Vote:
+        name = question.provider
+        provider = self._providers.get(name)
+        if provider is None:
+            known = ", ".join(sorted(self._providers)) or "none"
+            raise NoVote(
+                f"the grader knows no provider {name!r}: GRADER_PROVIDERS names {known}", "unknown", repeat=False
+            )
+        body = await self._body(name, provider, question)
+        try:
+            vote, usage = vote_of(question, body)
+        except ValueError as error:
+            raise NoVote(f"provider {name}: {error}", "wrong") from error
+        TOKENS.labels(name, "prompt").inc(usage.prompt_tokens or 0)
+        TOKENS.labels(name, "completion").inc(usage.completion_tokens or 0)
+        return vote
+
+    async def _body(self, name: str, provider: Provider, question: Question) -> bytes:
+        """Raises: NoVote"""
+        document = {**request_of(question, secrets.token_hex(16)), provider.max_tokens_name: MAX_ANSWER_TOKENS}
+        key = self._keys[name]
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        url = f"{provider.url.rstrip('/')}/chat/completions"
+        body = bytearray()
+        try:
+            # The limit of httpx is for each read: a server that sends byte by byte would hold the call for ever.
+            async with (
+                asyncio.timeout(self._seconds),
+                self._http.stream("POST", url, json=document, headers=headers) as r,
+            ):
+                async for part in r.aiter_bytes():
+                    body += part
+                    if len(body) > MAX_ANSWER_BYTES:
+                        raise NoVote(f"provider {name} answers with more than {MAX_ANSWER_BYTES} bytes", "wrong")
+        except TimeoutError as error:
+            raise NoVote(f"provider {name} gave no answer within {self._seconds:g} s", "away") from error
+        except httpx.HTTPError as error:
+            raise NoVote(f"provider {name} does not answer ({type(error).__name__})", "away") from error
+        _check_status(name, r, bytes(body))
+        return bytes(body)
+
+
+def _check_status(name: str, response: httpx.Response, body: bytes) -> None:
+    """Raises: NoVote"""
+    status = response.status_code
+    if status == 200:
+        return
+    if status in {401, 403}:
+        # The body may repeat the key.
+        cause = f"provider {name} refuses the key ({status}): check its api_key_file in GRADER_PROVIDERS"
+        raise NoVote(cause, "refused", repeat=False)
+    if status in PASSES or status >= 500:
+        seconds = response.headers.get("retry-after", "")
+        pause = min(float(seconds), MAX_PAUSE_SECONDS) if seconds.isdecimal() else 0.0
+        raise NoVote(f"provider {name} answers {status}", "away", pause_seconds=pause)
+    said = body[:200].decode(errors="replace")
+    raise NoVote(f"provider {name} refuses the question ({status}): {said}", "refused", repeat=False)
