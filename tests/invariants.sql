@@ -239,6 +239,7 @@ WHERE r.run_id = :'run' AND r.state = 'excluded' AND NOT coalesce(CASE
     THEN t.tries >= (u.config #>> '{sampling,max_attempts}')::integer AND CASE r.reason
         WHEN 'lease_lost' THEN t.last = 'expired' WHEN 'call_failed' THEN t.last IN ('agent_error', 'timeout', 'succeeded')
         WHEN 'held' THEN t.last IN ('agent_error', 'timeout', 'succeeded') ELSE t.last = r.reason END
+    WHEN r.reason = 'ungraded' THEN t.last = 'succeeded' AND EXISTS (SELECT FROM gradings WHERE rollout_id = r.id AND reason IS NOT NULL)
     ELSE u.config #>> '{sampling,agent_failure}' = 'exclude'
         AND (SELECT evaluation_id FROM groups WHERE id = r.group_id) IS NULL
         AND CASE r.reason WHEN 'no_reward' THEN t.last = 'succeeded' ELSE t.last = r.reason END

@@ -51,6 +51,11 @@ def _chosen_tasks_stop(run: RunConfig) -> bool:
     return by_reward and (sampling.curriculum is not None or sampling.refill_zero_variance > 0)
 
 
+def _has_rewards_from_outside_alone(run: RunConfig) -> bool:
+    has_others = run.runner.stdout_reward or run.runner.grant_reward or run.credit.air
+    return run.reward is None and not has_others
+
+
 def _is_greedy(run: RunConfig) -> bool:
     temperature, override = run.sampling.temperature, run.sampling.override
     decides = override != "keep" and override.temperature is not None
@@ -171,6 +176,13 @@ RULES: tuple[Rule, ...] = (
         _chosen_tasks_stop,
         "a curriculum and refills choose which rewards 'train_reward' sees, so that it need not rise",
         "write metric 'evaluation_reward'",
+    ),
+    Rule(
+        "runner.stdout_reward",
+        "warns",
+        _has_rewards_from_outside_alone,
+        "nothing waits for rewards from outside: a rollout that has none when its group ends earns 0",
+        "write reward.components with from: feedback, and reward.wait",
     ),
 )
 

@@ -26,6 +26,7 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"algorithm": {"type": "reinforce"}, "sampling": {"max_policy_lag": 2}}, "algorithm.type", "warns"),
     ({"algorithm": {"type": "reinforce", "epochs": 2}}, "algorithm.type", "warns"),
     ({"algorithm": {"type": "importance_sampling"}, "sampling": {"max_policy_lag": 4}}, "algorithm.type", "warns"),
+    ({"runner": {"stdout_reward": False}}, "runner.stdout_reward", "warns"),
     (
         {
             "sampling": {"refill_zero_variance": 1},
@@ -50,6 +51,8 @@ SOUND: list[dict[str, Any]] = [
     {"algorithm": {**GSPO, "correction": DECOUPLED, "mini_batches": 2}, "sampling": {"groups_per_step": 2}},
     {"algorithm": {"type": "reinforce", "correction": DECOUPLED}, "sampling": {"max_policy_lag": 2}},
     {"training": {"lora": {}}},
+    {"runner": {"stdout_reward": False, "grant_reward": True}},
+    {"runner": {"stdout_reward": False}, "credit": {"air": {}}},
 ]
 
 

@@ -1,0 +1,136 @@
+"""A scripted person teaches an agent that prints no reward; each of the values counts, and a missing one is no 0."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from rich.console import Console
+
+from leyden.libs.cli.local import managed_service
+from leyden.libs.cli.local.platform import Platform
+from leyden.libs.cli.view.watch import watch_run
+from leyden.libs.client import Client
+from leyden.libs.faults import FaultInjector
+from tests.campaigns.soak import QUICK, bandit_run, small_platform
+from tests.invariants import violations
+
+STEPS = 12
+ROLLOUTS = STEPS * 2 * 8
+POINTS = ("api.committed", "grader.leased", "api.created", "grader.graded", "grader.total_written")
+
+
+@pytest.fixture
+def injector(tmp_path: Path) -> FaultInjector:
+    return FaultInjector(tmp_path / "faults")
+
+
+@pytest.fixture
+def platform(tmp_path: Path, injector: FaultInjector, monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
+    monkeypatch.setattr(managed_service, "MAX_BACKOFF_SECONDS", 0.5)
+    with small_platform(tmp_path, **injector.environment, GRADER_LEASE_SECONDS="2") as running:
+        yield running
+
+
+class Person:
+    """Rates each rollout at the moment it shows `grading` or `finished`: 1 for the answer that is wanted."""
+
+    def __init__(self, client: Client, run_id: str) -> None:
+        self._client, self._run_id = client, run_id
+        self.given: dict[str, float] = {}
+        self._stop = threading.Event()
+
+    def rate_all(self) -> None:
+        """Rates until the end. An exception, such as a refusal, ends it."""
+        while not self._stop.wait(0.05):
+            for state in ("grading", "finished"):
+                for rollout in self._client.rollouts(run=self._run_id, state=state):
+                    if rollout.id not in self.given:
+                        self._rate(rollout.id)
+
+    def _rate(self, rollout_id: str) -> None:
+        outcome = self._client.rollout(rollout_id).attempts[-1].outcome
+        assert outcome is not None
+        value = 1.0 if json.loads(outcome.stdout_tail.splitlines()[-1])["answer"] == "odd" else 0.25
+        given = self._client.rate(rollout_id, "thumbs", value, key="of the person")
+        assert given.value == value
+        self.given[rollout_id] = value
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """The person works beside the block."""
+        failures = list[BaseException]()
+
+        def work() -> None:
+            try:
+                self.rate_all()
+            # The test reads it: a thread has nobody else to tell.
+            except BaseException as error:  # noqa: BLE001
+                failures.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join()
+        assert failures == []
+
+
+def rated_run(log: Path, name: str, steps: int, seconds: float) -> dict[str, Any]:
+    components = [{"name": "thumbs", "from": "feedback"}]
+    reward = {"components": components, "wait": {"seconds": seconds}}
+    document = bandit_run(log, name, steps, reward=reward, **QUICK)
+    document["agent"]["environment"]["BANDIT_SILENT"] = "1"
+    return document
+
+
+@pytest.mark.timeout(900)
+def test_every_value_that_a_person_gives_within_the_wait_is_trained(
+    platform: Platform, client: Client, injector: FaultInjector, received: Path
+) -> None:
+    created = client.create_run(rated_run(received, "rated", STEPS, 600.0))
+    person = Person(client, created.id)
+    with person.at_work():
+        for point in POINTS:
+            injector.arm(point)
+            assert injector.fired(point, 120)
+        run = watch_run(client, created.id, Console(quiet=True))
+    assert (run.phase, run.reason) == ("completed", None)
+
+    rewards = {one.id: one.reward for one in client.rollouts(run=run.id)}
+    assert rewards == person.given
+    assert len(rewards) == ROLLOUTS
+    assert totals(platform, run.id) == rewards
+    assert violations(platform.facts.database_url, run.id) == {}
+    shown = client.rollout(next(iter(rewards)))
+    assert [(one.component, one.given_by) for one in shown.feedback] == [("thumbs", "first-admin")]
+    means = [step.reward_mean or 0.0 for step in client.steps(run.id)]
+    assert means[0] < 0.85 < means[-1]
+
+
+@pytest.mark.timeout(300)
+def test_a_run_that_nobody_rates_ends_with_that_reason(platform: Platform, client: Client, received: Path) -> None:
+    created = client.create_run(rated_run(received, "unrated", 1, 1.0))
+    run = watch_run(client, created.id, Console(quiet=True))
+    assert (run.phase, run.reason) == ("failed", "no rollout succeeds: ungraded: thumbs: no feedback within 1 s")
+    assert {one.reward for one in client.rollouts(run=run.id)} == {None}
+    assert violations(platform.facts.database_url, run.id) == {}
+
+
+def totals(platform: Platform, run_id: str) -> dict[str, float]:
+    """The rewards of credited rollouts as credit compared them."""
+    with psycopg.connect(platform.facts.database_url) as connection:
+        rows = connection.execute(
+            "SELECT r.id, r.reward FROM rollouts r JOIN group_credits c ON c.group_id = r.group_id"
+            " WHERE r.run_id = %s AND r.state = 'finished' AND c.verdict = 'credited'",
+            [run_id],
+        ).fetchall()
+    return dict(rows)
