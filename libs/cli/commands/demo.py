@@ -23,6 +23,7 @@ from leyden.libs.cli.context import Context, Home, context_of
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.local.platform import Platform, platform_options
 from leyden.libs.cli.settings import EXAMPLES
+from leyden.libs.cli.view.console_link import console_link, link_line
 from leyden.libs.cli.view.output import console, report_event
 from leyden.libs.cli.view.phases import in_words, phases_of
 from leyden.libs.cli.view.run_report import measured, write_report
@@ -109,6 +110,8 @@ def demo(
     with _platform(context) as platform, Client(platform.facts.url("api"), platform.token) as client:
         run, resumed = find_or_create_run(client, options, tasks, fresh=fresh)
         console.print(f"{'resuming' if resumed else 'created'} run {run.id}: evaluate, {steps} steps, evaluate again")
+        link = console_link(client, platform.facts.url("api"), f"/runs/{run.id}")
+        console.print(link_line(link), crop=False)
         _show(client, run, folder, require_rise=require_rise, model=str(platform.facts.model_path))
 
 

@@ -34,9 +34,10 @@ from leyden.libs.cli.local.platform import (
 )
 from leyden.libs.cli.local.record import PlatformRecord, ServiceRecord, write_record
 from leyden.libs.cli.local.services import ADMIN_TOKEN, LOGS
+from leyden.libs.cli.view.console_link import console_link, link_line
 from leyden.libs.cli.view.output import AsJson, Part, as_text, facts, print_result, report_event, table
 from leyden.libs.cli.view.watch import ENDED
-from leyden.libs.client import LeydenError
+from leyden.libs.client import Client, LeydenError
 from leyden.libs.contracts.api.platform import Engine
 from leyden.libs.contracts.api.runs import Run
 
@@ -164,12 +165,16 @@ def _within(seconds: float, condition: Callable[[], bool]) -> bool:
 def _print_platform(context: Context, as_json: bool) -> None:
     record = context.record()
     assert record is not None
-    token = (context.home / ADMIN_TOKEN).read_text().strip()
+    url, token = record.url, (context.home / ADMIN_TOKEN).read_text().strip()
+    assert url is not None
+    with Client(url, token) as client:
+        link = console_link(client, url)
     print_result(
         as_json,
-        {**record.model_dump(mode="json"), "token": token},
+        {**record.model_dump(mode="json"), "token": token, "console": link},
         facts(*((name, service.url) for name, service in record.services.items() if service.url is not None)),
-        facts(("API documents", f"{record.url}/docs"), ("token", token), ("logs", context.home / LOGS)),
+        facts(("API documents", f"{url}/docs"), ("token", token), ("logs", context.home / LOGS)),
+        link_line(link),
     )
 
 

@@ -1,0 +1,24 @@
+"""The link that opens the console of a platform, signed in."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from leyden.libs.client import Client
+from leyden.libs.contracts.api.tokens import ApiScope
+
+HOURS = 12
+
+
+def console_link(client: Client, url: str, page: str = "/") -> str:
+    """A link that signs one browser in, with a token that may read, within half a day.
+
+    The token stands in the fragment, which browsers never send: no log of a proxy holds it.
+    """
+    issued = client.create_token("console", [ApiScope.READ], expires_seconds=HOURS * 3600)
+    return f"{url}/#sign-in={issued.token}&to={page}"
+
+
+def link_line(link: str) -> Text:
+    """The link on one line however narrow the terminal is, so that it can be copied whole."""
+    return Text(f"console (signs in once): {link}", no_wrap=True, overflow="ignore")

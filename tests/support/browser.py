@@ -1,0 +1,73 @@
+"""A headless Chromium with a page's errors, and axe: `make setup` puts both below .cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, sync_playwright
+
+from tests.support.shared import ROOT
+
+CHROMIUM = ROOT / ".cache" / "chromium" / "usr"
+AXE = ROOT / ".cache" / "console" / "node_modules" / "axe-core" / "axe.min.js"
+
+
+@contextmanager
+def running_browser() -> Iterator[Browser]:
+    """Debian's Chromium with the libraries beside it."""
+    program = CHROMIUM / "lib" / "chromium" / "chromium-headless-shell"
+    assert program.exists() and AXE.exists(), f"{program} or {AXE} is missing: run `make setup`"
+    libraries = ":".join(map(str, sorted({path.parent for path in CHROMIUM.rglob("*.so*")})))
+    environment: dict[str, str | float | bool] = {**os.environ, "LD_LIBRARY_PATH": libraries}
+    with sync_playwright() as playwright:
+        # As root, Chromium has no sandbox; it opens pages of this machine alone.
+        browser = playwright.chromium.launch(executable_path=program, env=environment, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@dataclass
+class Visitor:
+    """One browser of one person, with everything that its page complained about."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.page.set_default_timeout(20_000)
+        self.page.on("console", self._on_message)
+        self.page.on("pageerror", self._on_error)
+
+    def _on_message(self, message: ConsoleMessage) -> None:
+        # The first question of a page that is not signed in.
+        if message.type == "error" and "401" not in message.text:
+            self.complaints.append(message.text)
+
+    def _on_error(self, error: Error) -> None:
+        self.complaints.append(str(error))
+
+    def violations(self) -> list[str]:
+        """The findings of axe, in a light and in a dark theme and 390 pixels wide."""
+        found = list[str]()
+        for theme in ("light", "dark"):
+            self.page.emulate_media(color_scheme=theme)
+            found += self._axe(theme)
+        width = self.page.viewport_size
+        assert width is not None
+        self.page.set_viewport_size({"width": 390, "height": 800})
+        found += self._axe("narrow")
+        if (needed := self.page.evaluate("document.documentElement.scrollWidth")) > 390:
+            found.append(f"narrow: the page needs {needed} pixels")
+        self.page.set_viewport_size(width)
+        return found
+
+    def _axe(self, words: str) -> list[str]:
+        self.page.evaluate(AXE.read_text())
+        results: dict[str, Any] = self.page.evaluate("axe.run()")
+        return [f"{words}: {one['id']}: {one['nodes'][0]['html'][:200]}" for one in results["violations"]]
