@@ -105,7 +105,7 @@ function components(rollout: RolloutDetail): Entry[] {
     source: one.source,
     value: one.value === null ? one.state : number(one.value),
     weight: String(one.weight),
-    part: one.value === null ? "–" : signed(one.value * one.weight),
+    part: one.contribution == null ? "–" : signed(one.contribution),
     why: [one.extracted === null ? "" : `answer ${JSON.stringify(one.extracted)}`, one.explanation].filter(Boolean).join("; "),
   }));
 }
