@@ -230,6 +230,7 @@ def _of_call(number: int, call: Call, spans: Sequence[Span]) -> Iterator[Part]:
         ("policy versions", ", ".join(map(str, sorted(set(call.policy_versions))))),
         ("trainable", call.untrainable_reason or call.trainable),
         *([("sampling", words_of_override(call))] if call.asked else []),
+        *([("left out", f"hosted tools {', '.join(hosted)}")] if (hosted := call.request.get("hosted_tools")) else []),
         ("delivered", DELIVERED.get(call.delivered)),
         *_credit(call),
     )

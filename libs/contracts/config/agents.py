@@ -49,6 +49,10 @@ class Agent(Document):
     """One more file with the task as JSON: a name in the working folder, such as `input.json`, in place of a file of
     `directory` with that name; in a pod an absolute path, such as `/app/input.json`."""
 
+    hosted_tools: Literal["leave_out", "refuse"] = "leave_out"
+    """Tools in a request that a vendor's server would run, such as `web_search`: `leave_out` does not offer them to the
+    model, and the call's record names them; `refuse` answers such a request with status 400."""
+
     def task_fields(self) -> list[tuple[str, ...]]:
         """The paths of the task's fields that placeholders name."""
         return task_fields([*self.command, *self.environment.values()])

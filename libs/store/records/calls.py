@@ -93,6 +93,7 @@ class CallDefaults(NamedTuple):
     frozen: Collection[str] = ()
     provided: Mapping[str, Policy] = MappingProxyType({})
     override: Override | None = None
+    refuses_hosted_tools: bool = False
 
     def policy_run(self, run_id: str, role: str | None) -> str:
         """The run whose policy answers calls of a role. Args: run_id: the run with these defaults."""
@@ -250,6 +251,7 @@ async def call_defaults(session: ReadSession, run_id: str) -> CallDefaults:
         [name for name, policy in of_roles.items() if not policy.trains],
         {name: policy for name, policy in of_roles.items() if policy.provider is not None},
         None if override == "keep" else Override.model_validate(override, extra="ignore"),
+        (config.get("agent") or {}).get("hosted_tools") == "refuse",
     )
 
 

@@ -39,6 +39,7 @@ from leyden.services.gateway.calls.override import overridden
 from leyden.services.gateway.calls.prepare import NAME_HEADER, agent_of, role_of
 from leyden.services.gateway.calls.retries import REPEAT_SECONDS, UNDECLARED, InFlightCall, Retry, RetryIndex
 from leyden.services.gateway.dialects.base import WireFormat
+from leyden.services.gateway.dialects.hosted import refuse_hosted
 from leyden.services.gateway.engine.client import EngineClient
 from leyden.services.gateway.errors import (
     BadRequest,
@@ -263,6 +264,8 @@ class CallService:
         sequence: int,
     ) -> InFlightCall:
         defaults = await self._reader.defaults(attempt.run_id)
+        if defaults.refuses_hosted_tools:
+            refuse_hosted(request.parameters)
         caller = await self._caller(attempt, request, headers)
         asked: Json | None = None
         if defaults.override is not None and _is_trained(attempt, caller, defaults):

@@ -11,7 +11,9 @@ from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
 from leyden.services.gateway.calls.context import Answer, ModelRequest
 from leyden.services.gateway.dialects.chat_completions import tool_call
 
-NOT_SENT = frozenset({"model", "stream", "stream_options", "logprobs", "top_logprobs", "chat_template_kwargs"})
+NOT_SENT = frozenset(
+    {"model", "stream", "stream_options", "logprobs", "top_logprobs", "chat_template_kwargs", "hosted_tools"}
+)
 """Parameters of a request that concern the model or the stream of the gateway."""
 
 

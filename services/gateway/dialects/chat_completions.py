@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
 from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, Sampling, TokenLogprob
 from leyden.services.gateway.dialects.base import COMMENT, WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, read_object, required_tools, validated
+from leyden.services.gateway.dialects.hosted import without_hosted
 from leyden.services.gateway.errors import BadRequest, GatewayError
 
 REMEDIES = {
@@ -62,8 +63,14 @@ class _FunctionSpec(BaseModel):
 
 class _Tool(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
-    type: Literal["function"]
-    function: _FunctionSpec
+    type: str
+    function: _FunctionSpec | None = None
+
+    @model_validator(mode="after")
+    def _a_function_is_named(self) -> _Tool:
+        if self.type == "function" and self.function is None:
+            raise ValueError("a tool of type function needs a function")
+        return self
 
 
 class _NamedTool(Wire):
@@ -164,12 +171,13 @@ def parse_document(document: Json, body_sha256: bytes, *, max_choices: int) -> M
     """Validates a body that was read. Raises: BadRequest."""
     parsed = validated(_Body, document, REMEDIES)
     _refuse_unsupported(parsed, max_choices)
+    tools, hosted = without_hosted(document.get("tools") or (), {"function"})
     return ModelRequest(
         dialect=Dialect.CHAT_COMPLETIONS,
         model=parsed.model,
         turns=tuple(_turn(message, index) for index, message in enumerate(parsed.messages)),
-        tools=tuple(document.get("tools") or ()),
-        parses_tool_calls=bool(parsed.tools) and parsed.tool_choice != "none",
+        tools=tuple(tools),
+        parses_tool_calls=bool(tools) and parsed.tool_choice != "none",
         parallel_tool_calls=parsed.parallel_tool_calls is not False,
         stream=bool(parsed.stream),
         include_usage=parsed.stream_options is not None and bool(parsed.stream_options.include_usage),
@@ -178,10 +186,10 @@ def parse_document(document: Json, body_sha256: bytes, *, max_choices: int) -> M
         top_logprobs=parsed.top_logprobs or 0,
         sampling=_sampling(parsed),
         template_options=parsed.chat_template_kwargs or {},
-        parameters={name: value for name, value in document.items() if name not in {"messages", "tools"}},
+        parameters={name: value for name, value in document.items() if name not in {"messages", "tools"}} | hosted,
         body_sha256=body_sha256,
         answer_schema=_schema(parsed.response_format),
-        required_tools=_required(parsed.tool_choice, document.get("tools") or ()),
+        required_tools=_required(parsed.tool_choice, tools),
     )
 
 

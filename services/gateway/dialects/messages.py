@@ -2,7 +2,7 @@
 
 Fields that do not change how this model samples text are recorded and have no other effect, also unknown ones, because
 Anthropic's clients send new ones with every release. The dialect refuses what it cannot serve by name: images,
-documents, Anthropic's own tools.
+documents, Anthropic's own tools that the agent runs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
 from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, Sampling, TokenLogprob
 from leyden.services.gateway.dialects.base import WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, read_object, required_tools, validated
+from leyden.services.gateway.dialects.hosted import without_hosted
 from leyden.services.gateway.errors import BadRequest, GatewayError
 from leyden.services.gateway.prompt.tools.hermes import parsed_arguments
 
@@ -56,7 +57,7 @@ class _Message(Wire):
 
 class _Tool(Wire):
     type: str | None = None
-    name: str = Field(min_length=1)
+    name: str | None = Field(default=None, min_length=1)
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
@@ -116,13 +117,14 @@ class Messages(WireFormat):
         options = _template_options(parsed)
         parameters = {name: value for name, value in document.items() if name not in CONVERSATION}
         choice = parsed.tool_choice
-        tools = tuple(_tool(tool, f"tools.{index}") for index, tool in enumerate(parsed.tools or ()))
+        offered, hosted = without_hosted(document.get("tools") or (), {None, "custom"})
+        tools = tuple(_tool(_Tool.model_validate(tool), f"tools.{index}") for index, tool in enumerate(offered))
         return ModelRequest(
             dialect=Dialect.MESSAGES,
             model=parsed.model,
             turns=tuple(_turns(parsed)),
             tools=tools,
-            parses_tool_calls=bool(parsed.tools) and (choice is None or choice.type != "none"),
+            parses_tool_calls=bool(tools) and (choice is None or choice.type != "none"),
             parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
             stream=bool(parsed.stream),
             include_usage=True,
@@ -137,7 +139,7 @@ class Messages(WireFormat):
                 max_tokens=parsed.max_tokens,
             ),
             template_options=options,
-            parameters=parameters | ({"chat_template_kwargs": options} if options else {}),
+            parameters=parameters | hosted | ({"chat_template_kwargs": options} if options else {}),
             body_sha256=hashlib.sha256(body).digest(),
             answer_schema=_schema(parsed),
             required_tools=_required(choice, tools),
@@ -288,14 +290,9 @@ def _required(choice: _ToolChoice | None, tools: Sequence[Json]) -> tuple[str, .
 
 
 def _tool(tool: _Tool, place: str) -> Json:
-    if tool.type not in {None, "custom"}:
-        message = (
-            f"{place}: the tool '{tool.type}' is Anthropic's own: give the agent a tool that it runs itself, with a"
-            " name, a description and an input_schema."
-        )
-        raise BadRequest(message, param=place, code="unsupported_tool")
-    if tool.input_schema is None:
-        raise BadRequest(f"Missing required parameter: '{place}.input_schema'.", param=place, code="invalid_value")
+    for field, value in (("name", tool.name), ("input_schema", tool.input_schema)):
+        if value is None:
+            raise BadRequest(f"Missing required parameter: '{place}.{field}'.", param=place, code="invalid_value")
     described = {} if tool.description is None else {"description": tool.description}
     strict = {"strict": True} if tool.strict else {}
     function = {"name": tool.name, **described, "parameters": tool.input_schema, **strict}

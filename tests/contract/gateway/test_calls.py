@@ -261,6 +261,33 @@ async def test_fields_that_change_nothing_are_accepted_and_recorded(tmp_path, da
     assert call.trainable
 
 
+async def ask_with_hosted_tools(client: Any, claude: Any) -> None:
+    own = {"type": "function", "function": {"name": "own", "parameters": {"type": "object"}}}
+    await client.chat.completions.create(model="m", messages=HI, tools=[{"type": "web_search"}, own])
+    flat: Any = [{"type": "web_search"}, {"type": "mcp", "server_label": "x"}, {"type": "function", "name": "own"}]
+    await client.responses.create(model="m", input="a", tools=flat)
+    tools: Any = [{"type": "web_search_20250305", "name": "web_search"}, {"name": "own", "input_schema": {}}]
+    await claude.messages.create(model="m", messages=HI, max_tokens=9, tools=tools)
+
+
+async def test_hosted_tools_are_not_offered_and_the_record_names_them(tmp_path, database):
+    async with scene(tmp_path, database) as stage, stage.client() as client, stage.anthropic() as claude:
+        await ask_with_hosted_tools(client, claude)
+        calls = await stage.calls()
+    hosted = [["web_search"], ["web_search", "mcp"], ["web_search_20250305"]]
+    assert [call.request["hosted_tools"] for call in calls] == hosted
+    assert [[tool["function"]["name"] for tool in call.tools or ()] for call in calls] == [["own"]] * 3
+    assert all(call.trainable for call in calls)
+
+
+async def test_a_run_may_refuse_hosted_tools(tmp_path, database):
+    document = builders.run_document(agent={"command": ["a"], "hosted_tools": "refuse"})
+    async with scene(tmp_path, database, run=document) as stage, stage.client() as client, stage.anthropic() as claude:
+        with pytest.raises(openai.BadRequestError, match=r"the run refuses hosted tools \(web_search\)"):
+            await ask_with_hosted_tools(client, claude)
+        assert not await stage.calls()
+
+
 async def test_unknown_fields_of_every_dialect_are_recorded(tmp_path, database):
     new: Any = {"extra_body": {"some_new_field": {"of": ["next", "year"]}}}
     async with scene(tmp_path, database) as stage, stage.client() as client, stage.anthropic() as claude:

@@ -268,7 +268,7 @@ async def test_sampling_parameters_reach_the_engine_and_mark_the_record(tmp_path
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1"}]}]},
             "'toolu_1' has no tool_use",
         ),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "a tool that it runs itself"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "give the agent one with a name and a schema"),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
         ({"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}, "mcp_servers"),
         ({"output_format": {"type": "json_schema"}}, "output_format.schema"),

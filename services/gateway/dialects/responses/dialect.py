@@ -19,6 +19,7 @@ from leyden.services.gateway.calls.context import Answer, Attempt, Completion, M
 from leyden.services.gateway.dialects.base import COMMENT, WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, read_object, required_tools, validated
 from leyden.services.gateway.dialects.chat_completions import logprobs_of
+from leyden.services.gateway.dialects.hosted import without_hosted
 from leyden.services.gateway.dialects.responses.items import (
     Item,
     ObjectId,
@@ -119,13 +120,14 @@ class Responses(WireFormat):
         parsed = validated(_Body, document, REMEDIES)
         _refuse_unsupported(parsed)
         sent = parsed.input
-        tools = tuple(map(_neutral_tool, document.get("tools") or ()))
+        offered, hosted = without_hosted(document.get("tools") or (), {"function"})
+        tools = tuple(map(_neutral_tool, offered))
         return ResponsesRequest(
             dialect=Dialect.RESPONSES,
             model=parsed.model,
             turns=(),
             tools=tools,
-            parses_tool_calls=bool(parsed.tools) and parsed.tool_choice != "none",
+            parses_tool_calls=bool(tools) and parsed.tool_choice != "none",
             parallel_tool_calls=parsed.parallel_tool_calls is not False,
             stream=bool(parsed.stream),
             include_usage=True,
@@ -138,7 +140,7 @@ class Responses(WireFormat):
                 max_tokens=parsed.max_output_tokens,
             ),
             template_options=parsed.chat_template_kwargs or {},
-            parameters={name: value for name, value in document.items() if name not in {"input", "tools"}},
+            parameters={name: value for name, value in document.items() if name not in {"input", "tools"}} | hosted,
             body_sha256=hashlib.sha256(body).digest(),
             answer_schema=_schema(parsed.text),
             required_tools=_required(parsed.tool_choice, tools),
@@ -427,10 +429,7 @@ def _refuse_unsupported(body: _Body) -> None:
         message = "previous_response_id and conversation exclude each other: send one of them."
         raise BadRequest(message, param="previous_response_id", code="invalid_value")
     for index, tool in enumerate(body.tools or ()):
-        if tool.type != "function":
-            remedy = "give the agent a tool of type 'function' that does the same."
-            raise _unsupported(f"tools.{index}.type", f"the tool '{tool.type[:100]}' is not hosted here: {remedy}")
-        if tool.name is None:
+        if tool.type == "function" and tool.name is None:
             where = f"tools.{index}.name"
             raise BadRequest(f"Missing required parameter: '{where}'.", param=where, code="missing_required_parameter")
     if isinstance(body.tool_choice, _ToolChoice) and body.tool_choice.type not in {"function", "allowed_tools"}:
