@@ -24,6 +24,7 @@ from pydantic_core import PydanticUndefined
 from docs.chart_values import chart_values
 from docs.dashboards import dashboards
 from docs.requests import requests_page
+from docs.sizing import sizing_page
 from leyden.libs.service.startup import variable
 
 ROOT = Path(__file__).parents[1]
@@ -108,10 +109,12 @@ def run_config_page() -> str:
         "",
         "## Recipes",
         "",
-        "`recipe: NAME` begins a document with these settings; the document overrides them.",
+        "`recipe: NAME` begins a document with these settings; the document overrides them. The machines are the",
+        "smallest by [arithmetic](sizing.md).",
     ]
     for name, recipe in recipes.items():
-        lines += ["", f"### {name}", "", recipe.purpose, "", "```json", json.dumps(recipe.document, indent=2), "```"]
+        lines += ["", f"### {name}", "", recipe.purpose, "", f"{recipe.model}: {recipe.machine}."]
+        lines += ["", "```json", json.dumps(recipe.document, indent=2), "```"]
     return re.sub(r"leyden\.libs\.contracts\.config\.\w+\.", "", "\n".join(lines)) + "\n"
 
 
@@ -221,6 +224,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics_page,
     "tables.md": tables_page,
     "values.md": values_page,
+    "sizing.md": lambda: sizing_page(NOTE),
     "requests.md": lambda: requests_page(NOTE),
 }
 

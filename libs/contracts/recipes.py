@@ -13,6 +13,8 @@ from leyden.libs.contracts.overlay import overlay
 _DECOUPLED = {"type": "decoupled", "weights": "tis_token", "cap": 2.0}
 _ON_A_GPU = {"precision": "bfloat16", "activation_checkpointing": True}
 
+_FULL_8B = "8 × 80 GB with 263 GB of host memory or 2 × 141 GB with 66 GB of host memory; engine 1 × 24 GB"
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -20,6 +22,10 @@ class Recipe:
 
     purpose: str
     document: Mapping[str, Any]
+    model: str
+    """A model that it is sized for."""
+    machine: str
+    """The smallest machines for that model, as `leyden run check` computes them."""
 
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
@@ -36,6 +42,8 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "optimizer": {"learning_rate": 1e-5},
                 "training": {"steps": 7, "micro_batch_tokens": 1024},
             },
+            "SmolLM2-135M",
+            "6 GB for trainer and engine",
         ),
         "grpo-8b": Recipe(
             "Group advantages for a model of about 8B parameters: mean baseline, two versions of lag, truncated"
@@ -45,6 +53,8 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "algorithm": {"type": "ppo_clip", "correction": _DECOUPLED},
                 "training": _ON_A_GPU,
             },
+            "Qwen3-8B",
+            _FULL_8B,
         ),
         "dapo-8b": Recipe(
             "DAPO for a model of about 8B parameters: clip-higher, token mean, groups without variance are replaced,"
@@ -63,6 +73,8 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "optimizer": {"warmup_steps": 20, "weight_decay": 0.1},
                 "training": _ON_A_GPU,
             },
+            "Qwen3-8B",
+            _FULL_8B,
         ),
         "ppo-critic": Recipe(
             "PPO with a learned value before each token and GAE: for rewards that come late in long rollouts.",
@@ -76,6 +88,8 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 },
                 "training": _ON_A_GPU,
             },
+            "Qwen3-8B",
+            _FULL_8B,
         ),
         "lora-1gpu": Recipe(
             "Adapters of rank 32 on one GPU: a hundred times the learning rate of full training.",
@@ -85,6 +99,8 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "optimizer": {"learning_rate": 1e-4},
                 "training": {**_ON_A_GPU, "lora": {"rank": 32, "alpha": 64.0}},
             },
+            "Qwen3-8B",
+            "1 × 48 GB with 33 GB of host memory; engine 1 × 24 GB",
         ),
         "agent-lightning": Recipe(
             "The values of Agent Lightning's published sketches: temporal discount, tool rewards of either sign, GRPO"
@@ -100,6 +116,8 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "optimizer": {"learning_rate": 1e-5},
                 "training": {"keep_checkpoints": 5},
             },
+            "Qwen2.5-3B",
+            "8 × 80 GB with 99 GB of host memory or 1 × 141 GB with 13 GB of host memory; engine 1 × 24 GB",
         ),
         "sft": Recipe(
             "Supervised fine-tuning on stored rollouts: a warm start for models that never succeed. Name the runs under"
@@ -110,6 +128,8 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "optimizer": {"learning_rate": 1e-5, "beta2": 0.999, "schedule": "linear"},
                 "training": {"steps": 50},
             },
+            "Qwen2.5-3B",
+            "4 × 80 GB with 50 GB of host memory or 1 × 141 GB with 13 GB of host memory; engine 1 × 24 GB",
         ),
         "online": Recipe(
             "Groups of one, for traffic in which each task comes once: a moving average is the baseline.",
@@ -118,6 +138,8 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "credit": {"baseline": {"type": "ema"}},
                 "algorithm": {"type": "ppo_clip", "correction": _DECOUPLED},
             },
+            "Qwen2.5-3B",
+            "4 × 80 GB with 50 GB of host memory or 1 × 141 GB with 13 GB of host memory; engine 1 × 24 GB",
         ),
     }
 )

@@ -21,7 +21,8 @@ def recipes(
     with context_of(ctx).client() as leyden:
         found = list(leyden.recipes())
     if name is None:
-        print_result(as_json, found, table(("recipe", "purpose"), [(one.name, one.purpose) for one in found]))
+        rows = [(one.name, one.purpose, f"{one.model}: {one.machine}") for one in found]
+        print_result(as_json, found, table(("recipe", "purpose", "smallest machine"), rows))
         return
     named = next((one for one in found if one.name == name), None)
     if named is None:

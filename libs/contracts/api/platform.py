@@ -27,6 +27,11 @@ class Recipe(Body):
     purpose: str
     document: dict[str, Any]
     """A part of a run's document."""
+    model: str
+    """A model that the recipe is sized for."""
+    machine: str
+    """The smallest machines of one host that hold its trainer and an engine with that model, by arithmetic: GPUs and
+    their memory."""
 
 
 class Pool(Body):

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from docs.shapes import PUBLISHED
 from leyden.libs.contracts.states import EngineState
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
@@ -22,7 +23,6 @@ from leyden.services.api.app import create_app
 from leyden.services.api.settings import Settings
 from tests.fakes.chat_model import CHATML_WITH_TOOLS, make_chat_model
 from tests.support import builders
-from tests.support.shapes import PUBLISHED
 
 NOW = datetime.now(tz=UTC)
 

@@ -9,12 +9,12 @@ from typing import Any, get_args
 import pytest
 from typer.testing import CliRunner, Result
 
+from docs.shapes import PUBLISHED
 from leyden.libs.cli.__main__ import app
 from leyden.libs.cli.commands.demo import AGENT, AgentName, DemoOptions, run_document, run_name
 from leyden.libs.cli.errors import Exit
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.judgements import size_bytes
-from tests.support.shapes import PUBLISHED
 
 COMMANDS = (
     [], ["up"], ["down"], ["status"], ["doctor"], ["demo"], ["train"], ["logs"], ["recipes"],

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from docs.shapes import PUBLISHED
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.judgements import GB, Machine, Shape, judge_memory, judge_model, memory
 from leyden.libs.contracts.overlay import overlay
 from tests.support.builders import run_document
-from tests.support.shapes import PUBLISHED
 
 BFLOAT16 = {"training": {"precision": "bfloat16", "activation_checkpointing": True}}
 LORA = {"training": {**BFLOAT16["training"], "lora": {"rank": 32}}}

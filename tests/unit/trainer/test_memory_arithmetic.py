@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from docs.shapes import PUBLISHED
 from leyden.libs.contracts.judgements import Shape
 from leyden.libs.contracts.judgements.memory import activation_bytes_a_token
-from tests.support.shapes import PUBLISHED
 
 TOKENS = 128
 
