@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,15 @@ class ObedientFleet(Fleet):
     """Engines that serve at once what they should; `served` says what."""
 
     def __init__(self) -> None:
+        self.adapters = None
         self.served: TargetVersion | None = None
         self.lost: int | None = None
 
     def set_target(self, target: TargetVersion) -> None:
         self.served = target
+
+    def retain_targets(self, run_ids: Collection[str]) -> None:
+        """One run has the engines."""
 
     def has_target(self, run_id: str, version: int) -> bool:
         return self.served is not None and (self.served.run_id, self.served.version) == (run_id, version)
