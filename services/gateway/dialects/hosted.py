@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from leyden.libs.contracts.conversation import Json
 from leyden.services.gateway.errors import BadRequest
 
-RUN_BY_AGENTS = ("apply_patch", "bash", "computer", "local_shell", "memory", "shell", "text_editor")
+RUN_BY_AGENTS = ("apply_patch", "bash", "computer", "custom", "local_shell", "memory", "shell", "text_editor")
 """Tools that the agent runs, and whose fields only the vendor's models know: an agent cannot work without them."""
 
 

@@ -53,6 +53,74 @@ def parsed(stream: str) -> list[Any]:
     return found
 
 
+PATCH = "*** Begin Patch\n*** End Patch"
+CODEX_TOOLS: Any = [
+    {"type": "function", "name": "shell", "strict": False, "parameters": PARAMETERS},
+    {
+        "type": "custom",
+        "name": "apply_patch",
+        "description": "Edits files.",
+        "format": {"type": "grammar", "syntax": "lark", "definition": "start: begin end"},
+    },
+    {
+        "type": "namespace",
+        "name": "mcp__crm__",
+        "description": "Customers.",
+        "tools": [
+            {"type": "function", "name": "lookup", "strict": False, "parameters": PARAMETERS},
+            {"type": "custom", "name": "note"},
+        ],
+    },
+    {"type": "tool_search", "execution": "client", "description": "Finds tools.", "parameters": PARAMETERS},
+    {"type": "web_search", "external_web_access": False},
+]
+"""Tools as the Codex CLI sends them."""
+
+
+def codex_calls(*calls: tuple[str, dict[str, str]]) -> str:
+    documents = (orjson.dumps({"name": name, "arguments": arguments}).decode() for name, arguments in calls)
+    return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in documents)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_custom_tools_and_namespaces_are_functions_of_the_model(tmp_path, database, streams):
+    said = codex_calls(
+        ("apply_patch", {"input": PATCH}), ("mcp__crm__lookup", {"city": "Rome"}), ("mcp__crm__note", {"input": "hi"})
+    )
+    codex: Any = {
+        **{"model": "m", "instructions": "You code.", "tools": CODEX_TOOLS, "tool_choice": "auto", "store": False},
+        **{"include": ["reasoning.encrypted_content"], "prompt_cache_key": "t", "parallel_tool_calls": True},
+        **{"reasoning": {"effort": "medium", "summary": "auto"}, "text": {"verbosity": "low"}, "stream": streams},
+        "client_metadata": {"x-codex-installation-id": "i"},
+    }
+    asked: Any = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Patch it."}]}]
+    async with scene(tmp_path, database, says=[said, "Done."], template=CHATML_WITH_TOOLS) as stage:
+        async with http_of(stage) as http:
+            body = (await http.post("/responses", json=codex | {"input": asked})).text
+            items = [one.item for one in parsed(body) if one.type == "response.output_item.done"] if streams else []
+            patch, lookup, note = items or strictly(Response.model_validate_json(body)).output
+            echoed = [one.model_dump(exclude_none=True) for one in (patch, lookup, note)]
+            results = [
+                {"type": "custom_tool_call_output", "call_id": patch.call_id, "output": "Patched."},
+                {"type": "function_call_output", "call_id": lookup.call_id, "output": "Found."},
+                {"type": "custom_tool_call_output", "call_id": note.call_id, "output": "Noted."},
+            ]
+            second = await http.post("/responses", json=codex | {"input": [*asked, *echoed, *results]})
+            assert second.status_code == 200, second.text
+        calls = await stage.calls()
+    assert (patch.type, patch.name, patch.input) == ("custom_tool_call", "apply_patch", PATCH)
+    assert (lookup.type, lookup.namespace, lookup.name) == ("function_call", "mcp__crm__", "lookup")
+    assert (note.type, note.namespace, note.name, note.input) == ("custom_tool_call", "mcp__crm__", "note", "hi")
+    if streams:
+        inputs = [one.input for one in parsed(body) if one.type == "response.custom_tool_call_input.done"]
+        assert inputs == [PATCH, "hi"]
+    offered = [tool["function"]["name"] for tool in calls[0].tools or ()]
+    assert offered == ["shell", "apply_patch", "mcp__crm__lookup", "mcp__crm__note"]
+    assert calls[0].request["hosted_tools"] == ["tool_search", "web_search"]
+    assert begins_with(calls[1], calls[0])
+    assert [call.trainable for call in calls] == [True, True]
+
+
 async def test_a_text_is_answered_with_a_typed_response_and_recorded(tmp_path, database):
     async with scene(tmp_path, database) as stage, stage.client() as client:
         answer = await client.responses.create(

@@ -21,6 +21,7 @@ from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, 
 from leyden.services.gateway.dialects.chat_completions import logprobs_of
 from leyden.services.gateway.dialects.hosted import without_hosted
 from leyden.services.gateway.dialects.responses.items import (
+    NO_TOOLS,
     Item,
     ObjectId,
     call_of,
@@ -32,6 +33,7 @@ from leyden.services.gateway.dialects.responses.items import (
     text_part,
     turns_of,
 )
+from leyden.services.gateway.dialects.responses.tools import functions, wire_tools
 from leyden.services.gateway.errors import BadRequest, GatewayError, NotServed
 from leyden.services.gateway.prompt.stored import StoredAnswer, StoredCalls
 from leyden.services.gateway.records.agent_objects import AgentObjects
@@ -42,6 +44,8 @@ REMEDIES = {
     "max_tokens": "send `max_output_tokens`",
 }
 T = TypeVar("T")
+NAMING = frozenset({"function", "custom", "allowed_tools"})
+"""Types of a tool_choice that names tools."""
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -49,6 +53,7 @@ class _Tool(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     type: str
     name: str | None = Field(default=None, min_length=1)
+    tools: list[_Tool] | None = None
 
 
 class _Named(Wire):
@@ -120,8 +125,11 @@ class Responses(WireFormat):
         parsed = validated(_Body, document, REMEDIES)
         _refuse_unsupported(parsed)
         sent = parsed.input
-        offered, hosted = without_hosted(document.get("tools") or (), {"function"})
+        given: Sequence[Json] = document.get("tools") or ()
+        offered, marks = without_hosted(list(functions(given)), {"function"})
         tools = tuple(map(_neutral_tool, offered))
+        if wire := wire_tools(given):
+            marks["wire_tools"] = wire
         return ResponsesRequest(
             dialect=Dialect.RESPONSES,
             model=parsed.model,
@@ -140,7 +148,7 @@ class Responses(WireFormat):
                 max_tokens=parsed.max_output_tokens,
             ),
             template_options=parsed.chat_template_kwargs or {},
-            parameters={name: value for name, value in document.items() if name not in {"input", "tools"}} | hosted,
+            parameters={name: value for name, value in document.items() if name not in {"input", "tools"}} | marks,
             body_sha256=hashlib.sha256(body).digest(),
             answer_schema=_schema(parsed.text),
             required_tools=_required(parsed.tool_choice, tools),
@@ -172,7 +180,7 @@ class Responses(WireFormat):
         if (conversation := _conversation_id(request)) is not None:
             documents = stored_items(await self._resolved(attempt, request.items), completion.request_id)
             [answer] = completion.answers
-            documents |= {item["id"]: item for item in _output(completion.request_id, answer)}
+            documents |= {item["id"]: item for item in _output(completion.request_id, answer, request.parameters)}
             await self._objects.add(attempt.of_run, conversation, documents)
 
     def body(self, request: ModelRequest, completion: Completion) -> Json:
@@ -202,7 +210,8 @@ class Responses(WireFormat):
         known = await self._objects.by_id(attempt.of_run, ids)
         for stored in (await self._answers(attempt, ids)).values():
             [answer] = stored.completion.answers
-            known |= {one["id"]: one for one in (*_output(stored.completion.request_id, answer), *input_items(stored))}
+            output = _output(stored.completion.request_id, answer, stored.parameters)
+            known |= {one["id"]: one for one in (*output, *input_items(stored))}
         return [
             Item.model_validate(found(known.get(item.id or ""), "item", item.id or "", "input"))
             if item.kind == "item_reference"
@@ -258,7 +267,7 @@ class ResponseEvents:
     def rest(self, answer: Answer, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """Encodes the rest of the text, the end of the message, and every tool call."""
         events = self._started()
-        for index, item in enumerate(_output(self._request_id, answer)):
+        for index, item in enumerate(_output(self._request_id, answer, self._request.parameters)):
             match item["type"]:
                 case "reasoning":
                     events += self._reasoning_done(item)
@@ -319,12 +328,14 @@ class ResponseEvents:
 
     def _tool_call(self, index: int, item: Json) -> bytes:
         place = {"output_index": index, "item_id": item["id"]}
-        started = item | {"arguments": "", "status": "in_progress"}
-        arguments, name = item["arguments"], item["name"]
+        field = "input" if item["type"] == "custom_tool_call" else "arguments"
+        kind = "custom_tool_call_input" if field == "input" else "function_call_arguments"
+        done = {field: item[field]} if field == "input" else {"name": item["name"], field: item[field]}
+        started = item | {field: "", "status": "in_progress"}
         return (
             self._event("output_item.added", output_index=index, item=started)
-            + self._event("function_call_arguments.delta", **place, delta=arguments)
-            + self._event("function_call_arguments.done", **place, name=name, arguments=arguments)
+            + self._event(f"{kind}.delta", **place, delta=item[field])
+            + self._event(f"{kind}.done", **place, **done)
             + self._event("output_item.done", output_index=index, item=item)
         )
 
@@ -353,7 +364,7 @@ def response_of(parameters: Json, tools: Sequence[Json], completion: Completion)
         completion.request_id,
         completion.created,
         "incomplete" if is_cut else "completed",
-        _output(completion.request_id, answer),
+        _output(completion.request_id, answer, parameters),
         incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
         usage={
             "input_tokens": completion.prompt_tokens,
@@ -367,10 +378,9 @@ def response_of(parameters: Json, tools: Sequence[Json], completion: Completion)
 
 def input_items(stored: StoredAnswer) -> list[Json]:
     """Returns the items of a stored response's conversation, without its instructions and its answer."""
-    turns = _turns_before(stored)
-    return [
-        item for index, turn in enumerate(turns) for item in items_of(turn, f"{stored.completion.request_id}_i{index}")
-    ]
+    name, wire = stored.completion.request_id, stored.parameters.get("wire_tools", NO_TOOLS)
+    turns = enumerate(_turns_before(stored))
+    return [item for index, turn in turns for item in items_of(turn, f"{name}_i{index}", wire=wire)]
 
 
 def _document(
@@ -415,9 +425,9 @@ def _document(
     }
 
 
-def _output(request_id: str, answer: Answer) -> list[Json]:
+def _output(request_id: str, answer: Answer, parameters: Json) -> list[Json]:
     status = "incomplete" if answer.finish_reason == "length" else "completed"
-    items = items_of(answer.turn, request_id, status=status)
+    items = items_of(answer.turn, request_id, status=status, wire=parameters.get("wire_tools", NO_TOOLS))
     message = message_item(request_id, answer.turn.content, answer.logprobs, status)
     return [message if item["type"] == "message" else item for item in items]
 
@@ -428,12 +438,17 @@ def _refuse_unsupported(body: _Body) -> None:
     if body.previous_response_id is not None and body.conversation is not None:
         message = "previous_response_id and conversation exclude each other: send one of them."
         raise BadRequest(message, param="previous_response_id", code="invalid_value")
-    for index, tool in enumerate(body.tools or ()):
-        if tool.type == "function" and tool.name is None:
-            where = f"tools.{index}.name"
-            raise BadRequest(f"Missing required parameter: '{where}'.", param=where, code="missing_required_parameter")
-    if isinstance(body.tool_choice, _ToolChoice) and body.tool_choice.type not in {"function", "allowed_tools"}:
+    _check_names(body.tools or (), "tools")
+    if isinstance(body.tool_choice, _ToolChoice) and body.tool_choice.type not in NAMING:
         raise _unsupported("tool_choice.type", f"'{body.tool_choice.type[:100]}' is not hosted here: name a function.")
+
+
+def _check_names(tools: Sequence[_Tool], place: str) -> None:
+    for index, tool in enumerate(tools):
+        if tool.type in {"function", "custom", "namespace"} and tool.name is None:
+            where = f"{place}.{index}.name"
+            raise BadRequest(f"Missing required parameter: '{where}'.", param=where, code="missing_required_parameter")
+        _check_names(tool.tools or (), f"{place}.{index}.tools")
 
 
 def _schema(text: _Text | None) -> Json | None:
@@ -447,7 +462,7 @@ def _required(choice: str | _ToolChoice | None, tools: Sequence[Json]) -> tuple[
         return required_tools(tools, None)
     if isinstance(choice, str | None):
         return ()
-    if choice.type == "function":
+    if choice.type in {"function", "custom"}:
         return required_tools(tools, [choice.name or ""])
     return required_tools(tools, [tool.name or "" for tool in choice.tools]) if choice.mode == "required" else ()
 

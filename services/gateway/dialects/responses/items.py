@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Annotated, TypeVar
 
 from pydantic import Field
@@ -18,11 +19,14 @@ from leyden.libs.contracts.conversation import Json, Role, ToolCall, Turn
 from leyden.services.gateway.calls.context import TokenLogprob
 from leyden.services.gateway.dialects.body import Wire
 from leyden.services.gateway.dialects.chat_completions import logprobs_of
+from leyden.services.gateway.dialects.responses.tools import Wire as WireTools
+from leyden.services.gateway.dialects.responses.tools import arguments_of, call_item, flat_name
 from leyden.services.gateway.errors import BadRequest
 
 CALL_ID = re.compile(r"(?:resp|msg|fc|fco|rs|call)_(c[0-9a-f]{24})(?:_i\d+)?(?:_\d+)?")
 ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal"})
+NO_TOOLS: WireTools = MappingProxyType({})
 T = TypeVar("T")
 ObjectId = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]
 """An id that the store can hold."""
@@ -44,6 +48,8 @@ class Item(Wire):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    namespace: str | None = None
+    input: str | None = None
     output: str | list[_Part] | None = None
 
     @property
@@ -87,9 +93,9 @@ class _Conversation:
         match item.kind:
             case "message":
                 self._add_message(item, where)
-            case "function_call":
+            case "function_call" | "custom_tool_call":
                 self._add_call(item, where)
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 call_id = _required(item.call_id, f"{where}.call_id")
                 if checks_results and call_id not in self.call_ids:
                     message = f"No tool call found for function call output with call_id '{call_id[:100]}'."
@@ -112,10 +118,13 @@ class _Conversation:
         self.turns.append(turn)
 
     def _add_call(self, item: Item, where: str) -> None:
+        custom = item.kind == "custom_tool_call"
         call = ToolCall(
             _required(item.call_id, f"{where}.call_id"),
-            _required(item.name, f"{where}.name"),
-            _required(item.arguments, f"{where}.arguments"),
+            flat_name(_required(item.name, f"{where}.name"), item.namespace),
+            arguments_of(_required(item.input, f"{where}.input"))
+            if custom
+            else _required(item.arguments, f"{where}.arguments"),
         )
         self.call_ids.add(call.id)
         origin = call_of(call.id) or call_of(item.id)
@@ -128,8 +137,11 @@ class _Conversation:
         self.turns[place] = replace(turn, tool_calls=(*turn.tool_calls, call))
 
 
-def items_of(turn: Turn, name: str, *, status: str = "completed") -> list[Json]:
-    """Returns the items of a turn. Args: name: the end of their ids."""
+def items_of(turn: Turn, name: str, *, status: str = "completed", wire: WireTools = NO_TOOLS) -> list[Json]:
+    """Returns the items of a turn.
+
+    Args: name: the end of their ids; wire: the tools that their request had in another form than functions
+    """
     if turn.role == "tool":
         output = {"call_id": turn.tool_call_id, "output": turn.content, "status": status}
         return [{"id": f"fco_{name}", "type": "function_call_output", **output}]
@@ -140,7 +152,7 @@ def items_of(turn: Turn, name: str, *, status: str = "completed") -> list[Json]:
     items = [reasoning_item(name, turn.reasoning, ended)] if turn.reasoning else []
     if turn.content or not turn.tool_calls:
         items.append(message_item(name, turn.content, None, status))
-    return [*items, *(call_item(call, f"fc_{name}_{number}") for number, call in enumerate(turn.tool_calls))]
+    return [*items, *(call_item(call, f"fc_{name}_{number}", wire) for number, call in enumerate(turn.tool_calls))]
 
 
 def stored_items(items: Sequence[Item], name: str) -> dict[str, Json]:
@@ -168,12 +180,6 @@ def message_item(name: str, text: str, logprobs: Sequence[TokenLogprob] | None, 
 def reasoning_item(name: str, text: str, status: str) -> Json:
     """Returns the reasoning of an answer."""
     return {"id": f"rs_{name}", "type": "reasoning", "summary": [], "content": [reasoning_part(text)], "status": status}
-
-
-def call_item(call: ToolCall, item_id: str) -> Json:
-    """Returns a tool call of an answer."""
-    document = {"call_id": call.id, "name": call.name, "arguments": call.arguments, "status": "completed"}
-    return {"id": item_id, "type": "function_call", **document}
 
 
 def text_part(text: str, logprobs: Sequence[TokenLogprob] | None) -> Json:
