@@ -14,7 +14,7 @@ CHANGED = "Another value than its neutral one makes the call untrainable."
 CALLS = "`required` and a named tool constrain decoding."
 SAMPLING = {
     "model": "Any name; the answer echoes it.",
-    "tools": "Functions. The template lists them, and the gateway parses calls in the answer. Hosted tools are left out.",
+    "tools": "Functions. The template lists them, and the gateway parses calls in the answer. No hosted tools.",
     "stream": "One body, or server-sent events.",
     "temperature": "By default the run's, else 1. With 0 the call is untrainable.",
     "top_p": CHANGED,
@@ -38,7 +38,7 @@ CHAT = SAMPLING | {
 }
 RESPONSES = SAMPLING | {
     "input": "A text or items; the items of an earlier answer by their ids.",
-    "tools": f"{SAMPLING['tools']} A custom tool is a function of one text, a namespace stands before its tools' names.",
+    "tools": f"{SAMPLING['tools']} A custom tool is a function of one text; a namespace begins its tools' names.",
     "instructions": "The first system message.",
     "previous_response_id": "Continues the tokens of that response. 404 for an id that this attempt did not store.",
     "conversation": "Continues a stored conversation. Excludes `previous_response_id`.",
