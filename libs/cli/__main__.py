@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from leyden.libs.cli.commands import agents, datasets, local, rollouts, runs, tokens
 from leyden.libs.cli.commands.check import check
+from leyden.libs.cli.commands.console import console
 from leyden.libs.cli.commands.demo import demo
 from leyden.libs.cli.commands.doctor import doctor
 from leyden.libs.cli.commands.logs import logs
@@ -78,6 +79,7 @@ def root(
 app.command()(local.up)
 app.command()(local.down)
 app.command()(local.status)
+app.command()(console)
 app.command()(doctor)
 app.command()(demo)
 app.command()(train)

@@ -69,10 +69,10 @@ class Context:
             with forward as url, Client(url, token) as client:
                 yield client
             return
-        with Client(*self._address()) as client:
+        with Client(*self.address()) as client:
             yield client
 
-    def _address(self) -> tuple[str, str | None]:
+    def address(self) -> tuple[str, str | None]:
         url, token, record = self.settings.url, self.settings.token, self.record()
         own_url = record.url if record is not None else None
         if url is None and record is not None and record.is_running():

@@ -88,6 +88,7 @@ def _train(context: Context, document: Document, tasks: Path, *, as_json: bool) 
     if ended.phase != "completed":
         raise CommandError(f"run {ended.id} is {ended.phase}: {ended.reason or 'see `leyden logs controller`'}")
     for words in (
+        f"See it in a browser with: leyden console {ended.id}",
         f"See its steps with: leyden run show {ended.id}",
         f"See its rollouts with: leyden rollout list --run {ended.id}",
         f"Take its weights with: leyden policy export {ended.id} --to FOLDER",

@@ -158,6 +158,17 @@ def test_a_run_begins_with_a_recipe_that_is_listed_and_shown(leyden: Leyden, doc
     assert (refused.exit_code, "recipe: there is no recipe 'lora'" in refused.stderr) == (Exit.REFUSED, True)
 
 
+def test_a_link_opens_the_console_at_a_run(leyden: Leyden, document: Path) -> None:
+    run = json.loads(leyden("run", "create", str(document), "--set", "name=quiz", "--json").stdout)
+    link = json.loads(leyden("console", "quiz", "--json").stdout)["console"]
+    token = re.search(f"/#sign-in=(.*)&to=/runs/{run['id']}$", link)
+    assert token is not None
+    assert leyden("run", "list", token=token[1]).exit_code == 0
+    assert leyden("run", "cancel", run["id"], token=token[1]).exit_code == Exit.NOT_ALLOWED
+    assert leyden("console", token=token[1]).exit_code == Exit.NOT_ALLOWED
+    assert leyden("console", "none").exit_code == Exit.NOT_FOUND
+
+
 def test_a_toml_document_is_read(leyden: Leyden, document: Path) -> None:
     path = document.with_suffix(".toml")
     path.write_text('name = "toml"\ndataset = "questions"\n[agent]\ncommand = ["./agent"]\n')
