@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from leyden.libs.contracts.weights import file_sha256
 from leyden.services.trainer.model.remedies import raising_host_memory
 from leyden.services.trainer.model.tensors import divided_like, replace_values, rounds_to
-from leyden.services.trainer.ranks.collectives import Ranks
+from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.state.checkpoints import (
     MANIFEST_NAME,
     RANDOM,
     ROUNDED,
-    STATE_NAME,
     critic_weights,
     master_weights,
 )
@@ -28,16 +26,36 @@ from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.optimizers import SCALES, restore_moment
 
 
-def read_checkpoint(learner: Learner, folder: Path, expected: Progress) -> None:
+def check_checkpoint(folder: Path, expected: Progress, ranks: Ranks = ALONE) -> None:
+    """Passes a checkpoint whose files are all there, and whose files of this rank's share have the recorded hashes.
+
+    It reads bytes alone, so that no learner is built beside a damaged file.
+
+    Raises: CheckpointDamaged: files are missing, differ from those that were written, or have no hash; or they belong
+                to another run, step or weights than `expected`
+    """
+    hashes = _read_manifest(folder, expected)
+    if unknown := sorted({file.name for file in folder.glob("*.safetensors")} - hashes.keys()):
+        raise CheckpointDamaged(f"{folder} holds {unknown}, which the trainer did not write: restore it from a backup")
+    for number, (name, sha256) in enumerate(sorted(hashes.items())):
+        file = folder / name
+        try:
+            damaged = number % ranks.size == ranks.rank and sha256 != file_sha256(file)
+        except OSError as error:
+            raise CheckpointDamaged(f"{file} cannot be read ({error}): restore it from a backup") from error
+        if damaged:
+            raise CheckpointDamaged(f"{file} is not the file that was written, by its hash: restore it from a backup")
+
+
+def read_checkpoint(learner: Learner, folder: Path) -> None:
     """Restores optimiser and random state, and a critic's own weights; of what is sharded, this rank's shards.
 
     The learner has the weights of the step's version. A checkpoint that has weights, too, has what the version rounded,
-    and they are restored. Each rank hashes its share of the files.
+    and they are restored.
 
-    Raises: CheckpointDamaged: files are missing, or differ from those that were written, or belong to another run, step
-                or weights than `expected`; torch.OutOfMemoryError
+    Raises: CheckpointDamaged: the files, which `check_checkpoint` has passed, hold another learner's state;
+                torch.OutOfMemoryError
     """
-    _check_files(folder, _read_manifest(folder, expected), learner.ranks)
     try:
         with raising_host_memory():
             _restore(learner, folder)
@@ -47,33 +65,23 @@ def read_checkpoint(learner: Learner, folder: Path, expected: Progress) -> None:
         raise CheckpointDamaged(f"{folder} holds no such state ({error}): restore it from a backup") from error
 
 
-def _read_manifest(folder: Path, expected: Progress) -> dict[str, str | None]:
-    """The hash of each file of a checkpoint by its name; None where a release wrote it that knew no hashes."""
+def _read_manifest(folder: Path, expected: Progress) -> dict[str, str]:
+    """The hash of each file of a checkpoint by its name."""
     file = folder / MANIFEST_NAME
     try:
         document = dict(json.loads(file.read_text()))
-        files = document.pop("files", [STATE_NAME])
-        hashes = dict(files) if isinstance(files, dict) else dict.fromkeys(map(str, files))
+        hashes = document.pop("files", None)
         found = Progress(**document)
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointDamaged(f"{file} cannot be read ({error}): restore it from a backup") from error
     if found != expected:
         raise CheckpointDamaged(f"{folder} holds {found}, but the store recorded {expected}: restore it from a backup")
+    if not isinstance(hashes, dict) or not all(hashes.values()):
+        raise CheckpointDamaged(
+            f"{file} has no hashes, as an older release wrote it, so that damage would be trained: restore it from a"
+            " backup that has them, or continue the run as a new one, whose optimiser begins anew (`leyden run resume`)"
+        )
     return hashes
-
-
-def _check_files(folder: Path, hashes: Mapping[str, str | None], ranks: Ranks) -> None:
-    """Raises CheckpointDamaged unless all files are there and this rank's share of them has the recorded hashes."""
-    for number, (name, sha256) in enumerate(sorted(hashes.items())):
-        file = folder / name
-        try:
-            # torch would leave out what a missing file held.
-            safe_open(file, "pt")
-            damaged = number % ranks.size == ranks.rank and sha256 is not None and sha256 != file_sha256(file)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointDamaged(f"{file} cannot be read ({error}): restore it from a backup") from error
-        if damaged:
-            raise CheckpointDamaged(f"{file} is not the file that was written, by its hash: restore it from a backup")
 
 
 def _restore(learner: Learner, folder: Path) -> None:

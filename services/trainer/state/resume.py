@@ -31,7 +31,7 @@ from leyden.services.trainer.rows.batch import Sample, decode_samples
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.state.assembly import assemble_learner
 from leyden.services.trainer.state.folders import CheckpointDamaged, LockCheck, no_lock
-from leyden.services.trainer.state.reading import read_checkpoint
+from leyden.services.trainer.state.reading import check_checkpoint, read_checkpoint
 from leyden.services.trainer.state.saving import begin_checkpoint, save_checkpoint
 from leyden.services.trainer.state.versions import adopt_weights, describe, export_again
 from leyden.services.trainer.step.learner import Learner
@@ -65,6 +65,7 @@ def _restored(
         for folder, sha256 in ((weights, expected.content_sha256), *((load.reference,) if load.reference else ())):
             if describe(folder).content_sha256 != sha256:
                 raise CheckpointDamaged(f"{folder} is not what the store recorded of this version: restore it")
+        check_checkpoint(checkpoint, expected, ranks)
     with ranks.agreeing_on(CheckpointDamaged):
         reference = load.reference[0] if load.reference else None
         try:
@@ -72,7 +73,7 @@ def _restored(
         # The hash covers the weights alone: transformers reports a damaged config with one of these errors.
         except (OSError, LookupError, TypeError, ValueError) as error:
             raise CheckpointDamaged(f"{weights} cannot be loaded ({error}): restore it from a backup") from error
-        read_checkpoint(learner, checkpoint, expected)
+        read_checkpoint(learner, checkpoint)
         learner.step = expected.step if load.step is None else load.step
         return learner
 

@@ -168,7 +168,7 @@ def resume(model: str, folder: Path, ranks: Ranks = ALONE) -> Found:
     learner.step = 2
     with nothing_gathered():
         own = learner.weights if learner.export_dtype else None
-        read_checkpoint(learner, folder / "checkpoint", PROGRESS)
+        read_checkpoint(learner, folder / "checkpoint")
     return train(learner, config)
 
 

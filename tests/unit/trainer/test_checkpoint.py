@@ -4,6 +4,7 @@ import json
 import resource
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from leyden.libs.contracts.config import RunConfig
-from leyden.libs.contracts.weights import weight_files
+from leyden.libs.contracts.weights import file_sha256, weight_files
 from leyden.libs.store.locks import LockLost
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.load import read_model
 from leyden.services.trainer.ranks.collectives import ALONE
 from leyden.services.trainer.ranks.messages import Load
 from leyden.services.trainer.rows.progress import Progress
-from leyden.services.trainer.state import folders, saving
+from leyden.services.trainer.state import folders, resume, saving
 from leyden.services.trainer.state.assembly import _export_dtype, assemble_learner, make_accelerator
 from leyden.services.trainer.state.checkpoints import checkpoint_state
 from leyden.services.trainer.state.folders import CheckpointDamaged, LockCheck, clear_scratch, no_lock, remove_folder
@@ -452,24 +453,67 @@ def flipped(file: Path, place: int) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("place", [-1, -5000])
-def test_a_flipped_bit_is_never_trained(tiny_model: Path, tmp_path: Path, dtype: str, place: int) -> None:
-    """Neither of a moment nor of a weight that the version rounds."""
-    config = RunConfig.model_validate({**CONFIG.model_dump(exclude_unset=True), "training": {"export_dtype": dtype}})
+@dataclass(frozen=True)
+class Saved:
+    """A step on the disk, whose version rounds the weights: moments and weights are in several files."""
+
+    load: Load
+    files: list[Path]
+
+    def refused(self, monkeypatch: pytest.MonkeyPatch) -> str:
+        """The reason of the damage, found before a learner is built."""
+        with monkeypatch.context() as patch:
+            patch.setattr(resume, "assemble_learner", None)
+            with pytest.raises(CheckpointDamaged) as caught:
+                restore_learner(self.load, CPU)
+        return str(caught.value)
+
+
+@pytest.fixture
+def saved(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Saved:
+    monkeypatch.setattr(folders, "FILE_BYTES", 2**14)
+    bfloat16 = {"training": {"export_dtype": "bfloat16"}}
+    config = RunConfig.model_validate({**CONFIG.model_dump(exclude_unset=True), **bfloat16})
     learner = assemble_learner(tiny_model, config, CPU)
     step(learner, 0)
     export = export_version(learner, tiny_model, tmp_path / "v")
-    expected = Progress("run-a", 1, export.content_sha256)
-    state, scratch = begin_checkpoint(learner, tmp_path / "c")
-    save_checkpoint(state, expected, tmp_path / "c", scratch=scratch)
-    flipped(tmp_path / "c" / "optimizer.safetensors", place)
-    with pytest.raises(CheckpointDamaged, match=r"optimizer.safetensors is not the file that was written"):
-        restore_learner(Load(tiny_model, config, (export.path, tmp_path / "c", expected)), CPU)
+    expected, folder = Progress("run-a", 1, export.content_sha256), tmp_path / "c"
+    save_checkpoint(begin_checkpoint(learner, folder)[0], expected, folder)
+    files = sorted(folder.glob("*.safetensors"))
+    assert len(files) > 2
+    return Saved(Load(tiny_model, config, (export.path, folder, expected)), files)
+
+
+def test_a_flipped_bit_in_any_file_is_found_before_a_learner_is_built(
+    saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restore_learner(saved.load, CPU)
+    for file in saved.files:
+        whole = file.read_bytes()
+        # In the length of the header, in the header, between, and in the last number.
+        for place in (0, 20, len(whole) // 2, -1):
+            flipped(file, place)
+            assert f"{file} is not the file that was written" in saved.refused(monkeypatch)
+            file.write_bytes(whole)
+    restore_learner(saved.load, CPU)
+
+
+def test_a_file_without_a_hash_is_refused_with_the_remedy(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = saved.files[0].parent
+    manifest = json.loads((folder / "progress.json").read_text())
+    names = sorted(manifest["files"])
+    for files in (names, {**manifest["files"], names[0]: None}, {}, None):
+        (folder / "progress.json").write_text(json.dumps({**manifest, "files": files}))
+        assert "has no hashes" in (reason := saved.refused(monkeypatch)) or "did not write" in reason
+        assert "backup" in reason
+    # One that the manifest does not name would be read beside the others.
+    (folder / "progress.json").write_text(json.dumps(manifest))
+    (folder / "other.safetensors").write_bytes(saved.files[0].read_bytes())
+    assert "holds ['other.safetensors'], which the trainer did not write" in saved.refused(monkeypatch)
 
 
 def test_weights_that_do_not_round_to_those_of_the_version_are_never_trained(tiny_model: Path, tmp_path: Path) -> None:
-    """A release without hashes wrote the checkpoint, whose other state is whole."""
+    """The trainer wrote such weights, by their hash."""
     config = RunConfig.model_validate(
         {**CONFIG.model_dump(exclude_unset=True), "training": {"export_dtype": "bfloat16"}}
     )
@@ -478,11 +522,11 @@ def test_weights_that_do_not_round_to_those_of_the_version_are_never_trained(tin
     export = export_version(learner, tiny_model, tmp_path / "v")
     expected, file = Progress("run-a", 1, export.content_sha256), tmp_path / "c" / "optimizer.safetensors"
     save_checkpoint(begin_checkpoint(learner, tmp_path / "c")[0], expected, tmp_path / "c")
-    manifest = tmp_path / "c" / "progress.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "files": [file.name]}))
     restore_learner(Load(tiny_model, config, (export.path, tmp_path / "c", expected)), CPU)
     state = load_file(file)
     state["weights.model.norm.weight"][3] *= 1.01
     save_file(state, file)
+    manifest = tmp_path / "c" / "progress.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "files": {file.name: file_sha256(file)}}))
     with pytest.raises(CheckpointDamaged, match=r"weights.model.norm.weight does not round to the weights of the"):
         restore_learner(Load(tiny_model, config, (export.path, tmp_path / "c", expected)), CPU)

@@ -16,7 +16,7 @@ from leyden.libs.store.locks import LockLost
 from leyden.services.trainer.ranks.collectives import RankLost
 from leyden.services.trainer.state.checkpoints import checkpoint_state
 from leyden.services.trainer.state.folders import CheckpointDamaged
-from leyden.services.trainer.state.reading import read_checkpoint
+from leyden.services.trainer.state.reading import check_checkpoint, read_checkpoint
 from leyden.services.trainer.state.shards import _ShardWriter, read_shards
 from leyden.services.trainer.step.step import optimizer_step
 from tests.fakes.forked_trainer import run_forked
@@ -91,12 +91,11 @@ def test_a_missing_or_damaged_file_of_a_rank_is_named(
     folder.mkdir()
     for file in (of_two / "lora" / "checkpoint").iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
-    learner = start("lora")[0]
-    read_checkpoint(learner, folder, PROGRESS)
+    check_checkpoint(folder, PROGRESS)
     [damaged, *_] = sorted(folder.glob(f"shard-0000{rank}-*"))
     damage(damaged)
-    with pytest.raises(CheckpointDamaged, match=f"{damaged} cannot be read .*: restore it"):
-        read_checkpoint(start("lora")[0], folder, PROGRESS)
+    with pytest.raises(CheckpointDamaged, match=f"{damaged} (cannot be read|is not the file) .*: restore it"):
+        check_checkpoint(folder, PROGRESS)
 
 
 def _fail_and_write_again(rank: int, size: int, port: int, folder: Path) -> None:
@@ -129,7 +128,8 @@ def _fail_and_write_again(rank: int, size: int, port: int, folder: Path) -> None
     write(state, made(folder / ".3.partial", ranks), folder / "1", ranks)
     ranks.any(flag=False)
     assert [path.name for path in folder.iterdir()] == ["1"]
-    read_checkpoint(start("llama", ranks)[0], folder / "1", PROGRESS)
+    check_checkpoint(folder / "1", PROGRESS, ranks)
+    read_checkpoint(start("llama", ranks)[0], folder / "1")
     ranks.close()
 
 
@@ -234,7 +234,7 @@ def _read_a_flipped_bit(rank: int, size: int, port: int, folder: Path) -> None:
             pytest.raises(CheckpointDamaged, match=f"{file.name} is not the file"),
             ranks.agreeing_on(CheckpointDamaged),
         ):
-            read_checkpoint(start("llama", ranks)[0], folder / "1", PROGRESS)
+            check_checkpoint(folder / "1", PROGRESS, ranks)
         if rank == 0:
             file.write_bytes(content)
         ranks.any(flag=False)
