@@ -58,6 +58,8 @@ export PYTHONDONTWRITEBYTECODE :=
 CONSOLE := services/api/console
 CONSOLE_PAGE := services/api/static/index.html
 NODE_PATH = PATH="$(abspath $(BIN)):$$PATH"
+# A machine that cannot reach npm's registry trains all the same.
+CONSOLE_IF_POSSIBLE = $(MAKE) --silent console || echo "going on without the console: see the error above, then run make console"
 
 .DEFAULT_GOAL := help
 .PHONY: help console structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down demo bench bench-gpu bench-swap bench-page soak growth fuzz docs migrate migration clean
@@ -203,13 +205,15 @@ e2e: setup ## tests through real processes
 check: lint ## everything but the end-to-end tests
 	$(BIN)/pytest tests/unit tests/contract
 
-up: $(VENV)/.ready $(CONSOLE_PAGE) ## run the platform on embedded parts until Ctrl-C; AGENT_FOLDERS=~/agents allows your agents' folders
+up: $(VENV)/.ready ## run the platform on embedded parts until Ctrl-C; AGENT_FOLDERS=~/agents allows your agents' folders
+	@$(CONSOLE_IF_POSSIBLE)
 	$(BIN)/leyden up $(foreach folder,$(AGENT_FOLDERS),--agents $(folder))
 
 down: $(VENV)/.ready ## stop a platform that runs in the background
 	$(BIN)/leyden down
 
-demo: $(VENV)/.ready $(DEMO_VENV)/.ready $(CONSOLE_PAGE) ## train the flight agent's model and show it learn; AGENT=langgraph for another version
+demo: $(VENV)/.ready $(DEMO_VENV)/.ready ## train the flight agent's model and show it learn; AGENT=langgraph for another version
+	@$(CONSOLE_IF_POSSIBLE)
 	$(BIN)/leyden demo --agent $(AGENT) --agent-python $(DEMO_VENV)/bin/python $(DEMO_ARGS)
 
 bench: setup ## measure the budgets of docs/benchmarks.md; some parts alone: make bench parts="gateway store"

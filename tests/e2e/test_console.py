@@ -15,7 +15,6 @@ from leyden.libs.cli.view.console_link import console_link
 from leyden.libs.cli.view.watch import watch_run
 from leyden.libs.client import Client
 from leyden.libs.contracts.api.runs import Run
-from tests.campaigns.soak import small_platform
 from tests.support.browser import Visitor, running_browser
 from tests.support.shared import ROOT
 
@@ -35,21 +34,11 @@ REWARD = {
 }
 
 
-@pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    with small_platform(tmp_path_factory.mktemp("console")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(platform: Platform) -> Iterator[Client]:
-    with Client(platform.facts.url("api"), platform.token, patience_seconds=60) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def run(client: Client) -> Run:
-    """A run that has ended, whose tasks, messages and output are hostile."""
+    """A run that has ended, whose tasks, messages and output are hostile; one for all tests."""
+    if (earlier := next(client.runs(name="hostile"), None)) is not None:
+        return earlier
     tasks: list[dict[str, Any]] = [{"number": number, "answer": "odd", "text": HOSTILE} for number in range(4)]
     client.upload_dataset("hostile", [{**task, "long": "y" * LONG} for task in tasks])
     program = ROOT / "tests" / "agents" / "hostile.py"

@@ -105,6 +105,9 @@ def test_the_wheel_trains_and_demonstrates_outside_of_the_checkout(installation:
     for gone in ("libs", "services", "examples", "tests", "leyden.tests"):
         assert run("python", "-c", f"import importlib.util as u; print(u.find_spec({gone!r}))") == "None\n", gone
 
+    page = run("python", "-c", "from leyden.services.api.console_page import STATIC; print(*STATIC.rglob('*.*'))")
+    assert [suffix for suffix in (".html", ".js", ".css") if suffix not in page] == [], page
+
     agent = ROOT / "tests" / "agents" / "bandit.py"
     shutil.copy(agent.with_name("plain_http.py"), installation.outside)
     document = bandit_run(tmp_path / "received.log", "installed", 1, sampling={"group_size": 4, "groups_per_step": 1})
