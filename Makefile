@@ -62,7 +62,7 @@ NODE_PATH = PATH="$(abspath $(BIN)):$$PATH"
 CONSOLE_IF_POSSIBLE = $(MAKE) --silent console || echo "going on without the console: see the error above, then run make console"
 
 .DEFAULT_GOAL := help
-.PHONY: help console structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down demo bench bench-gpu bench-swap bench-page soak growth fuzz docs migrate migration clean
+.PHONY: help console screenshots structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down demo bench bench-gpu bench-swap bench-page soak growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -275,6 +275,9 @@ test-cluster-long: $(CACHE)/tools/.ready ## the same with upgrade, rollback and 
 test-agents: $(VENV)/.ready ## agents of every framework against the gateway; writes docs/frameworks.md
 	$(if $(AGENTS),,$(BIN)/python -m tests.frameworks.environments)
 	$(BIN)/pytest -vv tests/frameworks/suite.py $(if $(AGENTS),-k "$(AGENTS)")
+
+screenshots: setup ## write the pictures of the console's how-to, of a run that trained
+	$(BIN)/python -m tests.campaigns.screenshots
 
 docs: $(VENV)/.ready ## write the generated references
 	$(BIN)/python -m docs.generate

@@ -61,13 +61,21 @@ export function Facts({ facts }: { facts: [string, ComponentChildren][] }) {
   );
 }
 
+interface TableProperties {
+  label: string;
+  head: string[];
+  /** The columns of numbers, which stand to the right. */
+  numbers: string[];
+  children: ComponentChildren;
+}
+
 /** A table that scrolls by itself on a narrow screen. */
-export function Table({ label, head, children }: { label: string; head: string[]; children: ComponentChildren }) {
+export function Table({ label, head, numbers, children }: TableProperties) {
   return (
     <div class="table" role="region" aria-label={label} tabIndex={0}>
       <table>
         <thead>
-          <tr>{head.map((name) => <th key={name} scope="col">{name}</th>)}</tr>
+          <tr>{head.map((name) => <th key={name} scope="col" class={numbers.includes(name) ? "number" : ""}>{name}</th>)}</tr>
         </thead>
         <tbody>{children}</tbody>
       </table>

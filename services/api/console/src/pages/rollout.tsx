@@ -23,7 +23,7 @@ export function RolloutPage({ id }: { id: string }) {
             {next_cursor && shown < 1000 && (
               <button type="button" onClick={() => setShown(1000)}>Show more calls</button>
             )}
-            {next_cursor && shown === 1000 && <p class="quiet">These are the first 1,000; `leyden rollout calls` shows all.</p>}
+            {next_cursor && shown === 1000 && <p class="quiet">These are the first 1,000; `leyden rollout show` shows all.</p>}
           </>
         )}
       </Loaded>
@@ -34,11 +34,11 @@ export function RolloutPage({ id }: { id: string }) {
 function Overview({ rollout }: { rollout: RolloutDetail }) {
   return (
     <>
-      {rollout.reason && <p role="alert" class="problem"><AgentLine text={rollout.reason} /></p>}
+      {rollout.state === "excluded" && <p role="alert" class="problem"><AgentLine text={rollout.reason} /></p>}
       <Facts
         facts={[
           ["Run", <a href={link("runs", rollout.run_id)}>{rollout.run_id}</a>],
-          ["State", <State state={rollout.state} />],
+          ["State", <><State state={rollout.state} /> <AgentLine text={rollout.reason} /></>],
           ["Reward", number(rollout.reward)],
           ["Task", `${rollout.task_number} of ${rollout.dataset_id}`],
           ["Version", rollout.admitted_version],
@@ -70,7 +70,7 @@ function Ledger({ rollout }: { rollout: RolloutDetail }) {
   const entries = [...own(rollout), ...components(rollout), ...given(rollout)];
   if (entries.length === 0) return <p>Nobody has given a reward yet.</p>;
   return (
-    <Table label="Reward" head={["Part", "From", "Value", "Weight", "Adds", "Why"]}>
+    <Table label="Reward" head={["Part", "From", "Value", "Weight", "Adds", "Why"]} numbers={["Value", "Weight", "Adds"]}>
       {entries.map((one, index) => (
         <tr key={index}>
           <th scope="row"><AgentLine text={one.name} /></th>
@@ -155,7 +155,7 @@ function CallView({ call, place }: { call: Call; place: number }) {
       {!call.trainable && <p class="warning">Does not train: <AgentLine text={call.untrainable_reason} /></p>}
       {call.missing_parent && <p class="warning"><AgentLine text={call.missing_parent} /></p>}
       {call.turns && (
-        <Fold title={`Request: ${call.turns.length} messages`} open={place === 1}>
+        <Fold title={`Request: ${call.turns.length} ${call.turns.length === 1 ? "message" : "messages"}`} open={place === 1}>
           {() => call.turns?.map((turn, index) => <TurnView key={index} turn={turn} />)}
         </Fold>
       )}

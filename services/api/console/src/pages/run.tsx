@@ -86,7 +86,7 @@ function Rollouts({ answer }: { answer: Answer<Page<Rollout>> }) {
           </>
         ) : (
           <>
-            <Table label="Rollouts" head={["Rollout", "Task", "Version", "State", "Reward", "Reason"]}>
+            <Table label="Rollouts" head={["Rollout", "Task", "Version", "State", "Reward", "Reason"]} numbers={["Task", "Version", "Reward"]}>
               {items.map((one) => (
                 <tr key={one.id}>
                   <th scope="row"><a href={link("rollouts", one.id)}>{one.id}</a></th>

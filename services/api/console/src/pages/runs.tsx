@@ -17,7 +17,7 @@ export function Runs() {
             </>
           ) : (
             <>
-              <Table label="Runs" head={["Run", "State", "Step", "Last reward", "Created"]}>
+              <Table label="Runs" head={["Run", "State", "Step", "Last reward", "Created"]} numbers={["Step", "Last reward"]}>
                 {items.map((run) => (
                   <tr key={run.id}>
                     <th scope="row">
