@@ -58,6 +58,8 @@ def _take(platform: Platform, client: Client, run: Run) -> None:
         page.screenshot(path=IMAGES / "console-run.png")
         page.get_by_role("link", name=rollout.id, exact=True).click()
         expect(page.get_by_role("article").first).to_be_visible()
+        # Each part that is not loaded says so.
+        expect(page.get_by_role("status")).to_have_count(0)
         page.screenshot(path=IMAGES / "console-rollout.png")
 
 

@@ -94,6 +94,8 @@ def test_a_link_leads_to_the_curve_and_to_the_parts_of_a_reward(
     assert right.value is not None
     expect(page.get_by_role("row").filter(has_text="right")).to_contain_text(f"+{right.value * right.weight:.3f}")
     expect(page.get_by_role("row", name=re.compile("^reward"))).to_contain_text(f"{rollout.reward:.3f}")
+    siblings = list(client.rollouts(group=rollout.group_id))
+    expect(page.get_by_role("listitem").filter(has_text=re.compile(r"^\d+ \d"))).to_have_count(len(siblings))
     [call] = client.calls(rollout.id)
     assert call.credit is not None
     expect(page.get_by_role("article", name="Call 1")).to_contain_text(f"{abs(call.credit.advantage):.3f}")

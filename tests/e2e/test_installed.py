@@ -114,7 +114,7 @@ def test_the_wheel_trains_and_demonstrates_outside_of_the_checkout(installation:
     document["agent"]["command"][-1] = str(shutil.copy(agent, installation.outside))
     (installation.outside / "run.json").write_text(json.dumps(document))
     (installation.outside / "bandit.jsonl").write_text('{"number": 1}\n{"number": 2}\n')
-    run("leyden", "up", "--detach", "--free-ports", seconds=120)
+    assert "/#sign-in=" in run("leyden", "up", "--detach", "--free-ports", seconds=120)
     try:
         run("leyden", "dataset", "upload", "bandit.jsonl")
         made = json.loads(run("leyden", "run", "create", "run.json", "--json"))["id"]
@@ -127,4 +127,4 @@ def test_the_wheel_trains_and_demonstrates_outside_of_the_checkout(installation:
     shown = run("leyden", "demo", "--steps", "1", "--evaluation-tasks", "1", seconds=240)
     last = json.loads(shown.splitlines()[-1])
     assert (last["steps"], last["held_out_tasks"]) == (1, 1)
-    assert "<svg" in Path(last["report"]).read_text()
+    assert "<svg" in Path(last["report"]).read_text() and "/#sign-in=" in shown

@@ -1,5 +1,5 @@
 import { useState } from "preact/hooks";
-import { usePolled, type Attempt, type Call, type Page, type RolloutDetail, type Turn } from "../api";
+import { usePolled, type Attempt, type Call, type Page, type Rollout, type RolloutDetail, type Turn } from "../api";
 import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, Table, link, number, signed, time } from "../parts";
 
 const LIVE = new Set(["queued", "running", "grading"]);
@@ -49,10 +49,33 @@ function Overview({ rollout }: { rollout: RolloutDetail }) {
       <Commands commands={[`leyden rollout show ${rollout.id}`]} />
       <h2>Reward</h2>
       <Ledger rollout={rollout} />
+      <h2>Siblings</h2>
+      <Siblings rollout={rollout} />
       <h2>Task and attempts</h2>
       <Fold title="Task">{() => <AgentText text={JSON.stringify(rollout.task, null, 2)} />}</Fold>
       {rollout.attempts.map((attempt) => <AttemptView key={attempt.number} attempt={attempt} />)}
     </>
+  );
+}
+
+/** The rollouts of the same task whose rewards make the baseline. */
+function Siblings({ rollout }: { rollout: RolloutDetail }) {
+  const answer = usePolled<Page<Rollout>>(`v1/rollouts?group=${encodeURIComponent(rollout.group_id)}&limit=1000`, ({ items }) =>
+    items.some((one) => LIVE.has(one.state)),
+  );
+  return (
+    <Loaded answer={answer}>
+      {({ items }) => (
+        <ul class="siblings">
+          {[...items].sort((one, other) => one.sibling - other.sibling).map((one) => (
+            <li key={one.id}>
+              <a href={link("rollouts", one.id)} aria-current={one.id === rollout.id ? "page" : undefined}>{one.sibling}</a>{" "}
+              {one.reward === null ? one.state : number(one.reward)}
+            </li>
+          ))}
+        </ul>
+      )}
+    </Loaded>
   );
 }
 
