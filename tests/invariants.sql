@@ -597,7 +597,7 @@ WHERE f.run_id = :'run' AND f.token_name IS NOT NULL AND NOT EXISTS (
 SELECT w.rollout_id, w.component, w.state, w.value, f.given, f.value FROM rollout_rewards w
 JOIN runs u ON u.id = w.run_id
 JOIN LATERAL jsonb_array_elements(u.config #> '{reward,components}') AS c (component)
-    ON c.component ->> 'name' = w.component AND c.component ->> 'from' = 'feedback'
+    ON c.component ->> 'name' = w.component AND c.component ->> 'from' IN ('feedback', 'otlp')
 CROSS JOIN LATERAL (
     SELECT count(*) AS given, CASE WHEN c.component ->> 'combine' = 'last'
         THEN (array_agg(value ORDER BY created_at DESC, key DESC))[1] ELSE avg(value) END AS value

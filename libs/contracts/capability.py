@@ -11,6 +11,8 @@ class Scope(StrEnum):
     MODEL = "model"
     TELEMETRY = "telemetry"
     REWARD = "reward"
+    FEEDBACK = "feedback"
+    """Evaluation events in telemetry, as values of components that are `from: otlp`."""
 
 
 class Capability(BaseModel):

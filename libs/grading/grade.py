@@ -44,7 +44,7 @@ _GRADERS: dict[str, Callable[[Any, AttemptFacts], Scored]] = {
 
 def grade(component: Component, facts: AttemptFacts) -> Grade:
     """Returns the component's grade."""
-    if component.source == "feedback":
+    if component.source in ("feedback", "otlp"):
         return _of_feedback(component, facts)
     if component.grader is None:
         return _of_agents_line(facts)
@@ -65,7 +65,9 @@ def _of_agents_line(facts: AttemptFacts) -> Grade:
 def _of_feedback(component: Component, facts: AttemptFacts) -> Grade:
     values = facts.feedback.get(component.name, ())
     if not values:
-        return Grade(ComponentState.FAILED, explanation=f"no feedback within {facts.waited_seconds:g} s")
+        missed = f"no feedback within {facts.waited_seconds:g} s"
+        cause = missed if component.source == "feedback" else f"no evaluation event named {component.name!r} came"
+        return Grade(ComponentState.FAILED, explanation=cause)
     value = values[-1] if component.combine == "last" else fmean(values)
     shown = ", ".join(f"{one:g}" for one in values)
     return Grade(ComponentState.SCORED, value, None, cut(f"{component.combine} of {shown}"))

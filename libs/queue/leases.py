@@ -38,7 +38,8 @@ _LOCK = text("SELECT FROM rollouts WHERE id = ANY(:rollout_ids) ORDER BY id FOR 
 _OF_LEASED = """
     SELECT leased.rollout_id, leased.number, leased.run_id, leased.lease_id, leased.lease_expires_at,
            r.group_id, r.trace_parent, r.greedy, g.dataset_id, g.task_number, t.payload,
-           u.config
+           u.config,
+           jsonb_path_exists(u.config, '$.reward.components[*] ? (@.from == "otlp")') AS takes_feedback
     FROM leased
     JOIN rollouts r ON r.id = leased.rollout_id
     JOIN groups g ON g.id = r.group_id
@@ -146,6 +147,8 @@ class Lease:
     """Its agent is at work already: its runner is gone."""
     greedy: bool = False
     """Its model calls are decoded greedily."""
+    takes_feedback: bool = False
+    """Its telemetry gives components of the reward."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +230,7 @@ def _lease(row: Row[Any], *, adopted: bool = False) -> Lease:
         runner=_RUNNER.validate_python(row.config.get("runner") or {}, extra="ignore"),
         trace_parent=row.trace_parent,
         greedy=row.greedy,
+        takes_feedback=row.takes_feedback,
     )
 
 

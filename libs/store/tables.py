@@ -716,7 +716,7 @@ class Reward(Base):
 
 
 class Feedback(Base):
-    """Writer: api. A value that a person or another program gave to a component of a rollout's reward."""
+    """Writer: api and collector. A value that a person or another program gave to a component of a rollout's reward."""
 
     __tablename__ = "feedback"
     rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"), primary_key=True, comment="The rollout.")

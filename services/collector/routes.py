@@ -25,7 +25,7 @@ from leyden.libs.service import Budget, JsonResponse, Problem, Share
 from leyden.libs.service.body import read_body
 from leyden.libs.service.json_body import JsonRoute
 from leyden.libs.store.database import Database
-from leyden.libs.store.records.spans import ENDPOINT, NewReward, unknown_place
+from leyden.libs.store.records.spans import ENDPOINT, FEEDBACK, NewReward, unknown_place
 from leyden.services.collector.batch import TelemetryCommit
 from leyden.services.collector.conventions import Limits, Sender
 from leyden.services.collector.decode import Rows, decode_logs, decode_traces
@@ -163,7 +163,10 @@ async def decoded_and_stored(
     Raises: Problem; Overloaded; StoreAway; Refused; AttemptEnded
     """
     commit: TelemetryCommit = state.commit
-    rows = await _decoded(decode, body, _sender(capability), Scope.REWARD in capability.scopes, state.decoding)
+    granted = not capability.scopes.isdisjoint((Scope.REWARD, Scope.FEEDBACK))
+    rows = await _decoded(decode, body, _sender(capability), granted, state.decoding)
+    if Scope.REWARD not in capability.scopes:
+        rows.rewards = [one._replace(source=FEEDBACK) for one in rows.rewards]
     # Rows wait for their commit longer than they take to decode.
     share.acquire(len(rows) * ROW_BYTES)
     quotas: Quotas = state.quotas

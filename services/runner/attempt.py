@@ -107,7 +107,8 @@ def attempt_spec(lease: Lease, context: RunnerContext) -> AttemptSpec:
 
 
 def _key(lease: Lease, context: RunnerContext) -> str:
-    scopes = {Scope.MODEL, Scope.TELEMETRY} | ({Scope.REWARD} if lease.runner.grant_reward else set())
+    granted = {Scope.REWARD: lease.runner.grant_reward, Scope.FEEDBACK: lease.takes_feedback}
+    scopes = {Scope.MODEL, Scope.TELEMETRY, *(scope for scope, is_granted in granted.items() if is_granted)}
     lifetime = lease.runner.timeout_seconds + context.settings.grace_seconds + KEY_SECONDS
     capability = Capability(
         run_id=lease.run_id,

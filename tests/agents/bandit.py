@@ -5,7 +5,8 @@ BANDIT_LOG names a file of JSON lines to which it adds that it will ask, before 
 it does anything else with it: the agents' own word for what they got. It tells the collector of the answer by a span,
 and adds that the collector took it. BANDIT_TOKENS is the length of an answer; where BANDIT_TOOL_SECONDS is named, it
 pulls, waits as long as a tool would take, and pulls again; the rollouts of group 0 ask again and again until the file
-BANDIT_GATE exists, where one is named. With BANDIT_SILENT it prints its answer, and no reward.
+BANDIT_GATE exists, where one is named. With BANDIT_SILENT it prints its answer, and no reward; its span
+has an evaluation event of the name in BANDIT_EVALUATES.
 BANDIT_TEMPERATURE is the temperature that it asks for, 1 by default.
 """
 
@@ -42,6 +43,11 @@ def ask():
     )
 
 
+def is_odd(answer):
+    text = answer["choices"][0]["message"]["content"] or "\0"
+    return ord(text[0]) % 2 == 1
+
+
 def export(answer):
     now, span_id = str(time.time_ns()), os.urandom(8).hex()
     named = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "coin", "gen_ai.response.id": answer["id"]}
@@ -53,6 +59,11 @@ def export(answer):
         "endTimeUnixNano": now,
         "attributes": [{"key": key, "value": {"stringValue": value}} for key, value in named.items()],
     }
+    if evaluates := os.environ.get("BANDIT_EVALUATES"):
+        score = {"doubleValue": 1.0 if is_odd(answer) else 0.25}
+        facts = {"name": {"stringValue": evaluates}, "score.value": score}
+        attributes = [{"key": "gen_ai.evaluation." + fact, "value": value} for fact, value in facts.items()]
+        span["events"] = [{"name": "gen_ai.evaluation.result", "timeUnixNano": now, "attributes": attributes}]
     name, key = os.environ["OTEL_EXPORTER_OTLP_HEADERS"].split("=", 1)
     document = {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
     plain_http.ask(os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] + "/v1/traces", document, {name: key})
@@ -74,9 +85,7 @@ answer = pull()
 gate = os.environ.get("BANDIT_GATE")
 while gate and ROLLOUT.split(".")[1] == "0" and not os.path.exists(gate):
     answer = pull()
-text = answer["choices"][0]["message"]["content"] or "\0"
-is_odd = ord(text[0]) % 2 == 1
 if os.environ.get("BANDIT_SILENT"):
-    print(json.dumps({"answer": "odd" if is_odd else "even"}))
+    print(json.dumps({"answer": "odd" if is_odd(answer) else "even"}))
 else:
-    print(json.dumps({"reward": float(is_odd), "odd": is_odd}))
+    print(json.dumps({"reward": float(is_odd(answer)), "odd": is_odd}))

@@ -125,6 +125,21 @@ def test_a_run_that_nobody_rates_ends_with_that_reason(platform: Platform, clien
     assert violations(platform.facts.database_url, run.id) == {}
 
 
+@pytest.mark.timeout(300)
+def test_evaluation_events_of_an_agents_telemetry_are_a_reward(
+    platform: Platform, client: Client, received: Path
+) -> None:
+    reward = {"components": [{"name": "parity", "from": "otlp"}, {"name": "thumbs", "from": "feedback", "weight": 0.0}]}
+    document = bandit_run(received, "evaluated", 2, reward={**reward, "wait": {"seconds": 0.0}}, **QUICK)
+    document["agent"]["environment"] |= {"BANDIT_SILENT": "1", "BANDIT_EVALUATES": "parity"}
+    run = watch_run(client, client.create_run(document).id, Console(quiet=True))
+    assert (run.phase, run.reason) == ("completed", None)
+    assert {one.reward for one in client.rollouts(run=run.id)} == {1.0, 0.25}
+    shown = client.rollout(next(client.rollouts(run=run.id)).id)
+    assert [(one.component, one.given_by, one.value) for one in shown.feedback] == [("parity", None, shown.reward)]
+    assert violations(platform.facts.database_url, run.id) == {}
+
+
 def totals(platform: Platform, run_id: str) -> dict[str, float]:
     """The rewards of credited rollouts as credit compared them."""
     with psycopg.connect(platform.facts.database_url) as connection:

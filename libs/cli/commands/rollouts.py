@@ -170,7 +170,7 @@ def _component(one: RewardComponent) -> str:
 
 def _given(one: Feedback) -> str:
     comment = f": {one.comment}" if one.comment else ""
-    return f"{one.value:+.4g} from {one.given_by} for attempt {one.attempt}{comment}"
+    return f"{one.value:+.4g} from {one.given_by or 'telemetry'} for attempt {one.attempt}{comment}"
 
 
 def _attempt(attempt: Attempt) -> str:

@@ -109,7 +109,7 @@ class RewardComponent(Body):
 
 
 class Feedback(Body):
-    """A value of a component that is `from: feedback`."""
+    """A value of a component that is `from: feedback` or `from: otlp`."""
 
     key: str
     attempt: int
@@ -118,7 +118,7 @@ class Feedback(Body):
     value: float
     comment: str | None
     given_by: str | None
-    """The name of the token that gave it."""
+    """The name of the token that gave it; null for the agent's telemetry."""
     created_at: datetime
 
 

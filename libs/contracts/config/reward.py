@@ -26,11 +26,11 @@ class Component(Document):
     name: Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z_][\w.-]*$")]
     weight: float = Field(default=1.0, ge=-1e3, le=1e3)
     """The factor of the component in the total. 0 without a gate: a metric, which earns and excludes nothing."""
-    source: Literal["agent", "feedback"] | None = Field(default=None, alias="from")
+    source: Literal["agent", "feedback", "otlp"] | None = Field(default=None, alias="from")
     """`agent`: the reward line, which is the agent's last line with `reward`. `feedback`: values that people and other
-    programs give to the rollout while it waits (`reward.wait`)."""
+    programs give to the rollout while it waits (`reward.wait`). `otlp`: evaluation events in the agent's telemetry."""
     combine: Literal["mean", "last"] = "mean"
-    """The value of `from: feedback` where several came."""
+    """The value of `from: feedback` or `from: otlp` where several came."""
     grader: Grader | None = None
     """A grader of the platform, which the agent cannot reach."""
     gate: Gate | None = None
@@ -45,10 +45,11 @@ class Component(Document):
     def _has_one_source(self) -> Component:
         if (self.source is None) == (self.grader is None):
             raise ValueError(
-                f"component {self.name!r} needs one source: write from: agent, from: feedback, or grader: {{type: …}}"
+                f"component {self.name!r} needs one source: write from: agent, from: feedback, from: otlp, or"
+                " grader: {type: …}"
             )
-        if self.combine != "mean" and self.source != "feedback":
-            raise ValueError(f"component {self.name!r}: combine acts on from: feedback alone: remove it")
+        if self.combine != "mean" and self.source not in ("feedback", "otlp"):
+            raise ValueError(f"component {self.name!r}: combine acts on from: feedback and from: otlp alone: remove it")
         return self
 
 

@@ -22,6 +22,23 @@ from leyden.libs.store.database import Database, ReadSession, Refused, Session, 
 ENDPOINT = "endpoint"
 """Source of rewards that an agent sent to the reward endpoint; there a key with two rewards is a mistake."""
 
+FEEDBACK = "feedback"
+"""Source of values for components that are `from: otlp`: rows of `feedback`, not of `rewards`."""
+
+# Values of other names are not kept: those that are `from: feedback` are not the agent's to give. Their times order
+# the values of one statement, too.
+_GIVE = text("""
+    INSERT INTO feedback (rollout_id, key, attempt, run_id, component, value, created_at)
+    SELECT v.rollout_id, 'otlp:' || v.attempt || ':' || v.key, v.attempt, v.run_id, v.name, v.value,
+           statement_timestamp() + v.place * interval '1 microsecond'
+    FROM unnest(CAST(:rollout_ids AS text[]), CAST(:attempts AS integer[]), CAST(:keys AS text[]),
+                CAST(:run_ids AS text[]), CAST(:names AS text[]), CAST(:values AS double precision[]))
+        WITH ORDINALITY AS v (rollout_id, attempt, key, run_id, name, value, place)
+    JOIN runs u ON u.id = v.run_id AND jsonb_path_exists(
+        u.config, '$.reward.components[*] ? (@.from == "otlp" && @.name == $name)', jsonb_build_object('name', v.name))
+    ON CONFLICT DO NOTHING
+""")
+
 _STORED = text("""
     SELECT r.rollout_id, r.attempt, r.key, r.run_id, r.source, r.name, r.value, r.response_id, r.tool_call_id
     FROM unnest(CAST(:rollout_ids AS text[]), CAST(:attempts AS integer[]), CAST(:keys AS text[]))
@@ -43,7 +60,10 @@ _HAS_PLACE = {
                                                       jsonb_build_object('id', CAST(:id AS text))))
     """),
 }
-_STORED_REWARDS = text("SELECT count(*) FROM rewards WHERE rollout_id = :rollout AND attempt = :attempt")
+_STORED_REWARDS = text("""
+    SELECT (SELECT count(*) FROM rewards WHERE rollout_id = :rollout AND attempt = :attempt)
+         + (SELECT count(*) FROM feedback WHERE rollout_id = :rollout AND attempt = :attempt)
+""")
 
 
 class AttemptEnded(Refused):
@@ -136,10 +156,23 @@ async def _write(
         if spans:
             await copy_rows(session, "spans", NewSpan._fields, spans, on_conflict_do_nothing=may_exist)
         fault_point("collector.spans_written")
-        if rewards:
-            statement = insert(tables.Reward).on_conflict_do_nothing()
-            await session.execute(statement, [reward._asdict() for reward in rewards])
+        if own := [reward._asdict() for reward in rewards if reward.source != FEEDBACK]:
+            await session.execute(insert(tables.Reward).on_conflict_do_nothing(), own)
+        await _give(session, [reward for reward in rewards if reward.source == FEEDBACK])
         await _compare(session, [reward for reward in rewards if reward.source == ENDPOINT])
+
+
+async def _give(session: Session, feedback: Sequence[NewReward]) -> None:
+    if feedback:
+        columns = {
+            "rollout_ids": [one.rollout_id for one in feedback],
+            "attempts": [one.attempt for one in feedback],
+            "keys": [one.key for one in feedback],
+            "run_ids": [one.run_id for one in feedback],
+            "names": [one.name for one in feedback],
+            "values": [one.value for one in feedback],
+        }
+        await session.execute(_GIVE, columns)
 
 
 async def _lock_attempts(session: Session, spans: Sequence[NewSpan], rewards: Sequence[NewReward]) -> None:

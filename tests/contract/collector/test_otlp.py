@@ -351,6 +351,36 @@ async def test_evaluation_results_arrive_as_log_records(collector: Collector) ->
     assert await collector.rewards() == [("gen_ai.evaluation.result", 0.25, None, "telemetry")]
 
 
+def named(name: str, value: float) -> dict[str, Any]:
+    attributes = {"name": {"stringValue": name}, "score.value": {"doubleValue": value}}
+    return {
+        "eventName": "gen_ai.evaluation.result",
+        "attributes": [{"key": f"gen_ai.evaluation.{key}", "value": one} for key, one in attributes.items()],
+    }
+
+
+async def test_evaluation_results_give_the_components_that_are_from_otlp_and_no_others(collector: Collector) -> None:
+    components = [{"name": "quality", "from": "otlp"}, {"name": "thumbs", "from": "feedback"}]
+    reward = {"components": components, "wait": {"seconds": 60.0}}
+    async with collector.database.session() as session:
+        run = await session.get_one(tables.Run, collector.rollout.run_id)
+        run.config = {**run.config, "reward": reward}
+    records = [named("quality", 0.25), named("quality", 0.75), named("thumbs", 1.0), named("other", 1.0)]
+    key = collector.key(frozenset({Scope.TELEMETRY, Scope.FEEDBACK}))
+    headers = {"authorization": f"Bearer {key}"}
+    for _ in range(2):
+        document = {"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}
+        answer = await collector.client.post(f"{collector.url}/v1/logs", json=document, headers=headers)
+        assert (answer.status_code, answer.json()) == (200, {})
+    assert (await collector.post("/v1/traces", body({"events": [evaluation(1.0)]}), key=key)).status_code == 200
+    async with collector.database.read() as session:
+        rows = (await session.scalars(select(tables.Feedback).order_by(tables.Feedback.created_at))).all()
+    assert [(one.component, one.attempt, one.value) for one in rows] == [("quality", 1, 0.25), ("quality", 1, 0.75)]
+    assert await collector.rewards() == []
+    refused = await collector.client.post(f"{collector.url}/reward", json={"value": 1}, headers=headers)
+    assert refused.status_code == 403
+
+
 async def test_the_reward_endpoint_accepts_valid_rewards_alone(collector: Collector) -> None:
     async def give(document: dict[str, Any], **options: Any) -> int:
         headers = {"authorization": f"Bearer {collector.key(**options)}"}

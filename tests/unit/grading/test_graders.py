@@ -167,6 +167,8 @@ def test_feedback_is_combined_and_none_is_a_failure() -> None:
 
     assert found("thumbs", "mean") == Grade(ComponentState.SCORED, 0.75, None, "mean of 1, 1, 0.25")
     assert found("thumbs", "last").value == 0.25
+    event = Component.model_validate({"name": "quality", "from": "otlp"})
+    assert grade(event, facts).explanation == "no evaluation event named 'quality' came"
     assert found("stars", "mean") == Grade(ComponentState.FAILED, explanation="no feedback within 60 s")
 
 
