@@ -88,4 +88,4 @@ while gate and ROLLOUT.split(".")[1] == "0" and not os.path.exists(gate):
 if os.environ.get("BANDIT_SILENT"):
     print(json.dumps({"answer": "odd" if is_odd(answer) else "even"}))
 else:
-    print(json.dumps({"reward": float(is_odd(answer)), "odd": is_odd}))
+    print(json.dumps({"reward": float(is_odd(answer)), "odd": is_odd(answer)}))
