@@ -44,10 +44,10 @@ class SiblingRows(NamedTuple):
     rollouts: id, group_id, greedy, reward, ended (the kind of its outcome, or null)
     calls: rollout_id, id, parent_call_id, shared_tokens, request_id, choice, sequence, status, trainable,
         untrainable_reason, finish_reason, masks_forced, prompt_ids (after the shared tokens), prompt_tokens (of the
-        complete prompt), sampled_ids, generator_logprobs, policy_versions, temperature, role (or null), request_sha256,
-        total_seconds, delivered (null: unknown), offers_tools (null where it has the tools of its parent), answer (a
-        turn or null), results (of tools, in the turns of the row: [{id, text, is_error}]; id is null for a user's text
-        with a result in it; text is its beginning; or null)
+        complete prompt), sampled_ids, written_ids (or null), generator_logprobs, policy_versions, temperature, role (or
+        null), request_sha256, total_seconds, delivered (null: unknown), offers_tools (null where they are its
+        parent's), answer (a turn or null), results (of tools, in the turns of the row: [{id, text, is_error}]; id is null
+        for a user's text with a result in it; text is its beginning; or null)
     spans: rollout_id, span_id, parent_span_id, scope, tool, status, tool_call_id, response_id, start_ns, end_ns; only
         tool spans
     rewards: rollout_id, value, response_id, tool_call_id, call_id, key, is_external; of agents, telemetry and people
@@ -194,7 +194,7 @@ _USERS_RESULT = r".*(?:^|\n)((?:Observation|Error):\n.*)"
 _CALLS = text(f"""
     SELECT c.rollout_id, c.id, c.parent_call_id, c.shared_tokens, c.request_id, c.choice, c.sequence, c.status,
            c.trainable, c.untrainable_reason, c.finish_reason, c.masks_forced,
-           c.prompt_ids, c.prompt_tokens, c.sampled_ids, c.generator_logprobs, c.policy_versions,
+           c.prompt_ids, c.prompt_tokens, c.sampled_ids, c.written_ids, c.generator_logprobs, c.policy_versions,
            c.temperature, c.role, c.request_sha256, c.total_seconds, d.delivered,
            json_array_length(c.tools) > 0 AS offers_tools, c.answer, (
                SELECT jsonb_agg(jsonb_build_object(

@@ -566,6 +566,10 @@ class ModelCall(Base):
         comment="int32[prompt_tokens - shared_tokens]: the tokens of the prompt after the shared ones."
     )
     sampled_ids: Mapped[bytes] = mapped_column(comment="int32[completion_tokens]")
+    written_ids: Mapped[bytes | None] = mapped_column(
+        comment="int32: the answer of another provider, in the tokens of the run's own model as its template writes it;"
+        " null where an engine sampled, or the template cannot."
+    )
     generator_logprobs: Mapped[bytes] = mapped_column(
         comment="float32[completion_tokens], natural log, temperature-scaled, before top-k and top-p."
     )

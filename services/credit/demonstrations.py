@@ -69,14 +69,16 @@ def _written(call: Call, train: Collection[str] | None) -> Call:
     reason = None if train is None or call.role in train else untrainable.of_role(call.role)
     if call.policy is not None:
         reason = untrainable.of_other_model(call.policy)
+    tokens = call.written or call.sampled
     return replace(
         call,
+        sampled=tokens,
         trainable=reason is None,
         recorded_reason=reason,
         temperature=1.0,
         masks_forced=False,
-        logprobs=bytes(len(call.sampled)),
-        versions=np.full(len(call.sampled) // TOKEN.itemsize, NO_VERSION, TOKEN).tobytes(),
+        logprobs=bytes(len(tokens)),
+        versions=np.full(len(tokens) // TOKEN.itemsize, NO_VERSION, TOKEN).tobytes(),
     )
 
 

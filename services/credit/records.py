@@ -52,6 +52,7 @@ class Call:
     `delivered` is None where nobody knows whether the agent got the answer, which was complete `seconds` after the
     request came; requests with the same body have one `request_sha256`. `policy` is None for the run's own model,
     `offers_tools` where the call has the tools of its parent. `is_cut`: the answer ended for its length.
+    `written`: another provider's answer in tokens of the run's own model, which nobody sampled.
     `recorded_reason`: the gateway's, for a call that is not `trainable`. `asked` and `text` are the sampled answer's
     tool calls and its text beside them; `results` are those of earlier calls' tools, which the conversation adds.
 
@@ -77,6 +78,7 @@ class Call:
     seconds: float = 0.0
     delivered: bool | None = None
     policy: str | None = None
+    written: bytes | None = None
     offers_tools: bool | None = None
     asked: tuple[AskedTool, ...] = ()
     text: str = ""

@@ -136,6 +136,7 @@ def _call(row: Any, by_id: Mapping[str, Any], policy: str | None) -> Call:
         masks_forced=row.masks_forced,
         prompt=prompt,
         sampled=row.sampled_ids,
+        written=row.written_ids,
         logprobs=row.generator_logprobs,
         versions=row.policy_versions,
         temperature=row.temperature,

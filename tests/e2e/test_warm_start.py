@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +16,15 @@ from leyden.libs.cli.local.platform import Platform
 from leyden.libs.cli.view.watch import watch_run
 from leyden.libs.client import Client
 from leyden.libs.contracts.api.runs import ResumeRequest, Run, RunParent
-from tests.campaigns.soak import bandit_run, kill
+from tests.campaigns.soak import bandit_run, kill, small_platform
 from tests.e2e.test_policies import wait_for_step
 from tests.invariants import violations
 from tests.replay import differing_versions
 
+TEACHER = {
+    "roles": [{"name": "solver", "policy": "teacher"}],
+    "policies": {"teacher": {"provider": "elsewhere", "provider_model": "large"}},
+}
 EVALUATED = {"dataset": "bandit", "rollouts_per_task": 8}
 
 
@@ -30,6 +38,54 @@ def rewards(client: Client, run: Run) -> list[float]:
     """What each evaluation earned, in their order."""
     found = [one.results.reward for one in sorted(client.evaluations(run.id), key=lambda one: one.number)]
     return [one.mean for one in found if one is not None]
+
+
+class Teacher(BaseHTTPRequestHandler):
+    """A provider that solves every task of the bandit."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        choice = {"index": 0, "message": {"role": "assistant", "content": "1"}, "finish_reason": "stop"}
+        body = json.dumps({"id": "x", "choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 1}})
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def taught_platform(tmp_path: Path) -> Iterator[Platform]:
+    """A platform whose gateway knows the provider `elsewhere`."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Teacher) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        providers = {"elsewhere": {"url": f"http://127.0.0.1:{server.server_port}/v1"}}
+        try:
+            with small_platform(tmp_path, GATEWAY_PROVIDERS=json.dumps(providers)) as platform:
+                yield platform
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.timeout(900)
+def test_a_providers_solutions_teach_the_model(taught_platform: Platform, received: Path) -> None:
+    platform, dsn = taught_platform, taught_platform.facts.database_url
+    with Client(platform.facts.url("api"), platform.token, patience_seconds=60) as client:
+        client.upload_dataset("bandit", [{"number": number} for number in range(16)])
+        solved = bandit_run(received, "solved", 0, evaluation=EVALUATED) | TEACHER
+        source = finished(client, client.create_run(solved).id)
+        assert rewards(client, source)[0] == 1.0
+        algorithm = {"type": "sft", "runs": [source.id], "per_task": 2}
+        fast = {"optimizer": {"learning_rate": 0.02}, "sampling": {"groups_per_step": 6}}
+        document = bandit_run(received, "taught", 8, evaluation=EVALUATED, algorithm=algorithm, **fast)
+        run = finished(client, client.create_run(document).id)
+        before, after = rewards(client, run)
+        assert before < 0.9 < after
+        for one in (source, run):
+            assert violations(dsn, one.id) == {}
 
 
 @pytest.mark.timeout(900)

@@ -74,6 +74,7 @@ class NewCall:
     first_token_seconds: float | None
     total_seconds: float
     asked: Json | None = None
+    written_ids: bytes | None = None
 
 
 class CallDefaults(NamedTuple):
@@ -108,6 +109,7 @@ _TYPES = {
     "policy_versions": "bytea", "prompt_tokens": "int4", "completion_tokens": "int4", "cached_tokens": "int4",
     "min_policy_version": "int4", "max_policy_version": "int4", "temperature": "float8", "queued_seconds": "float8",
     "first_token_seconds": "float8", "total_seconds": "float8", "asked": "jsonb",
+    "written_ids": "bytea",
 }  # fmt: skip
 """Types of the columns that are not text."""
 _LIMITS = {"int4": 2**31, "int8": 2**63}

@@ -124,7 +124,10 @@ class Prompt:
 
 @dataclass(slots=True, eq=False)
 class SampledTokens:
-    """The tokens of one choice while they arrive; each list has one entry a token. Times are `time.perf_counter()`."""
+    """The tokens of one choice while they arrive; each list has one entry a token. Times are `time.perf_counter()`.
+
+    `written_ids`: the answer of another provider as the run's own model would write it.
+    """
 
     call_id: str
     index: int
@@ -135,6 +138,7 @@ class SampledTokens:
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
     finish: FinishReason | None = None
     cached_tokens: int = 0
+    written_ids: npt.NDArray[np.int32] | None = None
     accepted_at: float | None = None
     first_token_at: float | None = None
     ended_at: float | None = None
@@ -268,6 +272,7 @@ class CallContext:
             answer=None if answer is None else answer.turn,
             prompt_ids=prompt.ids[prompt.shared_tokens :].astype("<i4").tobytes(),
             sampled_ids=np.asarray(sampled.ids, dtype="<i4").tobytes(),
+            written_ids=None if sampled.written_ids is None else sampled.written_ids.astype("<i4").tobytes(),
             generator_logprobs=np.asarray(sampled.logprobs, dtype="<f4").tobytes(),
             policy_versions=np.asarray(versions, dtype="<i4").tobytes(),
             prompt_tokens=len(prompt.ids),

@@ -304,7 +304,7 @@ class CallService:
         served = await self.models.of_run(caller.policy_run)
         policy = defaults.provided.get(caller.role or "")
         if policy is not None:
-            return ProviderSampler(self._providers, policy, request, served.chat)
+            return await ProviderSampler.prepare(self._providers, policy, request, served, attempt)
         return await EngineSampler.prepare(self._engines, served, self._stored, attempt, request, caller.policy_run)
 
     async def _caller(self, attempt: Attempt, request: ModelRequest, headers: Mapping[str, str]) -> Caller:

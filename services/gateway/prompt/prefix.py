@@ -16,6 +16,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -182,6 +183,34 @@ class PrefixIndex:
         parent_call_id = None if parent is None else parent.call_id
         prompt = Prompt(ids, parent_call_id, shared_turns, shared_tokens, is_fork)
         return IndexedPrompt(prompt, conversation, text, chain, continued)
+
+    async def whole(self, key: Hashable, request: ModelRequest) -> IndexedPrompt:
+        """Returns the prompt of a request that another model answers, in this model's tokens; it continues no call.
+
+        Raises: BadRequest: the template refuses the conversation
+        """
+        turns = tuple(self._model.read_reasoning(turn, request) for turn in request.turns)
+        conversation = Conversation(turns, request.tools, request.template_options)
+        async with self._renderer.prompt(key) as rendering:
+            text = await rendering.run(self._model.render, *conversation)
+        prompt = Prompt(await self._encode(text, None), None, 0, 0, is_fork=False)
+        return IndexedPrompt(prompt, conversation, text, [], None)
+
+    async def written(self, key: Hashable, indexed: IndexedPrompt, answer: Turn) -> TokenIds:
+        """Returns the tokens that this model's template writes for an answer after the prompt, up to the end of the
+        turn; none where it then writes another prompt, as templates that begin the reasoning for the model do.
+
+        Raises: BadRequest: the template refuses the conversation
+        """
+        turns, tools, options = indexed.conversation
+        render = partial(self._model.render, add_generation_prompt=False)
+        async with self._renderer.prompt(key) as rendering:
+            text = await rendering.run(render, (*turns, answer), tools, options)
+        if not text.startswith(indexed.text):
+            return np.zeros(0, np.int32)
+        ids = await self._encode(text.removeprefix(indexed.text), None)
+        ends = np.flatnonzero(np.isin(ids, list(self._model.tokenizer.eos_ids)))
+        return ids[: ends[0] + 1] if len(ends) else ids
 
     async def _raw(self, prompt: str | Sequence[int], conversation: Conversation) -> IndexedPrompt:
         ids = await self._encode(prompt, None) if isinstance(prompt, str) else np.asarray(prompt, dtype=np.int32)

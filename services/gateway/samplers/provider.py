@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import httpx
 import numpy as np
@@ -12,11 +13,11 @@ import orjson
 from leyden.libs.contracts.config import Policy
 from leyden.libs.service.providers import Provider
 from leyden.libs.service.secrets import read_secret
-from leyden.services.gateway.calls.context import Answer, CallContext, ModelRequest, Prompt, SampledTokens
+from leyden.services.gateway.calls.context import Answer, Attempt, CallContext, ModelRequest, Prompt, SampledTokens
 from leyden.services.gateway.dialects.chat_client import ProvidedAnswer, read_answer, request_document
 from leyden.services.gateway.errors import BadRequest, Unavailable
+from leyden.services.gateway.prompt.models import ServedModel
 from leyden.services.gateway.prompt.prefix import Conversation, IndexedPrompt
-from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.samplers.base import Answered
 
 MAX_ANSWER_BYTES = 32 * 1024**2
@@ -75,17 +76,32 @@ class Providers:
 
 
 class ProviderSampler:
-    """A Sampler of a policy that another provider answers; its answers have no tokens."""
+    """A Sampler of a policy that another provider answers. Nothing was sampled from tokens: the record has prompt and
+    answer as the run's own model would read and write them, so that it can be fine-tuned on them."""
 
-    def __init__(self, providers: Providers, policy: Policy, request: ModelRequest, chat: ChatModel) -> None:
+    def __init__(
+        self, providers: Providers, policy: Policy, request: ModelRequest, served: ServedModel, indexed: IndexedPrompt
+    ) -> None:
         self.request = request
-        self.chat = chat
-        conversation = Conversation(request.turns, request.tools, request.template_options)
-        self.indexed = IndexedPrompt(Prompt(np.zeros(0, np.int32), None, 0, 0, False), conversation, "", [], None)
+        self.chat = served.chat
+        self.indexed = indexed
         self.constraint: dict[str, str] = {}
+        self._prefixes = served.prefixes
         self._providers = providers
         self._policy = policy
         self._answer: ProvidedAnswer | None = None
+
+    @classmethod
+    async def prepare(
+        cls, providers: Providers, policy: Policy, request: ModelRequest, served: ServedModel, attempt: Attempt
+    ) -> ProviderSampler:
+        """Renders the prompt for the record; one that the template of the run's model refuses has no tokens."""
+        conversation = Conversation(request.turns, request.tools, request.template_options)
+        indexed = IndexedPrompt(Prompt(np.zeros(0, np.int32), None, 0, 0, False), conversation, "", [], None)
+        if request.raw_prompt is None:
+            with suppress(BadRequest):
+                indexed = await served.prefixes.whole(attempt.key, request)
+        return cls(providers, policy, request, served, indexed)
 
     async def sample(
         self, context: CallContext, choices: Sequence[SampledTokens], progressed: Callable[[], None]
@@ -100,6 +116,10 @@ class ProviderSampler:
         )
         for choice in choices:
             choice.ended_at = time.perf_counter()
+        if self.indexed.text:
+            with suppress(BadRequest):
+                for choice, answer in zip(choices, self._answer.answers, strict=True):
+                    choice.written_ids = await self._prefixes.written(context.attempt.key, self.indexed, answer.turn)
 
     def answered(self, context: CallContext, choices: Sequence[SampledTokens]) -> Answered:
         """The provider's answer, with the tokens that it counted."""

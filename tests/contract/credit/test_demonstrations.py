@@ -116,6 +116,26 @@ async def test_calls_of_other_roles_and_of_models_of_other_pools_are_context(dat
     assert verdict.calls["untrainable"] == {"role judge does not train": 1, "policy checker has another model": 1}
 
 
+async def test_a_providers_answer_trains_as_the_runs_own_model_would_write_it(database: Database) -> None:
+    roles = [{"name": "writer", "policy": "teacher"}]
+    source = await add_run(
+        database,
+        config=run_document(roles=roles, policies={"teacher": {"provider": "elsewhere"}}, training={"steps": 0}),
+    )
+    group, (rollout,) = await add_group(database, source, size=1)
+    nothing = {"generator_logprobs": b"", "policy_versions": b"", "min_policy_version": None}
+    for prompt, answer in (([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6])):
+        written = np.asarray(answer, "<i4").tobytes()
+        await add_call(database, rollout, prompt, [], role="writer", trainable=False, written_ids=written, **nothing)
+    await finish_rollout(database, rollout, reward=1.0)
+    await complete(database, group)
+    run = await add_supervised(database, source)
+    assert await demonstrate_pending(database) == 1
+    (sample,) = await samples_of(database, run)
+    assert np.frombuffer(sample.token_ids, "<i4").tolist() == [1, 2, 3, 4, 5, 6]
+    assert np.frombuffer(sample.mask, np.uint8).tolist() == [0, 0, 1, 1, 0, 1]
+
+
 @pytest.mark.parametrize("phase", ["completed", "failed", "cancelled"])
 async def test_a_run_that_is_over_gets_no_demonstrations(database: Database, phase: str) -> None:
     source = await add_source(database, [[(1.0, (3,))]])

@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from leyden.libs.contracts.conversation import Turn
 from leyden.libs.store.database import Database
 from leyden.services.gateway.samplers.provider import MAX_ANSWER_BYTES
 from tests.fakes.gateway import Scene, scene
@@ -74,7 +76,9 @@ async def judged(folder: Path, database: Database, url: str) -> AsyncIterator[Sc
         yield stage
 
 
-async def test_a_provider_answers_its_role_and_the_record_has_no_tokens(tmp_path: Path, database: Database) -> None:
+async def test_a_provider_answers_its_role_and_nobody_sampled_the_tokens_of_the_record(
+    tmp_path: Path, database: Database
+) -> None:
     async with (
         provider((200, completion("Fine.")), (200, completion(None, tool_calls=[CALL]))) as (url, requests, bodies),
         judged(tmp_path, database, url) as stage,
@@ -103,6 +107,15 @@ async def test_a_provider_answers_its_role_and_the_record_has_no_tokens(tmp_path
     assert {request.headers["authorization"] for request in requests} == {"Bearer secret-key"}
     assert [(call.role, call.trainable, call.completion_tokens) for call in calls[:3]] == [("judge", False, 0)] * 3
     assert calls[0].answer == {"role": "assistant", "content": "Fine."}
+    # As the run's own model would read the prompt and write the answer.
+    decode = stage.model.tokenizer.decode
+    read = [decode(np.frombuffer(call.prompt_ids, "<i4").tolist()) for call in calls[:2]]
+    wrote = [decode(np.frombuffer(call.written_ids, "<i4").tolist()) for call in calls[:2]]
+    assert read[0] == stage.model.render((Turn("user", "hi"),), (), {})
+    assert f"{read[0]}Fine.<|im_end|>" in read[1]
+    assert wrote[0] == "Fine.<|im_end|>"
+    assert (wrote[1].endswith("<|im_end|>"), '"name": "search"' in wrote[1]) == (True, True)
+    assert (calls[0].sampled_ids, calls[3].written_ids) == (b"", None)
     assert calls[0].untrainable_reason == "the policy of role judge does not train"
     # The provider's answer has no tokens that a prompt of the policy could continue.
     assert (calls[3].trainable, calls[3].parent_call_id, calls[3].role) == (True, None, "other")
