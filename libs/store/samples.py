@@ -46,8 +46,8 @@ class SiblingRows(NamedTuple):
         untrainable_reason, finish_reason, masks_forced, prompt_ids (after the shared tokens), prompt_tokens (of the
         complete prompt), sampled_ids, written_ids (or null), generator_logprobs, policy_versions, temperature, role (or
         null), request_sha256, total_seconds, delivered (null: unknown), offers_tools (null where they are its
-        parent's), answer (a turn or null), results (of tools, in the turns of the row: [{id, text, is_error}]; id is null
-        for a user's text with a result in it; text is its beginning; or null)
+        parent's), answer (a turn or null), results (of tools, in the turns of the row: [{id, text, is_error}]; id is
+        null for a user's text with a result in it; text is its beginning; or null)
     spans: rollout_id, span_id, parent_span_id, scope, tool, status, tool_call_id, response_id, start_ns, end_ns; only
         tool spans
     rewards: rollout_id, value, response_id, tool_call_id, call_id, key, is_external; of agents, telemetry and people

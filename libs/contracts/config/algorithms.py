@@ -227,7 +227,7 @@ class Sft(_Algorithm):
     weighting: Weighting = "token_mean"
     runs: list[Word] = Field(default_factory=list, max_length=100)
     """Ids of the runs whose finished rollouts are demonstrations, of training and of evaluations alike. They have the
-    pool of this run, whose tokens are those of its model."""
+    pool of this run, whose tokens are those of its model; calls that a provider answered are recorded in them, too."""
     min_reward: float = Field(default=1.0, ge=-1e6, le=1e6)
     """Rollouts that earned less are no demonstrations."""
     per_task: int | None = Field(default=None, ge=1, le=1024)
