@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "20261125_0048"
-down_revision = "20261125_0047"
+revision = "20261125_0049"
+down_revision = "20261125_0048"
 branch_labels = None
 depends_on = None
 
