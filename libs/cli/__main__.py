@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from leyden.libs.cli.commands import agents, datasets, local, rollouts, runs, tokens
+from leyden.libs.cli.commands import agents, datasets, local, rewards, rollouts, runs, tokens
 from leyden.libs.cli.commands.check import check
 from leyden.libs.cli.commands.console import console
 from leyden.libs.cli.commands.demo import demo
@@ -93,6 +93,7 @@ app.add_typer(datasets.app, name="dataset")
 runs.app.command("check")(check)
 app.add_typer(runs.app, name="run")
 app.add_typer(rollouts.app, name="rollout")
+app.add_typer(rewards.app, name="reward")
 app.add_typer(runs.policies, name="policy")
 
 

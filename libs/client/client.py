@@ -20,6 +20,8 @@ from leyden.libs.contracts.api.rollouts import (
     Call,
     Feedback,
     FeedbackRequest,
+    Graded,
+    GradeRequest,
     Reward,
     RewardRequest,
     Rollout,
@@ -39,6 +41,7 @@ from leyden.libs.contracts.api.runs import (
     Step,
 )
 from leyden.libs.contracts.api.tokens import ApiScope, AuditEntry, IssuedToken, RotateRequest, Token, TokenRequest
+from leyden.libs.contracts.config import Reward as RewardConfig
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.ids import new_id
 
@@ -252,6 +255,12 @@ class Client:
         request = FeedbackRequest(key=key or new_id("rating"), component=component, value=value, comment=comment)
         body = self._http.create(f"/v1/rollouts/{_part(rollout_id)}/feedback", request.model_dump_json().encode())
         return Feedback.model_validate_json(body)
+
+    def grade(self, rollout_id: str, reward: RewardConfig) -> Graded:
+        """Grades a stored rollout with these components, and stores nothing."""
+        request = GradeRequest(reward=reward)
+        body = self._http.create(f"/v1/rollouts/{_part(rollout_id)}/grades", request.model_dump_json().encode())
+        return Graded.model_validate_json(body)
 
     def pools(self) -> Iterator[Pool]:
         """Lists the pools that runs may name, with their engines and runs."""

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from leyden.libs.contracts.config import Component
+from leyden.libs.contracts.config.graders import ScoreModel
 from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading import calls, numbers, structures, words
 from leyden.libs.grading.facts import AttemptFacts, MissingField, Scored
@@ -48,6 +49,8 @@ def grade(component: Component, facts: AttemptFacts) -> Grade:
         return _of_feedback(component, facts)
     if component.grader is None:
         return _of_agents_line(facts)
+    if isinstance(component.grader, ScoreModel):
+        return Grade(ComponentState.FAILED, explanation="a judge scores this, whom the service grader alone asks")
     try:
         value, extracted, explanation = _GRADERS[component.grader.type](component.grader, facts)
     except MissingField as error:

@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 
 from leyden.libs.contracts.api.problems import Problem
+from leyden.libs.grading.pool import Pool
 from leyden.libs.service import problem_response
 from leyden.libs.service.app import ErrorHandler
 from leyden.libs.service.app import create_app as create_service
@@ -30,6 +31,7 @@ from leyden.services.api.settings import Settings
 from leyden.services.api.upload import BadUpload, UploadTooLarge
 
 DATABASE_SECONDS = 2
+GRADE_SECONDS = 5.0
 # Each holds a database connection for as long as its sender takes.
 MAX_UPLOADS = 4
 """Retry-After of an answer while the database is away."""
@@ -62,12 +64,14 @@ def create_app(settings: Settings) -> FastAPI:
             settings.database_url, "leyden-api", pool_size=10, answer_seconds=settings.database_answer_seconds
         )
         app.state.database = database
+        app.state.graders = Pool(1, GRADE_SECONDS)
         app.state.uploads = asyncio.Semaphore(MAX_UPLOADS)
         app.state.checks.add("database", database.ping)
         app.state.checks.add("schema", lambda: check_schema(database))
         try:
             yield
         finally:
+            await app.state.graders.close()
             await database.close()
 
     app = create_service(

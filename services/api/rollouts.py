@@ -10,8 +10,11 @@ from pydantic import BaseModel
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.rollouts import (
     Call,
+    ComponentGrade,
     Feedback,
     FeedbackRequest,
+    Graded,
+    GradeRequest,
     Reward,
     RewardRequest,
     Rollout,
@@ -19,8 +22,11 @@ from leyden.libs.contracts.api.rollouts import (
     Span,
 )
 from leyden.libs.contracts.states import ShownRolloutState
+from leyden.libs.grading.ledger import ledger
+from leyden.libs.grading.pool import Pool
 from leyden.libs.store.database import Session
 from leyden.libs.store.read import views
+from leyden.libs.store.read.attempt_facts import attempt_facts
 from leyden.libs.store.runs.feedback import add_feedback
 from leyden.services.api.auth import Caller, GuardedRoute, Reader, Writer
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
@@ -102,6 +108,20 @@ async def get_spans(
     async with store.read() as session:
         await views.check_rollout(session, rollout_id)
         return await views.list_spans(session, rollout_id, attempt=attempt, kind=kind, cursor=cursor, limit=limit)
+
+
+@router.post("/{rollout_id}/grades")
+async def grade_rollout(request: Request, asked: GradeRequest, caller: Writer, store: Store, rollout_id: str) -> Graded:
+    """Grade a stored rollout with the components of a document, and store nothing.
+
+    The grader alone asks judges: their components fail here.
+    """
+    async with store.read() as session:
+        attempt, facts = await attempt_facts(session, rollout_id)
+    graders: Pool = request.app.state.graders
+    found = ledger(asked.reward, await graders.grade(asked.reward.components, facts))
+    components = [ComponentGrade.model_validate(one._asdict()) for one in found.components]
+    return Graded(attempt=attempt, total=found.total, reason=found.reason, components=components)
 
 
 @router.post("/{rollout_id}/rewards", response_model=Reward, status_code=201)

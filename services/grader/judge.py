@@ -21,9 +21,9 @@ from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading.facts import AttemptFacts, MissingField
 from leyden.libs.grading.grade import Grade, cut, of_missing
 from leyden.libs.grading.judging import Question, Vote, grade_of, question_of, request_of, vote_of
+from leyden.libs.grading.pool import Graded
 from leyden.libs.service.providers import Provider
 from leyden.libs.service.secrets import read_secret
-from leyden.services.grader.pool import Graded
 
 CALLS = Counter("grader_judge_calls_total", "Calls of judges by their result.", ["provider", "result"])
 TOKENS = Counter("grader_judge_tokens_total", "Tokens that providers of judges counted.", ["provider", "kind"])

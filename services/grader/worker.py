@@ -17,14 +17,14 @@ from leyden.libs.contracts.config import Component
 from leyden.libs.contracts.config.graders import ScoreModel
 from leyden.libs.faults import fault_point
 from leyden.libs.grading.facts import AttemptFacts
-from leyden.libs.grading.total import total
+from leyden.libs.grading.ledger import ledger
+from leyden.libs.grading.pool import Graded, Pool
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import Checks
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.group_commit import GroupCommit
 from leyden.libs.store.runs.grading import (
     GradingLease,
-    NewComponent,
     Settled,
     heartbeat_gradings,
     lease_gradings,
@@ -34,7 +34,6 @@ from leyden.libs.store.runs.grading import (
 from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, bind, logger
 from leyden.services.grader.judge import Judge
-from leyden.services.grader.pool import Graded, Pool
 from leyden.services.grader.settings import Settings
 
 LEASED = Gauge("grader_attempts_leased", "Attempts that this process grades.")
@@ -209,7 +208,7 @@ class Grader:
                 if any(one.crashed for one in graded) and lease.tries < MAX_TRIES:
                     await self._postpone(lease, graded)
                 else:
-                    await self._commits.submit([settled_of(lease, graded)])
+                    await self._commits.submit([Settled(lease, *ledger(lease.reward, graded))])
             # The lease ends, and the attempt is graded again.
             except (StoreAway, Refused) as error:
                 limited_log.warning("grades not written", cause=str(error))
@@ -235,28 +234,6 @@ class Grader:
             if one.lease.lease_id in live:
                 _count(one)
         await self._notifications.notify(Topic.OUTCOMES)
-
-
-def settled_of(lease: GradingLease, graded: Sequence[Graded]) -> Settled:
-    """Returns the rows of an attempt's grades."""
-    components = lease.reward.components
-    by_name = {one.name: found.grade for one, found in zip(components, graded, strict=True)}
-    found = total(lease.reward, by_name)
-    rows = [
-        NewComponent(
-            component=one.name,
-            state=str(got.grade.state),
-            weight=one.weight,
-            value=got.grade.value,
-            contribution=found.contributions.get(one.name),
-            extracted=got.grade.extracted,
-            explanation=got.grade.explanation,
-            source=one.grader.type if one.grader else str(one.source),
-            duration_seconds=got.seconds,
-        )
-        for one, got in zip(components, graded, strict=True)
-    ]
-    return Settled(lease, found.value, found.reason, tuple(rows))
 
 
 def _count(settled: Settled) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from leyden.libs.contracts.api.body import Body, RequestBody
+from leyden.libs.contracts.config import Reward as RewardConfig
 from leyden.libs.contracts.conversation import Dialect, Json, Turn
 from leyden.libs.contracts.rewards import RewardValue
 from leyden.libs.contracts.states import ComponentState, Continuation
@@ -85,12 +86,10 @@ class Reward(Body):
     created_at: datetime
 
 
-class RewardComponent(Body):
-    """A settled component of a rollout's reward."""
+class ComponentGrade(Body):
+    """One component of a reward."""
 
-    attempt: int
     component: str
-    revision: int
     state: ComponentState
     """`not_applicable`: the task has no reference; `failed`: no try of the grader gave a number."""
     weight: float
@@ -105,7 +104,30 @@ class RewardComponent(Body):
     source: str
     """`agent`, `feedback`, or the type of the grader."""
     duration_seconds: float
+
+
+class RewardComponent(ComponentGrade):
+    """A settled component of a rollout's reward."""
+
+    attempt: int
+    revision: int
     created_at: datetime
+
+
+class GradeRequest(RequestBody):
+    """The components with which a stored rollout is graded."""
+
+    reward: RewardConfig
+
+
+class Graded(Body):
+    """The reward that a rollout would have."""
+
+    attempt: int
+    total: float | None
+    reason: str | None
+    """Why there is no total."""
+    components: list[ComponentGrade]
 
 
 class Feedback(Body):

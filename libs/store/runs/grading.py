@@ -12,12 +12,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import insert, text
 
 from leyden.libs.contracts.config import Reward
 from leyden.libs.faults import fault_point
+from leyden.libs.grading.ledger import NewComponent
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import ReadSession, Session
@@ -32,6 +33,19 @@ PATIENCE_SECONDS = 60.0
 NEWEST = 1_000
 FAILED_SHARE = 0.02
 """A component that failed in more than this share of the newest attempts is worth a warning."""
+
+# Of the attempt `leased`.
+OF_CALLS = """
+           (SELECT count(*) FROM model_calls m
+            WHERE m.run_id = leased.run_id AND m.rollout_id = leased.rollout_id AND m.attempt = leased.attempt
+            AND m.choice = 0 AND m.status = 'completed') AS calls,
+           ARRAY(SELECT tool #>> '{}' FROM model_calls m
+                 CROSS JOIN LATERAL jsonb_path_query(m.answer, '$.tool_calls[*].name')
+                     WITH ORDINALITY AS of (tool, place)
+                 WHERE m.run_id = leased.run_id AND m.rollout_id = leased.rollout_id AND m.attempt = leased.attempt
+                 AND m.status = 'completed'
+                 ORDER BY m.sequence, m.choice, of.place) AS tools
+"""
 
 # The condition of the conflict decides between two graders: a lease that the other one has taken stays.
 _LEASE = text(f"""
@@ -61,15 +75,7 @@ _LEASE = text(f"""
     SELECT leased.rollout_id, leased.attempt, leased.run_id, leased.lease_id, leased.tries,
            u.config, t.payload AS task, right(o.stdout_tail, :max_output) AS output,
            o.reward AS line_reward,
-           (SELECT count(*) FROM model_calls m
-            WHERE m.run_id = leased.run_id AND m.rollout_id = leased.rollout_id AND m.attempt = leased.attempt
-            AND m.choice = 0 AND m.status = 'completed') AS calls,
-           ARRAY(SELECT tool #>> '{{}}' FROM model_calls m
-                 CROSS JOIN LATERAL jsonb_path_query(m.answer, '$.tool_calls[*].name')
-                     WITH ORDINALITY AS of (tool, place)
-                 WHERE m.run_id = leased.run_id AND m.rollout_id = leased.rollout_id AND m.attempt = leased.attempt
-                 AND m.status = 'completed'
-                 ORDER BY m.sequence, m.choice, of.place) AS tools
+           {OF_CALLS}
     FROM leased
     JOIN rollouts r ON r.id = leased.rollout_id
     JOIN groups g ON g.id = r.group_id
@@ -140,20 +146,6 @@ class GradingLease:
     tools: tuple[str, ...]
     feedback: Mapping[str, Sequence[float]]
     """Values by component, in the order in which they came."""
-
-
-class NewComponent(NamedTuple):
-    """One row of `rollout_rewards` without its keys."""
-
-    component: str
-    state: str
-    weight: float
-    value: float | None
-    contribution: float | None
-    extracted: str | None
-    explanation: str
-    source: str
-    duration_seconds: float
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from sqlalchemy import func, select, update
 
 from leyden.libs.contracts.api.rollouts import FeedbackRequest, RewardRequest, RolloutDetail
 from leyden.libs.contracts.api.runs import StepComponent
+from leyden.libs.grading.ledger import NewComponent
 from leyden.libs.store import tables
 from leyden.libs.store.read import views
 from leyden.libs.store.read.results import get_metrics, list_evaluations, list_steps
 from leyden.libs.store.read.runs import get_run
 from leyden.libs.store.runs.feedback import add_feedback
-from leyden.libs.store.runs.grading import NewComponent, Settled, lease_gradings, settle_gradings
+from leyden.libs.store.runs.grading import Settled, lease_gradings, settle_gradings
 from leyden.libs.store.runs.grading import warnings as grading_warnings
 from leyden.libs.store.runs.retention import delete_run
 from tests.contract.controller.test_store import LONG_AGO, Scene, add_run, document

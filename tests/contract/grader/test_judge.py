@@ -13,10 +13,10 @@ import pytest
 from leyden.libs.contracts.config.graders import ScoreModel
 from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading.facts import AttemptFacts
+from leyden.libs.grading.pool import Graded
 from leyden.libs.service.providers import Provider
 from leyden.libs.store.database import Database
 from leyden.services.grader.judge import Judge
-from leyden.services.grader.pool import Graded
 from tests.contract.grader.test_worker import FORMAT, add_ungraded, grading, rewards, settled
 from tests.fakes.judge import Said, ScriptedJudge, scored, scripted_judge
 

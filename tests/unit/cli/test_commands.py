@@ -23,6 +23,7 @@ COMMANDS = (
     ["run", "cancel"], ["run", "evaluate"],
     ["run", "check"], ["run", "report"], ["run", "prune"], ["run", "agents"],
     ["agent", "try"], ["rollout", "list"], ["rollout", "show"], ["policy", "list"],
+    ["reward", "test"],
     ["policy", "export"],
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ import pytest
 from leyden.libs.contracts.config import Component
 from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading.facts import AttemptFacts
-from leyden.services.grader.pool import Pool
+from leyden.libs.grading.pool import Pool
 
 WORDS = {"type": "length", "at_most": 3}
 HANGS = {"type": "regex", "pattern": "^(a+)+$"}

@@ -15,7 +15,7 @@ from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading.facts import AttemptFacts
 from leyden.libs.grading.grade import Grade
 
-CHILD = "leyden.services.grader.child"
+CHILD = "leyden.libs.grading.child"
 LINE_BYTES = 2**20
 """The longest answer of a process; grades cut their texts far below it."""
 

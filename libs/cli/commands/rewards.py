@@ -1,0 +1,54 @@
+"""`leyden reward …`"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from leyden.libs.cli.commands.runs import Changes, RunFile
+from leyden.libs.cli.context import context_of
+from leyden.libs.cli.document import read_document
+from leyden.libs.cli.errors import CommandError, Exit
+from leyden.libs.cli.view.output import AsJson, print_result, table
+from leyden.libs.contracts.api.problems import field_problem
+from leyden.libs.contracts.config import Reward
+
+app = typer.Typer(no_args_is_help=True, help="Rewards: the components of a run's document.")
+
+
+# Without a callback the only command would lose its name.
+@app.callback()
+def rewards() -> None: ...
+
+
+@app.command("test")
+def grade_stored(
+    ctx: typer.Context,
+    file: RunFile,
+    rollout: Annotated[str, typer.Option(help="Id of a rollout whose attempt has ended.")],
+    changes: Changes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Grade a stored rollout with the components of a document, and store nothing.
+
+    Example: leyden reward test run.json --rollout run-4hq2.7.3
+    """
+    document = read_document(file, changes or [])
+    if "reward" not in document:
+        raise CommandError(f"{file} has no section reward: name its components there", Exit.USAGE)
+    try:
+        reward = Reward.model_validate(document["reward"])
+    except ValidationError as error:
+        found = [field_problem(Reward, one["loc"], one["type"], one["msg"]) for one in error.errors()]
+        raise CommandError("; ".join(f"reward.{one.path}: {one.message}" for one in found), Exit.USAGE) from None
+    with context_of(ctx).client() as leyden:
+        graded = leyden.grade(rollout, reward)
+    rows = [
+        (one.component, one.state, one.value, one.weight, one.contribution, one.extracted, one.explanation)
+        for one in graded.components
+    ]
+    head = ("component", "state", "value", "weight", "of the total", "answer", "explanation")
+    total = f"none: {graded.reason}" if graded.total is None else f"{graded.total:g}"
+    print_result(as_json, graded, table(head, rows), f"reward of attempt {graded.attempt}: {total}")

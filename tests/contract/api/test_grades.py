@@ -1,0 +1,91 @@
+"""Grades of stored rollouts by a document's components: the numbers, and no rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+from sqlalchemy import func, select
+from typer.testing import CliRunner
+
+from leyden.libs.cli.__main__ import app
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from tests.support import builders
+
+F1 = {"type": "token_f1", "output": "{output.answer}", "reference": "{task.answer}"}
+REWARD: dict[str, Any] = {
+    "components": [
+        {"name": "answer", "weight": 0.9, "grader": F1},
+        {"name": "format", "weight": 0.1, "grader": {"type": "regex", "pattern": "^answer: "}},
+        {"name": "calls", "weight": 0.0, "grader": {"type": "call_budget", "at_most": 1}},
+    ]
+}
+
+
+async def finished(database: Database, begin: str = "answer: it is") -> tables.Rollout:
+    dataset = await builders.add_dataset(database, [{"answer": "Eiffel Tower"}])
+    run = await builders.add_run(database, dataset_id=dataset.id)
+    _, [rollout] = await builders.add_group(database, run, size=1)
+    output = begin + '\n{"answer": "the tall Eiffel Tower"}'
+    await builders.finish_rollout(database, rollout, stdout_tail=output)
+    for _ in range(2):
+        await builders.add_call(database, rollout)
+    return rollout
+
+
+async def test_a_stored_rollout_is_graded_and_nothing_is_stored(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    rollout = await finished(database)
+    answer = await api_http.post(f"/v1/rollouts/{rollout.id}/grades", json={"reward": REWARD})
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert (found["attempt"], round(found["total"], 9), found["reason"]) == (1, 0.82, None)
+    shown = [(one["component"], one["value"], one["extracted"]) for one in found["components"]]
+    assert shown == [("answer", 0.8, "the tall Eiffel Tower"), ("format", 1.0, "answer: "), ("calls", 0.0, None)]
+    async with database.read() as session:
+        for table in (tables.Grading, tables.RolloutReward, tables.AuditEntry):
+            assert await session.scalar(select(func.count()).select_from(table)) == 0
+
+
+async def test_a_grader_that_hangs_fails_and_the_next_one_works(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    rollout = await finished(database, "answer: \n" + "a" * 64 + "!")
+    hangs = {"name": "hangs", "grader": {"type": "regex", "pattern": "^(a+)+$"}}
+    judged = {"type": "score_model", "provider": "p", "model": "m", "rubric": "good?"}
+    reward = {"components": [hangs, {"name": "judge", "grader": judged}, *REWARD["components"]], "missing": "zero"}
+    found = (await api_http.post(f"/v1/rollouts/{rollout.id}/grades", json={"reward": reward})).json()
+    assert [one["state"] for one in found["components"]] == ["failed", "failed", "scored", "scored", "scored"]
+    assert found["components"][0]["explanation"] == "it took longer than 5 s"
+    assert found["components"][1]["explanation"].startswith("a judge scores this")
+
+
+async def test_what_cannot_be_graded_is_refused(api_http: httpx.AsyncClient, database: Database) -> None:
+    unknown = await api_http.post("/v1/rollouts/none/grades", json={"reward": REWARD})
+    assert (unknown.status_code, unknown.json()["cause"]) == (404, "unknown")
+    run = await builders.add_run(database)
+    _, [queued] = await builders.add_group(database, run, size=1)
+    early = await api_http.post(f"/v1/rollouts/{queued.id}/grades", json={"reward": REWARD})
+    assert early.status_code == 404 and "an attempt that has ended" in early.json()["detail"]
+    wrong = await api_http.post(f"/v1/rollouts/{queued.id}/grades", json={"reward": {"components": []}})
+    assert wrong.status_code == 422 and "reward.components" in wrong.text
+
+
+async def test_the_command_prints_values_answers_and_the_total(
+    api_url: str, database: Database, tmp_path: Path
+) -> None:
+    rollout = await finished(database)
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({"reward": REWARD}))
+    words = ["--home", str(tmp_path), "--url", api_url, "--token", "secret-of-tests", "reward", "test", str(file)]
+    shown = CliRunner().invoke(app, [*words, "--rollout", rollout.id], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0, shown.output
+    assert "the tall Eiffel Tower" in shown.output and "F1 0.8 with 'Eiffel Tower'" in shown.output
+    assert "reward of attempt 1: 0.82" in shown.output
+    file.write_text(json.dumps({"reward": {"components": [{"name": "a", "grader": {"type": "regex"}}]}}))
+    wrong = CliRunner().invoke(app, [*words, "--rollout", rollout.id], env={"COLUMNS": "200"})
+    assert wrong.exit_code == 2 and "reward.components.0.grader" in wrong.output
