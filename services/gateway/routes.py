@@ -57,12 +57,13 @@ async def messages(request: Request) -> Response:
 
 async def count_tokens(request: Request) -> Response:
     """Counts the tokens of the prompt that a request of Anthropic's messages would have."""
-    request.state.wire_format = MESSAGES
-    attempt = await authenticate(request)
-    calls: CallService = request.app.state.calls
-    with request.app.state.budget.share() as share:
-        body = await body_of(request, share)
-        return JsonResponse({"input_tokens": await calls.count(attempt, MESSAGES, body, request.headers)})
+    return JsonResponse({"input_tokens": await _count(request, MESSAGES)})
+
+
+async def input_tokens(request: Request) -> Response:
+    """Counts the tokens of the prompt that a request of the Responses API would have."""
+    count = await _count(request, request.app.state.responses)
+    return JsonResponse({"object": "response.input_tokens", "input_tokens": count})
 
 
 async def embeddings(request: Request) -> Response:
@@ -96,10 +97,19 @@ ROUTES = (
     *(Route(BASE + path, completions, methods=["POST"]) for path in ("/completions", "/completions/")),
     *(Route(BASE + path, messages, methods=["POST"]) for path in ("/messages", "/messages/")),
     Route(BASE + "/messages/count_tokens", count_tokens, methods=["POST"]),
+    Route(BASE + "/responses/input_tokens", input_tokens, methods=["POST"]),
     *(Route(BASE + path, embeddings, methods=["POST"]) for path in ("/embeddings", "/embeddings/")),
     *(Route(BASE + path, models, methods=["GET"]) for path in ("/models", "/models/")),
     Route(BASE + "/models/{name:path}", model, methods=["GET"]),
 )
+
+
+async def _count(request: Request, wire_format: WireFormat) -> int:
+    request.state.wire_format = wire_format
+    attempt = await authenticate(request)
+    calls: CallService = request.app.state.calls
+    with request.app.state.budget.share() as share:
+        return await calls.count(attempt, wire_format, await body_of(request, share), request.headers)
 
 
 async def _answer(request: Request, wire_format: WireFormat) -> Response:

@@ -149,6 +149,7 @@ class CallService:
     async def count(self, attempt: Attempt, wire_format: WireFormat, body: bytes, headers: Mapping[str, str]) -> int:
         """Returns the length of the prompt that a request with this body would send. Raises: BadRequest."""
         request = wire_format.parse(body, max_choices=self._settings.max_choices)
+        request = await wire_format.expand(attempt, request)
         caller = await self._caller(attempt, request, headers)
         try:
             served = await self.models.of_run(caller.policy_run)

@@ -46,6 +46,7 @@ class _Block(Wire):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
+    tool_name: str | None = None
     content: str | list[_Block] | None = None
     is_error: bool | None = None
 
@@ -353,11 +354,17 @@ def _tool_call(block: _Block, place: str) -> ToolCall:
 def _text(content: str | list[_Block], place: str) -> str:
     if isinstance(content, str):
         return content
-    for block in content:
-        if block.type != "text" or block.text is None:
+    texts = [block.text if block.type == "text" else _reference(block) for block in content]
+    for block, text in zip(content, texts, strict=True):
+        if text is None:
             message = f"{place} has a block of type '{block.type}': this model reads text, tool calls and tool results."
             raise BadRequest(message, param=place, code="unsupported_content")
-    return "\n".join(block.text or "" for block in content)
+    return "\n".join(filter(None, texts))
+
+
+def _reference(block: _Block) -> str | None:
+    """A search's result names a tool, which the request offers among its tools; None for any other block."""
+    return f"Tool found: {block.tool_name}" if block.type == "tool_reference" and block.tool_name else None
 
 
 def _blocks(request: ModelRequest, turn: Turn) -> list[Json]:

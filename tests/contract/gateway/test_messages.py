@@ -256,6 +256,17 @@ async def test_sampling_parameters_reach_the_engine_and_mark_the_record(tmp_path
     assert (plain.trainable, changed.untrainable_reason) == (True, "sampled with top_p, top_k")
 
 
+async def test_the_tools_that_a_search_found_are_named_to_the_model(tmp_path, database):
+    found = [{"type": "tool_reference", "tool_name": "weather"}, {"type": "tool_reference", "tool_name": "clock"}]
+    async with scene(tmp_path, database) as stage, stage.anthropic() as client:
+        search = {"type": "tool_use", "id": "toolu_1", "name": "ToolSearch", "input": {"query": "weather"}}
+        result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": found}
+        said: Any = [*HI, {"role": "assistant", "content": [search]}, {"role": "user", "content": [result]}]
+        await client.messages.create(model="m", max_tokens=9, messages=said)
+        (call,) = await stage.calls()
+    assert call.turns[-1]["content"] == "Tool found: weather\nTool found: clock"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

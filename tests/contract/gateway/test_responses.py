@@ -121,6 +121,17 @@ async def test_custom_tools_and_namespaces_are_functions_of_the_model(tmp_path, 
     assert [call.trainable for call in calls] == [True, True]
 
 
+async def test_the_tokens_of_a_prompt_are_counted_without_a_call(tmp_path, database):
+    async with scene(tmp_path, database, template=CHATML_WITH_TOOLS) as stage, stage.client() as client:
+        first = await client.responses.create(model="m", input="weather?", tools=TOOLS)
+        more: Any = {"model": "m", "input": "and?", "tools": TOOLS, "previous_response_id": first.id}
+        counted = await client.responses.input_tokens.count(**more)
+        second = await client.responses.create(**more)
+        assert len(await stage.calls()) == 2
+    assert second.usage is not None
+    assert counted.input_tokens == second.usage.input_tokens
+
+
 async def test_a_text_is_answered_with_a_typed_response_and_recorded(tmp_path, database):
     async with scene(tmp_path, database) as stage, stage.client() as client:
         answer = await client.responses.create(
