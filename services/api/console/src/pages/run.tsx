@@ -59,6 +59,7 @@ function Overview({ run }: { run: Run }) {
           ["Step", <>{step} of {steps} <progress value={step} max={steps} aria-label="Steps made" /></>],
           ["Last reward", number(reward_mean)],
           ["Version", `${policy_version ?? "–"}${run.best_version == null ? "" : `, best ${run.best_version}`}`],
+          ["Learning rate", String(run.config.optimizer?.learning_rate ?? "–")],
           ["Rollouts", counts.join(", ") || "none yet"],
           ["Started", time(run.started_at)],
           ["Ended", time(run.finished_at)],
