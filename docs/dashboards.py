@@ -256,6 +256,7 @@ ROLLOUTS = (
     ),
     metric("Seconds from lease to outcome", quantiles("runner_attempt_seconds"), "s"),
     metric("Groups credited", rate("credit_groups_total", "verdict")),
+    metric("Tool calls by status", rate("credit_tool_calls_total", "status")),
 )
 
 SERVING = (

@@ -30,6 +30,16 @@ class CallCounts(BaseModel):
     """Calls by role, without those that have none; null where a version counted that did not know roles."""
 
 
+def tool_failures(counts: CallCounts) -> dict[str, tuple[int, int]]:
+    """By tool the calls that failed, and those whose end is known; tools without such a call are left out.
+
+    >>> tool_failures(CallCounts(tools={"sql": {"ok": 1, "error": 3, "unset": 9}, "search": {"unset": 2}}))
+    {'sql': (3, 4)}
+    """
+    found = {tool: (one.get("error", 0), one.get("ok", 0) + one.get("error", 0)) for tool, one in counts.tools.items()}
+    return {tool: (failed, known) for tool, (failed, known) in found.items() if known}
+
+
 def total(counts: Iterable[CallCounts]) -> CallCounts:
     """The sum of counts."""
     every = list(counts)

@@ -15,6 +15,7 @@ from leyden.libs.cli.view.output import mean_and_interval
 from leyden.libs.cli.view.safe_text import safe_lines
 from leyden.libs.contracts.api.rollouts import Call, RolloutDetail, Span
 from leyden.libs.contracts.api.runs import Evaluation, Fact, Run, Statistic, Step
+from leyden.libs.contracts.call_counts import tool_failures
 from leyden.libs.contracts.conversation import Json
 
 WIDTH, HEIGHT, MARGIN = 640, 220, 36
@@ -34,6 +35,7 @@ svg text { font: 11px system-ui, sans-serif; fill: #4a5866 } pre { white-space: 
 
 
 COMPONENTS_NOTE = "Means before the weight, over the rollouts of a step that have the component."
+TOOLS_NOTE = "Share of the calls of a tool whose end is known."
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """The page may style itself: it runs nothing and asks nothing, whatever an agent wrote into it."""
 
@@ -73,12 +75,14 @@ def render_report(
 
     Args: model: the base model's folder; None for the platform's default
     """
+    tools = _tool_curves(steps)
     rewards = [(s.number, s.reward_mean, s.reward_std or 0.0) for s in steps if s.reward_mean is not None]
     reward_note = "Mean over the rollouts of each step; the band is one standard deviation."
     sections = [
         _heading(run, steps, evaluations, model),
         _section("Reward", _chart([Curve("reward", rewards)]), reward_note),
         *([_section("Components of the reward", _components(steps), COMPONENTS_NOTE)] if _components(steps) else []),
+        *([_section("Failed tool calls", _chart(tools, (0.0, 1.0)), TOOLS_NOTE)] if tools else []),
         _section("Facts of the grader", _chart(_fact_curves(steps), (0.0, 1.0)), "Shares over the rollouts of a step."),
         _section("Held-out tasks", _evaluations(evaluations), "The same settings for each version; 95 % intervals."),
         _section("Trajectories", "".join(map(_trajectory, trajectories))),
@@ -137,6 +141,15 @@ def _fact_curves(steps: Sequence[Step]) -> list[Curve]:
     return [
         Curve(name, [(step.number, step.facts[name], 0.0) for step in steps if name in step.facts])
         for name in sorted(shares)
+    ]
+
+
+def _tool_curves(steps: Sequence[Step]) -> list[Curve]:
+    found = [(step.number, tool_failures(step.calls)) for step in steps]
+    names = sorted({name for _, tools in found for name in tools})
+    return [
+        Curve(name, [(number, tools[name][0] / tools[name][1], 0.0) for number, tools in found if name in tools])
+        for name in names
     ]
 
 

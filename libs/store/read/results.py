@@ -11,7 +11,7 @@ from sqlalchemy import select, text
 
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.runs import Evaluation, EvaluationResults, Fact, Metrics, Series, Step, StepComponent
-from leyden.libs.contracts.call_counts import CallCounts
+from leyden.libs.contracts.call_counts import CallCounts, tool_failures
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import ShownRolloutState
 from leyden.libs.store import tables
@@ -277,7 +277,8 @@ async def _with_rewards(session: ReadSession, run_id: str, rows: Sequence[tables
 
 async def get_metrics(session: ReadSession, run_id: str, names: Sequence[str]) -> Metrics:
     """Time series over the steps of a run: the trainer's metrics, `reward_mean`, `reward_std`, `fact.<name>`, for each
-    component of the reward `component.<name>.mean` and `component.<name>.failed_share`, and for each role of the run's
+    component of the reward `component.<name>.mean` and `component.<name>.failed_share`, for each tool
+    `tool.<name>.calls` and, of the calls whose end is known, `tool.<name>.failed_share`, and for each role of the run's
     own policy `role.<name>.return_mean` and `role.<name>.calls`.
 
     Args: names: the wanted series; empty for all
@@ -310,6 +311,10 @@ def _values(step: Step) -> Iterable[tuple[str, float]]:
     yield from ((name, value) for name, value in step.metrics.items() if value is not None)
     if step.calls.calls:
         yield "untrainable_calls", sum(step.calls.untrainable.values())
+    for tool, statuses in step.calls.tools.items():
+        yield f"tool.{tool}.calls", sum(statuses.values())
+    for tool, (failed, known) in tool_failures(step.calls).items():
+        yield f"tool.{tool}.failed_share", failed / known
     yield from ((f"fact.{name}", value) for name, value in step.facts.items())
     for name, component in step.components.items():
         if component.mean is not None:

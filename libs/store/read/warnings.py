@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import select, text
 
-from leyden.libs.contracts.call_counts import CallCounts, why_nothing_trains
+from leyden.libs.contracts.call_counts import CallCounts, tool_failures, total, why_nothing_trains
 from leyden.libs.contracts.untrainable import UNKNOWN, remedy_of
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
@@ -18,13 +18,14 @@ from leyden.libs.store.runs import failure_rewards, grading
 from leyden.libs.store.runs.trainer_ends import trainer_ends
 
 ATTEMPTS = 100
-MIN_ATTEMPTS, MIN_GROUPS = 4, 4
+MIN_ATTEMPTS, MIN_GROUPS, MIN_TOOL_CALLS = 4, 4, 10
 """Fewer prove nothing."""
 SHARE = 0.5
 """A warning is about more than this share of the attempts, or of their model calls."""
 MAX_CAUSE = 300
 
 STEPS = 20
+_NEWEST_STEPS = text("SELECT number FROM steps WHERE run_id = :run_id ORDER BY number DESC LIMIT :steps")
 _UNCOMPARED = text("""
     SELECT count(*) AS steps, count(*) FILTER (WHERE (metrics ->> 'logprob_gap_tokens')::float = 0) AS uncompared
     FROM (SELECT metrics FROM steps WHERE run_id = :run_id ORDER BY number DESC LIMIT :steps) newest
@@ -59,7 +60,20 @@ async def run_warnings(session: ReadSession, run_id: str) -> list[str]:
     return [*await _idle_step(session, run_id), *attempts, *[one async for one in _of_steps(session, run_id)]]
 
 
+def failing_tools(steps: Mapping[int, CallCounts]) -> list[str]:
+    """Tools most of whose calls failed in these steps: the agent learns from errors that it did not make."""
+    return [
+        f"tool {tool} failed in {failed} of the {known} calls of the last {len(steps)} steps whose end is known: read"
+        " one with `leyden rollout show`, or say by credit.air.failures what a failure of this tool is"
+        for tool, (failed, known) in tool_failures(total(steps.values())).items()
+        if known >= MIN_TOOL_CALLS and failed > SHARE * known
+    ]
+
+
 async def _of_steps(session: ReadSession, run_id: str) -> AsyncIterator[str]:
+    newest = await session.scalars(_NEWEST_STEPS, {"run_id": run_id, "steps": STEPS})
+    for warning in failing_tools(await of_steps(session, run_id, newest.all())):
+        yield warning
     for absent in (await absent_roles(session, run_id)).values():
         yield str(absent)
     steps, uncompared = (await session.execute(_UNCOMPARED, {"run_id": run_id, "steps": STEPS})).one()

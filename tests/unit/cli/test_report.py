@@ -20,6 +20,7 @@ from leyden.libs.contracts.api.runs import (
     Step,
     StepComponent,
 )
+from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.conversation import Dialect, ToolCall, Turn
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -100,6 +101,15 @@ def test_components_have_curves_and_failures() -> None:
     assert ">answer</text>" in shown
     assert "<td>judge</td><td>12.5% in step 1</td>" in shown
     assert "Components of the reward" not in page()
+
+
+def test_tools_have_curves_of_their_failures() -> None:
+    counts = CallCounts(calls=5, tools={"sql": {"ok": 1, "error": 3, "unset": 2}, "search": {"unset": 4}})
+    shown = render_report(run(), [step(1, 0.1).model_copy(update={"calls": counts})], [], [])
+    section = shown.split("<h2>Failed tool calls</h2>")[1].split("<h2>")[0]
+    assert ">sql</text>" in section
+    assert "search" not in section
+    assert "Failed tool calls" not in page()
 
 
 def test_a_policy_forbids_the_page_to_run_or_to_fetch() -> None:
