@@ -17,6 +17,7 @@ MAX_TASK_BYTES = 96 * 1024
 """A longer task is in `LEYDEN_TASK_FILE` alone: Linux bounds one environment string at 128 KiB."""
 
 PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
+_BY_SIGNAL = "OTEL_EXPORTER_OTLP_{}_ENDPOINT"
 
 _SWITCHES = {
     "OTEL_SERVICE_NAME": "agent",
@@ -35,6 +36,8 @@ _SWITCHES = {
     "CREWAI_DISABLE_TELEMETRY": "true",
     "ANONYMIZED_TELEMETRY": "false",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    # Its search for tools needs a server of Anthropic's: every tool is in the request.
+    "ENABLE_TOOL_SEARCH": "false",
     "CLAUDE_CODE_ENABLE_TELEMETRY": "1",
     "CLAUDE_CODE_ENHANCED_TELEMETRY_BETA": "1",
     # It posts them, with the attempt's key, to OpenAI and nowhere else.
@@ -68,9 +71,15 @@ def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
     path = f"/r/{lease.rollout_id}/{lease.attempt}"
     model = endpoints.gateway_url + path
     headers = f"X-Rollout-Id: {lease.rollout_id}\nX-Attempt: {lease.attempt}"
+    otlp = endpoints.collector_url + path
+    speaks_grpc = endpoints.grpc_url is not None and lease.agent.environment.get(PROTOCOL) == "grpc"
     block = {
         "LANG": "C.UTF-8",
         **_SWITCHES,
+        # An address by signal is used as it is, and some SDKs and images have one of their own.
+        **(
+            {} if speaks_grpc else {_BY_SIGNAL.format(name): f"{otlp}/v1/{name.lower()}" for name in ("TRACES", "LOGS")}
+        ),
         # LangSmith's clients post prompts to their cloud where OpenTelemetry is not installed, and in JavaScript
         # always. This address takes nothing.
         "LANGSMITH_ENDPOINT": f"{endpoints.collector_url}{path}/langsmith",
@@ -80,15 +89,15 @@ def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
         "OPENAI_CUSTOM_HEADERS": headers,
         "ANTHROPIC_BASE_URL": model,
         "ANTHROPIC_CUSTOM_HEADERS": headers,
-        "OTEL_EXPORTER_OTLP_ENDPOINT": endpoints.collector_url + path,
+        "OTEL_EXPORTER_OTLP_ENDPOINT": otlp,
         "OTEL_RESOURCE_ATTRIBUTES": f"rollout.id={lease.rollout_id},rollout.attempt={lease.attempt}",
         "LEYDEN_RUN_ID": lease.run_id,
         "LEYDEN_ROLLOUT_ID": lease.rollout_id,
         "LEYDEN_ATTEMPT": str(lease.attempt),
     }
-    if endpoints.grpc_url is not None and lease.agent.environment.get(PROTOCOL) == "grpc":
+    if speaks_grpc:
         # A gRPC target has no path; the key names the attempt.
-        block |= {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoints.grpc_url}
+        block |= {"OTEL_EXPORTER_OTLP_ENDPOINT": str(endpoints.grpc_url)}
         block |= {f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL": "grpc" for signal in ("TRACES", "LOGS", "METRICS")}
     # NUL cannot stand in an environment; JSON escapes it, so the text never holds one.
     text = json.dumps(lease.task, ensure_ascii=False)

@@ -95,10 +95,19 @@ def test_every_sdk_and_signal_gets_the_protocol_of_the_endpoint() -> None:
     }
 
 
+def test_traces_and_logs_have_complete_addresses_unless_the_run_has_its_own() -> None:
+    found = block()
+    assert found["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] == "http://collector:2/r/run-a.0.1/2/v1/traces"
+    assert found["OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"] == "http://collector:2/r/run-a.0.1/2/v1/logs"
+    own = {"OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": "http://own.example/v1/logs", "ENABLE_TOOL_SEARCH": "true"}
+    assert own.items() <= block(**own).items()
+
+
 def test_a_run_that_speaks_grpc_gets_the_address_without_a_path() -> None:
     endpoints = replace(ENDPOINTS, grpc_url="http://collector:4317")
     found = block(endpoints=endpoints, OTEL_EXPORTER_OTLP_PROTOCOL="grpc")
     assert found["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector:4317"
+    assert not {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"} & found.keys()
     assert found["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] == found["OTEL_EXPORTER_OTLP_PROTOCOL"] == "grpc"
     assert block(endpoints=endpoints)["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector:2/r/run-a.0.1/2"
 
