@@ -87,6 +87,10 @@ def test_a_link_leads_to_the_curve_and_to_the_parts_of_a_reward(
     expect(curve.locator("canvas")).to_be_visible()
     expect(page.get_by_role("img", name="Mean reward of held-out tasks")).to_be_visible()
     assert visitor.violations() == []
+    evaluation = max(client.evaluations(run.id), key=lambda one: one.number)
+    page.get_by_label("Of", exact=True).select_option(f"held-out tasks, version {STEPS}")
+    expect(page.get_by_text("held out", exact=False)).to_have_count(evaluation.results.rollouts["finished"])
+    page.get_by_label("Of", exact=True).select_option("training")
 
     rollout = client.rollout(next(iter(client.rollouts(run=run.id, step=STEPS))).id)
     page.get_by_role("link", name=rollout.id, exact=True).click()

@@ -1,8 +1,11 @@
+import { useState } from "preact/hooks";
 import { usePolled, type Answer, type Evaluation, type Metrics, type Page, type Rollout, type Run } from "../api";
 import { Chart, type Point } from "../chart";
 import { AgentLine, Commands, Facts, Loaded, State, Table, link, number, time } from "../parts";
 
 const SHOWN = 100;
+const TRAINING = "none";
+const ALL = "all";
 const ENDED = new Set(["completed", "failed", "cancelled"]);
 
 export function RunPage({ id }: { id: string }) {
@@ -10,7 +13,9 @@ export function RunPage({ id }: { id: string }) {
   const run = usePolled<Run>(path);
   const metrics = usePolled<Metrics>(`${path}/metrics?names=reward_mean`);
   const evaluations = usePolled<Page<Evaluation>>(`${path}/evaluations?limit=1000`);
-  const rollouts = usePolled<Page<Rollout>>(`v1/rollouts?run=${encodeURIComponent(id)}&limit=${SHOWN}`);
+  const [which, setWhich] = useState(TRAINING);
+  const filter = which === ALL ? "" : `&evaluation=${encodeURIComponent(which)}`;
+  const rollouts = usePolled<Page<Rollout>>(`v1/rollouts?run=${encodeURIComponent(id)}&limit=${SHOWN}${filter}`);
   return (
     <>
       <h1><AgentLine text={run.data?.name ?? id} /></h1>
@@ -25,6 +30,16 @@ export function RunPage({ id }: { id: string }) {
         </Loaded>
       </div>
       <h2>Rollouts</h2>
+      <p>
+        <label for="which">Of</label>{" "}
+        <select id="which" value={which} onChange={(event) => setWhich(event.currentTarget.value)}>
+          <option value={TRAINING}>training</option>
+          {evaluations.data?.items.map((one) => (
+            <option key={one.id} value={one.id}>held-out tasks, version {one.measured_version ?? "–"}</option>
+          ))}
+          <option value={ALL}>both</option>
+        </select>
+      </p>
       <Rollouts answer={rollouts} />
     </>
   );
@@ -82,7 +97,7 @@ function Rollouts({ answer }: { answer: Answer<Page<Rollout>> }) {
       {({ items, next_cursor }) =>
         items.length === 0 ? (
           <>
-            <p>No rollout yet: they begin once an engine serves the model. See its state:</p>
+            <p>No such rollout yet: they begin once an engine serves the model. See its state:</p>
             <Commands commands={["leyden status"]} />
           </>
         ) : (
