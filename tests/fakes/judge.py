@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,3 +73,19 @@ async def scripted_judge() -> AsyncIterator[ScriptedJudge]:
         yield judge
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def judge_beside() -> Iterator[ScriptedJudge]:
+    """A scripted judge in a thread of its own, for tests whose own code is synchronous."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="scripted judge")
+    thread.start()
+    served = scripted_judge()
+    try:
+        yield asyncio.run_coroutine_threadsafe(served.__aenter__(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(served.__aexit__(None, None, None), loop).result(10)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,0 +1,89 @@
+"""An agent that prints no reward learns from a scripted judge that is busy or talks nonsense now and then."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from rich.console import Console
+
+from leyden.libs.cli.local.platform import Platform
+from leyden.libs.cli.view.watch import watch_run
+from leyden.libs.client import Client
+from tests.campaigns.soak import QUICK, bandit_run, small_platform
+from tests.fakes.judge import Said, ScriptedJudge, judge_beside, scored
+from tests.invariants import violations
+
+STEPS = 20
+KEY = "the-key-of-the-judge"
+# The number of the task makes more questions than the two answers: equal ones are asked once.
+HELPFUL = {
+    "name": "helpful",
+    "grader": {
+        "type": "score_model",
+        "provider": "judge",
+        "model": "m",
+        "rubric": "Task {task.number}: 5 for an odd answer, 1 for any other.",
+        "votes": 2,
+    },
+}
+
+
+def answered(body: dict[str, Any], number: int) -> Said:
+    """A judge that is busy with every ninth call, and answers another ninth without a score."""
+    if number % 9 == 3:
+        return Said(status=429, headers={"retry-after": "1"})
+    if number % 9 == 6:
+        return Said("I would rather not say.")
+    return scored(5 if '"odd"' in body["messages"][1]["content"] else 1)
+
+
+@pytest.fixture
+def judge() -> Iterator[ScriptedJudge]:
+    with judge_beside() as scripted:
+        scripted.answer = answered
+        yield scripted
+
+
+@pytest.fixture
+def platform(tmp_path: Path, judge: ScriptedJudge) -> Iterator[Platform]:
+    key = tmp_path / "key"
+    key.write_text(KEY)
+    key.chmod(0o600)
+    providers = json.dumps({"judge": {"url": judge.url, "api_key_file": str(key)}})
+    with small_platform(tmp_path, GRADER_PROVIDERS=providers) as running:
+        yield running
+
+
+@pytest.mark.timeout(900)
+def test_an_agent_without_a_reward_line_learns_from_a_judge(
+    platform: Platform, client: Client, judge: ScriptedJudge, received: Path
+) -> None:
+    client.upload_dataset("judged", [{"number": number} for number in range(16)])
+    evaluation = {"dataset": "judged", "rollouts_per_task": 4}
+    document = bandit_run(received, "judged", STEPS, evaluation=evaluation, reward={"components": [HELPFUL]}, **QUICK)
+    document["dataset"] = "judged"
+    document["agent"]["environment"]["BANDIT_SILENT"] = "1"
+    run = watch_run(client, client.create_run(document).id, Console(quiet=True))
+    assert (run.phase, run.reason) == ("completed", None)
+
+    first, last = sorted(client.evaluations(run.id), key=lambda one: one.number)
+    assert first.results.reward is not None and first.results.reward.mean < 0.85
+    assert last.results.reward is not None and last.results.reward.mean > 0.95
+    assert violations(platform.facts.database_url, run.id) == {}
+
+    # Each vote is asked until it has a score: no rollout is lost, and none is a 0 in the place of a failure.
+    (curve,) = client.metrics(run.id, ["component.helpful.failed_share"]).series
+    assert {value for _, _, value in curve.points} == {0.0}
+    assert len(judge.bodies) > 32
+    assert set(judge.keys) == {f"Bearer {KEY}"}
+    with psycopg.connect(platform.facts.database_url) as connection:
+        stored = connection.execute(
+            "SELECT extracted, value, count(*) FROM rollout_rewards WHERE run_id = %s GROUP BY 1, 2 ORDER BY 2",
+            [run.id],
+        ).fetchall()
+    assert [(extracted, value) for extracted, value, _ in stored] == [("1, 1", 0.0), ("5, 5", 1.0)]
