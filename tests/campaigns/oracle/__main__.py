@@ -319,6 +319,14 @@ def against_trl(case: Case) -> Result:
     return found
 
 
+def fine_tuning(case: Case) -> Result:
+    """TRL's supervised fine-tuning: demonstrations have the advantage 1."""
+    taught = replace(case, advantages=torch.ones_like(case.advantages))
+    mine = ours(taught, reinforce, case.token_weights("token_mean"))
+    other = theirs(case, lambda logprobs: references.trl_sft_loss(logprobs, case.mask.double()))
+    return {"trl sft": (mine[0], other[0]), "trl sft gradient": (mine[1], other[1])}
+
+
 def estimators(case: Case) -> Result:
     """Advantages of groups of two and more: a group of one has advantage 0 here, and its reward in verl."""
     groups_B, counts_B = case.groups_B, np.bincount(case.groups_B)[case.groups_B]
@@ -514,7 +522,7 @@ def states(case: Case) -> Result:
 
 
 COMPARISONS = (
-    *(against_verl, divergences, units, corrections, penalties, bonuses, against_trl),
+    *(against_verl, divergences, units, corrections, penalties, bonuses, against_trl, fine_tuning),
     *(estimators, states, critics, value_losses, lengths),
 )
 

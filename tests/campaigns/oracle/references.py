@@ -41,6 +41,7 @@ sys.meta_path.append(_Stubs())
 
 from trl.rewards.other_rewards import get_soft_overlong_punishment  # type: ignore[import-not-found]  # noqa: E402
 from trl.trainer.grpo_trainer import GRPOTrainer  # type: ignore[import-not-found]  # noqa: E402
+from trl.trainer.sft_trainer import SFTTrainer  # type: ignore[import-not-found]  # noqa: E402
 from verl.trainer.ppo import core_algos, rollout_corr_helper  # type: ignore[import-not-found]  # noqa: E402
 from verl.workers.config import ActorConfig  # type: ignore[import-not-found]  # noqa: E402
 
@@ -113,6 +114,25 @@ def trl_overlong(lengths: Sequence[int], max_tokens: int, buffer_tokens: int) ->
     """DAPO's penalty for each length, which verl's reward manager does not bound above `max_tokens`."""
     found: list[float] = get_soft_overlong_punishment(max_tokens, buffer_tokens)([[0] * n for n in lengths])
     return found
+
+
+def trl_sft_loss(logprobs: Tensor, mask: Tensor) -> Tensor:
+    """`SFTTrainer.compute_loss` on made-up log-probabilities: its own head computes them in float32."""
+    nothing = torch.zeros_like(mask)
+    found = SimpleNamespace(log_probs=logprobs * mask, label_mask=mask, entropy=nothing, is_top1=nothing)
+    trainer = SimpleNamespace(
+        aux_loss_enabled=False,
+        compute_loss_func=None,
+        label_smoother=None,
+        model=SimpleNamespace(training=True),
+        accelerator=SimpleNamespace(parallelism_config=None, gather_for_metrics=_same),
+        args=SimpleNamespace(loss_type="nll", average_tokens_across_devices=False),
+        _metrics=defaultdict(lambda: defaultdict(list)),
+        _total_train_tokens=0,
+        _tp_size=1,
+    )
+    loss: Tensor = SFTTrainer.compute_loss(trainer, lambda **_: found, {"attention_mask": mask})
+    return loss
 
 
 def trl_loss(
