@@ -58,10 +58,10 @@ SEEN = "SELECT written, array_agg(DISTINCT writer) FROM audit GROUP BY written"
 SERVICES = {"api", "controller", "runner", "gateway", "collector", "credit", "grader", "trainer", "migrations"}
 NOT_WRITTEN = {
     *("rewards", "feedback", "agent_objects", "evaluations", "state_transitions", "step_replays", "engine_adapters"),
-    *("weight_transfers", "damaged_steps", "trainer_ends"),
+    *("weight_transfers", "damaged_steps", "trainer_ends", "agent_names"),
 }
-"""By this training: no reward door and no conversation is used, nothing is evaluated, used again, migrated or sent, no
-file is damaged and no trainer ends early."""
+"""By this training: no reward door and no conversation is used, no agent has a name, nothing is evaluated, used again,
+migrated or sent, no file is damaged and no trainer ends early."""
 NOT_PRUNED = {"outcomes": {"leyden-controller"}}
 """Writers whose moment comes days after the run."""
 
