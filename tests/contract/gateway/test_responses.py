@@ -82,6 +82,19 @@ def codex_calls(*calls: tuple[str, dict[str, str]]) -> str:
     return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in documents)
 
 
+async def test_tools_among_the_items_are_tools_of_the_request(tmp_path, database):
+    """The Codex CLI sends its tools so, to models whose names it knows."""
+    items: Any = [
+        {"type": "additional_tools", "role": "developer", "tools": CODEX_TOOLS},
+        {"type": "message", "role": "user", "content": "Patch it."},
+    ]
+    said = codex_calls(("apply_patch", {"input": PATCH}))
+    async with scene(tmp_path, database, says=said, template=CHATML_WITH_TOOLS) as stage, stage.client() as client:
+        answer = await client.responses.create(model="m", input=items)
+        [call] = await stage.calls()
+    assert (answer.output[0].type, len(call.turns), len(call.tools or ())) == ("custom_tool_call", 1, 4)
+
+
 @pytest.mark.parametrize("streams", [True, False])
 async def test_custom_tools_and_namespaces_are_functions_of_the_model(tmp_path, database, streams):
     said = codex_calls(

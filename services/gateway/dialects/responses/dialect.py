@@ -79,6 +79,10 @@ class _Conversation(Wire):
     id: ObjectId
 
 
+class _Tools(Wire):
+    tools: list[_Tool] = Field(default_factory=list)
+
+
 class _Body(Wire):
     model: str = Field(max_length=1000)
     input: str | list[Item] = Field(default_factory=list)
@@ -125,7 +129,9 @@ class Responses(WireFormat):
         parsed = validated(_Body, document, REMEDIES)
         _refuse_unsupported(parsed)
         sent = parsed.input
-        given: Sequence[Json] = document.get("tools") or ()
+        items = [Item(role="user", content=sent)] if isinstance(sent, str) else sent
+        given: list[Json] = [*(document.get("tools") or ()), *(tool for item in items for tool in item.tools or ())]
+        _check_names(validated(_Tools, {"tools": given}, {}).tools, "tools")
         offered, marks = without_hosted(list(functions(given)), {"function"})
         tools = tuple(map(_neutral_tool, offered))
         if wire := wire_tools(given):
@@ -152,7 +158,7 @@ class Responses(WireFormat):
             body_sha256=hashlib.sha256(body).digest(),
             answer_schema=_schema(parsed.text),
             required_tools=_required(parsed.tool_choice, tools),
-            items=(Item(role="user", content=sent),) if isinstance(sent, str) else tuple(sent),
+            items=tuple(items),
         )
 
     async def expand(self, attempt: Attempt, request: ModelRequest) -> ModelRequest:
@@ -438,7 +444,6 @@ def _refuse_unsupported(body: _Body) -> None:
     if body.previous_response_id is not None and body.conversation is not None:
         message = "previous_response_id and conversation exclude each other: send one of them."
         raise BadRequest(message, param="previous_response_id", code="invalid_value")
-    _check_names(body.tools or (), "tools")
     if isinstance(body.tool_choice, _ToolChoice) and body.tool_choice.type not in NAMING:
         raise _unsupported("tool_choice.type", f"'{body.tool_choice.type[:100]}' is not hosted here: name a function.")
 

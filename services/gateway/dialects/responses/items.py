@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
@@ -51,6 +51,7 @@ class Item(Wire):
     namespace: str | None = None
     input: str | None = None
     output: str | list[_Part] | None = None
+    tools: list[dict[str, Any]] | None = None
 
     @property
     def kind(self) -> str:
@@ -101,7 +102,8 @@ class _Conversation:
                     message = f"No tool call found for function call output with call_id '{call_id[:100]}'."
                     raise BadRequest(message, param=f"{where}.call_id", code="invalid_value")
                 self.turns.append(Turn("tool", _text(item.output, f"{where}.output"), tool_call_id=call_id))
-            case "reasoning":
+            # The tools of the latter are among those of the request.
+            case "reasoning" | "additional_tools":
                 pass
             case other:
                 raise BadRequest(
