@@ -1,35 +1,13 @@
-"""The ledger of an attempt: its total, and for each component the row that explains it."""
+"""The ledger of an attempt from the grades of its components."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from leyden.libs.contracts.config import Reward
+from leyden.libs.contracts.ledger import Ledger, NewComponent
 from leyden.libs.grading.pool import Graded
 from leyden.libs.grading.total import total
-
-
-class NewComponent(NamedTuple):
-    """One row of `rollout_rewards` without its keys."""
-
-    component: str
-    state: str
-    weight: float
-    value: float | None
-    contribution: float | None
-    extracted: str | None
-    explanation: str
-    source: str
-    duration_seconds: float
-
-
-class Ledger(NamedTuple):
-    """A total, or the reason why there is none, with all components in their order."""
-
-    total: float | None
-    reason: str | None
-    components: tuple[NewComponent, ...]
 
 
 def ledger(reward: Reward, graded: Sequence[Graded]) -> Ledger:

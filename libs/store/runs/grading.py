@@ -17,8 +17,8 @@ from typing import Any
 from sqlalchemy import insert, text
 
 from leyden.libs.contracts.config import Reward
+from leyden.libs.contracts.ledger import NewComponent
 from leyden.libs.faults import fault_point
-from leyden.libs.grading.ledger import NewComponent
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import ReadSession, Session

@@ -63,7 +63,9 @@ class Shell:
         for name in ("docker", "kind", "helm", "kubectl", "leyden"):
             (self.shims / name).write_text(HELM_SHIM if name == "helm" else SHIM)
             (self.shims / name).chmod(0o755)
-        for name in ("helm", "Makefile", "pyproject.toml", "docker"):
+        # With what `make images` needs to see that the console's page is built.
+        page = ("constraints.txt", "libs", "services", ".cache", ".venv")
+        for name in ("helm", "Makefile", "pyproject.toml", "docker", *page):
             (self.folder / name).symlink_to(ROOT / name)
         commit(self.folder)
 

@@ -10,7 +10,7 @@ from sqlalchemy import func, select, update
 
 from leyden.libs.contracts.api.rollouts import FeedbackRequest, RewardRequest, RolloutDetail
 from leyden.libs.contracts.api.runs import StepComponent
-from leyden.libs.grading.ledger import NewComponent
+from leyden.libs.contracts.ledger import NewComponent
 from leyden.libs.store import tables
 from leyden.libs.store.read import views
 from leyden.libs.store.read.results import get_metrics, list_evaluations, list_steps
