@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.console import Group
 from rich.text import Text
 
 from leyden.libs.client import Client
@@ -19,6 +20,7 @@ def console_link(client: Client, url: str, page: str = "/") -> str:
     return f"{url}/#sign-in={issued.token}&to={page}"
 
 
-def link_line(link: str) -> Text:
+def link_line(link: str) -> Group:
     """The link on one line however narrow the terminal is, so that it can be copied whole."""
-    return Text(f"console (signs in once): {link}", no_wrap=True, overflow="ignore")
+    # Why: rich joins texts that it prints itself, and the sum wraps; a group is no text.
+    return Group(Text(f"console (signs in once): {link}", no_wrap=True, overflow="ignore"))

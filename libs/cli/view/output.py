@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 from pydantic import BaseModel
-from rich.console import Console, JustifyMethod
+from rich.console import Console, Group, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +23,7 @@ from leyden.libs.contracts.api.runs import Statistic
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Count = Annotated[int, typer.Option("--limit", "-n", min=1, help="Number of rows.")]
-Part = Table | Text | str
+Part = Table | Text | Group | str
 """Anything that people read."""
 
 console = Console(highlight=False, markup=False, emoji=False)

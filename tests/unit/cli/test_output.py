@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from leyden.libs.cli.__main__ import app
 from leyden.libs.cli.commands import doctor
 from leyden.libs.cli.errors import CommandError, exit_on_error
+from leyden.libs.cli.view.console_link import link_line
 from leyden.libs.cli.view.output import as_block, facts, heading, print_json, print_parts, table
 from leyden.libs.cli.view.safe_text import safe_line
 
@@ -87,3 +88,9 @@ def test_the_doctor_names_what_to_install(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(doctor, "WHEELS", {"no_such_module": "service", "nor_this_one": "store"})
     said = CliRunner().invoke(app, ["--home", str(tmp_path), "doctor"]).stdout
     assert "leyden[service,store]" in said
+
+
+def test_a_link_stays_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    link = f"http://127.0.0.1:8000/#sign-in={'x' * 200}&to=/"
+    print_parts(link_line(link))
+    assert capsys.readouterr().out == f"console (signs in once): {link}\n"
