@@ -18,7 +18,7 @@ from leyden.libs.store.runs import failure_rewards, grading
 from leyden.libs.store.runs.trainer_ends import trainer_ends
 
 ATTEMPTS = 100
-MIN_ATTEMPTS, MIN_GROUPS, MIN_TOOL_CALLS = 4, 4, 10
+MIN_ATTEMPTS, MIN_GROUPS, MIN_TOOL_CALLS, MIN_TOOL_STEPS = 4, 4, 10, 4
 """Fewer prove nothing."""
 SHARE = 0.5
 """A warning is about more than this share of the attempts, or of their model calls."""
@@ -61,7 +61,9 @@ async def run_warnings(session: ReadSession, run_id: str) -> list[str]:
 
 
 def failing_tools(steps: Mapping[int, CallCounts]) -> list[str]:
-    """Tools most of whose calls failed in these steps: the agent learns from errors that it did not make."""
+    """Tools most of whose calls failed in these steps. In its first steps a policy may not know a tool yet."""
+    if len(steps) < MIN_TOOL_STEPS:
+        return []
     return [
         f"tool {tool} failed in {failed} of the {known} calls of the last {len(steps)} steps whose end is known: read"
         " one with `leyden rollout show`, or say by credit.air.failures what a failure of this tool is"
