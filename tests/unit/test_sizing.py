@@ -15,7 +15,7 @@ def test_a_recipe_names_its_smallest_machines(name: str) -> None:
     assert RECIPES[name].machine == recipe_machine(name)
 
 
-@pytest.mark.parametrize("name", RECIPES.keys() - ON_A_CPU)
+@pytest.mark.parametrize("name", sorted(RECIPES.keys() - ON_A_CPU))
 def test_smaller_machines_than_those_do_not_hold_a_recipe(name: str) -> None:
     document, shape = run({"recipe": name}), shape_of(RECIPES[name].model)
     smallest = {one.gpu_bytes: one.gpus for one in smallest_machines(document, shape)}
