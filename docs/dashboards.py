@@ -256,7 +256,10 @@ ROLLOUTS = (
     ),
     metric("Seconds from lease to outcome", quantiles("runner_attempt_seconds"), "s"),
     metric("Groups credited", rate("credit_groups_total", "verdict")),
-    metric("Tool calls by status", rate("credit_tool_calls_total", "status")),
+    metric(
+        "Tool calls by status",
+        {"{{status}}": "sum by (status) (rate(credit_tool_calls_total[$__rate_interval])) or vector(0)"},
+    ),
 )
 
 SERVING = (

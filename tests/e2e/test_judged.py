@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +34,28 @@ HELPFUL = {
 }
 
 
-def answered(body: dict[str, Any], number: int) -> Said:
-    """A judge that is busy with every ninth call, and answers another ninth without a score."""
-    if number % 9 == 3:
-        return Said(status=429, headers={"retry-after": "1"})
-    if number % 9 == 6:
-        return Said("I would rather not say.")
-    return scored(5 if '"odd"' in body["messages"][1]["content"] else 1)
+def moody() -> Callable[[dict[str, Any], int], Said]:
+    """A judge that is busy with every ninth call, and answers another ninth without a score, but none of a task more
+    than twice: a third such answer to one vote fails it."""
+    scoreless = Counter[str]()
+
+    def answered(body: dict[str, Any], number: int) -> Said:
+        rules, question = (message["content"] for message in body["messages"])
+        if number % 9 == 3:
+            return Said(status=429, headers={"retry-after": "1"})
+        task = rules[rules.index("Task") :].partition(":")[0]
+        if number % 9 == 6 and scoreless[task] < 2:
+            scoreless[task] += 1
+            return Said("I would rather not say.")
+        return scored(5 if '"odd"' in question else 1)
+
+    return answered
 
 
 @pytest.fixture
 def judge() -> Iterator[ScriptedJudge]:
     with judge_beside() as scripted:
-        scripted.answer = answered
+        scripted.answer = moody()
         yield scripted
 
 

@@ -74,6 +74,7 @@ def for_engine(**opens: int) -> Statuses:
 
 
 READ = Row(for_people(200, 200, 200))
+REWARD = {"components": [{"name": "short", "grader": {"type": "length", "at_most": 9}}]}
 TOKEN = {"name": "ci", "scopes": ["read"]}
 API = {
     ("GET", "/openapi.json"): Row(everyone(200)),
@@ -81,6 +82,12 @@ API = {
     ("GET", "/docs/swagger-ui-bundle.js"): Row(everyone(200)),
     ("GET", "/docs/swagger-ui.css"): Row(everyone(200)),
     ("GET", "/docs/favicon.png"): Row(everyone(200)),
+    # The console's page, without any data.
+    ("GET", "/"): Row(everyone(200)),
+    ("GET", "/assets/{name}"): Row(everyone(404)),
+    # The body holds the token, and the header none.
+    ("POST", "/v1/session"): Row(everyone(401), {"token": "unknown"}),
+    ("DELETE", "/v1/session"): Row(everyone(204)),
     ("GET", "/v1/datasets"): READ,
     ("POST", "/v1/datasets"): Row(for_people(403, 422, 422)),
     ("GET", "/v1/datasets/{dataset_id}"): READ,
@@ -107,6 +114,10 @@ API = {
     ("GET", "/v1/rollouts/{rollout_id}/calls"): READ,
     ("GET", "/v1/rollouts/{rollout_id}/spans"): READ,
     ("POST", "/v1/rollouts/{rollout_id}/rewards"): Row(for_people(403, 201, 200), {"key": "k", "value": 1.0}),
+    ("POST", "/v1/rollouts/{rollout_id}/feedback"): Row(
+        for_people(403, 422, 422), {"key": "k", "component": "thumbs", "value": 1.0}
+    ),
+    ("POST", "/v1/rollouts/{rollout_id}/grades"): Row(for_people(403, 404, 404), {"reward": REWARD}),
     ("GET", "/v1/health"): READ,
     ("GET", "/v1/engines"): READ,
     ("GET", "/v1/pools"): READ,
@@ -122,6 +133,7 @@ GATEWAY = {
     ("POST", "/r/{rollout}/{attempt}/v1/chat/completions/"): Row(for_agents(200), CHAT),
     ("POST", "/r/{rollout}/{attempt}/v1/responses"): Row(for_agents(200), RESPONSE),
     ("POST", "/r/{rollout}/{attempt}/v1/responses/"): Row(for_agents(200), RESPONSE),
+    ("POST", "/r/{rollout}/{attempt}/v1/responses/input_tokens"): Row(for_agents(200), RESPONSE),
     ("GET", "/r/{rollout}/{attempt}/v1/responses/{response_id}"): Row(for_agents(404)),
     ("DELETE", "/r/{rollout}/{attempt}/v1/responses/{response_id}"): Row(for_agents(404)),
     ("POST", "/r/{rollout}/{attempt}/v1/conversations"): Row(for_agents(200), {}),
