@@ -17,7 +17,7 @@ from tests.invariants import lost_calls, violations
 @pytest.mark.timeout(900)
 def test_a_two_armed_bandit_learns_the_better_arm(platform: Platform, client: Client, received: Path) -> None:
     evaluation = {"dataset": "bandit", "rollouts_per_task": 4}
-    created = client.create_run(bandit_run(received, "bandit", 20, evaluation=evaluation, **QUICK))
+    created = client.create_run(bandit_run(received, "bandit", 26, evaluation=evaluation, **QUICK))
     run = watch_run(client, created.id, Console(quiet=True))
 
     assert (run.phase, run.reason) == ("completed", None)
@@ -26,6 +26,6 @@ def test_a_two_armed_bandit_learns_the_better_arm(platform: Platform, client: Cl
     assert after is not None
     assert 0.2 < before.mean < 0.8
     assert after.mean > 0.95
-    assert [version.version for version in client.policies(run.id)] == list(range(21))
+    assert [version.version for version in client.policies(run.id)] == list(range(27))
     assert violations(platform.facts.database_url, run.id) == {}
     assert lost_calls(platform.facts.database_url, run.id, received) == []
