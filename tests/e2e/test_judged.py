@@ -19,7 +19,7 @@ from tests.campaigns.soak import QUICK, bandit_run, small_platform
 from tests.fakes.judge import Said, ScriptedJudge, judge_beside, scored
 from tests.invariants import violations
 
-STEPS = 20
+STEPS = 26
 KEY = "the-key-of-the-judge"
 # The number of the task makes more questions than the two answers: equal ones are asked once.
 HELPFUL = {

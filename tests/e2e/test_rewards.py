@@ -19,7 +19,7 @@ from leyden.libs.faults import FaultInjector
 from tests.campaigns.soak import QUICK, bandit_run, small_platform
 from tests.invariants import violations
 
-STEPS = 20
+STEPS = 26
 POINTS = ("grader.leased", "grader.graded", "grader.total_written", "grader.settled")
 COMPONENTS = [
     {
