@@ -35,7 +35,7 @@ def finished(client: Client, run_id: str) -> Run:
 
 
 def rewards(client: Client, run: Run) -> list[float]:
-    """What each evaluation earned, in their order."""
+    """The mean reward of each evaluation, in their order."""
     found = [one.results.reward for one in sorted(client.evaluations(run.id), key=lambda one: one.number)]
     return [one.mean for one in found if one is not None]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from sqlalchemy import text
 
@@ -11,9 +11,10 @@ from leyden.libs.contracts.call_counts import CallCounts, total
 from leyden.libs.store.database import ReadSession
 
 _OF_STEPS = text("""
-    SELECT s.step, c.calls FROM step_groups s
+    SELECT s.run_id, s.step, c.calls
+    FROM unnest(CAST(:runs AS text[]), CAST(:steps AS integer[])) AS asked (run_id, step)
+    JOIN step_groups s ON s.run_id = asked.run_id AND s.step = asked.step
     JOIN group_credits c ON c.group_id = s.group_id AND c.run_id = s.run_id AND c.calls IS NOT NULL
-    WHERE s.run_id = :run AND s.step = ANY(:steps)
 """)
 
 # Why: a long run has thousands of groups, so the database adds up.
@@ -77,10 +78,17 @@ class AbsentRoles(NamedTuple):
 
 async def of_steps(session: ReadSession, run_id: str, steps: Sequence[int]) -> dict[int, CallCounts]:
     """The counts of the groups that each step consumed; steps of older versions have none."""
-    found: dict[int, list[CallCounts]] = {}
-    for row in await session.execute(_OF_STEPS, {"run": run_id, "steps": list(steps)}):
-        found.setdefault(row.step, []).append(CallCounts.model_validate(row.calls))
-    return {step: total(counts) for step, counts in found.items()}
+    return (await _of_runs(session, {run_id: steps})).get(run_id, {})
+
+
+async def _of_runs(session: ReadSession, steps: Mapping[str, Sequence[int]]) -> dict[str, dict[int, CallCounts]]:
+    """The counts of the steps of several runs, by run and step."""
+    asked = [(run_id, step) for run_id, numbers in steps.items() for step in numbers]
+    columns = {"runs": [run_id for run_id, _ in asked], "steps": [step for _, step in asked]}
+    found: dict[str, dict[int, list[CallCounts]]] = {}
+    for row in await session.execute(_OF_STEPS, columns):
+        found.setdefault(row.run_id, {}).setdefault(row.step, []).append(CallCounts.model_validate(row.calls))
+    return {run_id: {step: total(one) for step, one in of_run.items()} for run_id, of_run in found.items()}
 
 
 async def of_run(session: ReadSession, run_id: str) -> CallCounts:
@@ -92,18 +100,25 @@ async def runs_that_train_nothing(session: ReadSession) -> dict[str, tuple[list[
     """Runs at work whose newest steps, two in a row or the only one, had no token that can be trained: those steps,
     and the counts of their calls."""
     rows = (await session.execute(_WITHOUT_A_TRAINABLE_TOKEN)).all()
-    return {row.run_id: (row.steps, total((await of_steps(session, row.run_id, row.steps)).values())) for row in rows}
+    counts = await _of_runs(session, {row.run_id: row.steps for row in rows})
+    return {row.run_id: (row.steps, total(counts.get(row.run_id, {}).values())) for row in rows}
 
 
 async def absent_roles(session: ReadSession, run_id: str | None = None) -> dict[str, AbsentRoles]:
     """Runs at work, or this one, with roles in `train` that none of the calls in their first two steps has."""
+    first = (await session.execute(_FIRST_STEPS, {"run": run_id})).all()
+    trained = {row.run_id: (row.steps, roles) for row in first if (roles := _trained_roles(row.config))}
+    counts = await _of_runs(session, {name: steps for name, (steps, _) in trained.items()})
     found = {}
-    for row in (await session.execute(_FIRST_STEPS, {"run": run_id})).all():
-        trained = row.config.get("train") or ()
-        own = [role["name"] for role in row.config.get("roles", ()) if role.get("policy") is None]
-        if roles := [role for role in own if role in trained]:
-            seen = total((await of_steps(session, row.run_id, row.steps)).values())
-            absent = [role for role in roles if seen.roles is not None and role not in seen.roles]
-            if absent and seen.calls:
-                found[row.run_id] = AbsentRoles(row.steps, absent)
+    for name, (steps, roles) in trained.items():
+        seen = total(counts.get(name, {}).values())
+        absent = [role for role in roles if seen.roles is not None and role not in seen.roles]
+        if absent and seen.calls:
+            found[name] = AbsentRoles(steps, absent)
     return found
+
+
+def _trained_roles(config: Mapping[str, Any]) -> list[str]:
+    """The roles in `train` whose calls the run's own policy answers."""
+    own = [role["name"] for role in config.get("roles", ()) if role.get("policy") is None]
+    return [role for role in own if role in (config.get("train") or ())]

@@ -34,7 +34,7 @@ NEWEST = 1_000
 FAILED_SHARE = 0.02
 """A component that failed in more than this share of the newest attempts is worth a warning."""
 
-# Of the attempt `leased`.
+# Columns over the attempt `leased`.
 OF_CALLS = """
            (SELECT count(*) FROM model_calls m
             WHERE m.run_id = leased.run_id AND m.rollout_id = leased.rollout_id AND m.attempt = leased.attempt

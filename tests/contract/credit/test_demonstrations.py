@@ -17,7 +17,7 @@ from tests.contract.credit.test_worker import complete, rows
 from tests.support.builders import add_call, add_group, add_run, finish_rollout, run_document
 
 Earned = Sequence[tuple[float, tuple[int, ...]]]
-"""What each sibling earned, and the tokens that it sampled after the prompt 1, 2."""
+"""By sibling the reward, and the tokens sampled after the prompt 1, 2."""
 
 
 async def add_source(database: Database, groups: Sequence[Earned], **document: Any) -> tables.Run:

@@ -27,7 +27,7 @@ def run(changes: dict[str, Any]) -> RunConfig:
 
 
 def sizes(changes: dict[str, Any], machine: Machine, place: str = "gpu", model: str = "Qwen3-8B") -> dict[str, float]:
-    """What a place holds for certain, in GB."""
+    """The parts that a place holds for certain, in GB."""
     found = memory(run(changes), shape_of(model), machine)
     return {one.name: round(one.size_bytes / GB, 1) for one in found if one.place == place and one.certain}
 

@@ -77,7 +77,7 @@ def test_loss_and_gradient_are_those_of_transformers_over_labels() -> None:
 
 @pytest.mark.parametrize("pack_tokens", [24, 4096])
 def test_loss_and_gradient_are_the_cross_entropy_in_float64(pack_tokens: int) -> None:
-    """Of an agent's rows, too, which share beginnings and fork."""
+    """An agent's rows share beginnings and fork."""
     model = tiny_llama()
     for rows in (demonstrations(), [one for seed in range(3) for one in agents_demonstrations(seed)]):
         ids, attends, labels = padded(rows)
