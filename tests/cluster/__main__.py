@@ -38,6 +38,9 @@ def main() -> int:
                 node.up()
                 node.images(SERVICES, each=arguments.long)
             check(Release(node, one_image=not arguments.long), arguments.steps, arguments.long)
+    except Exception as error:
+        error.add_note(node.state())
+        raise
     finally:
         if not arguments.stay:
             node.down()

@@ -31,6 +31,18 @@ TAG = "0.2.0"
 SERVICES_IMAGE = f"{PREFIX}/services:{TAG}"
 
 
+_STATE = {
+    "node": "get nodes --output custom-columns=TAINTS:.spec.taints,"
+    "CONDITIONS:.status.conditions[*].type,STATUS:.status.conditions[*].status",
+    "pods": "get pods --all-namespaces --no-headers --output custom-columns=:.metadata.name,:.status.phase,"
+    ":.status.conditions[?(@.type=='PodScheduled')].message,:.status.containerStatuses[*].state.waiting.reason",
+    "claims": "get persistentvolumeclaims --all-namespaces --no-headers",
+    "warnings": "get events --all-namespaces --field-selector=type=Warning --sort-by=.lastTimestamp --no-headers "
+    "--output custom-columns=:.involvedObject.name,:.reason,:.message",
+}
+"""The commands of `kubectl` that show it."""
+
+
 class Node:
     """A node of one machine, with the commands that need its API server."""
 
@@ -86,6 +98,17 @@ class Node:
         """An object, or a list of them."""
         found: dict[str, Any] = json.loads(self.kubectl("get", *arguments, "-o", "json"))
         return found
+
+    def state(self) -> str:
+        """The node's conditions and taints, its pods, claims and last warnings, for a failed test."""
+        parts = []
+        for title, arguments in _STATE.items():
+            try:
+                found = self.kubectl(*arguments.split())
+            except RuntimeError as error:
+                found = str(error)
+            parts.append(f"{title}:\n{found[-2500:]}")
+        return "\n".join(parts)
 
     @contextlib.contextmanager
     def forward(self, namespace: str, target: str, port: int) -> Iterator[int]:
