@@ -155,6 +155,22 @@ class ToolUse(Document):
         return self
 
 
+class SqlResult(_Compared):
+    """1 where the query in the text has the result of the reference query, else 0. Both read a database that SQL text
+    makes in memory. A query that fails, writes or reaches a limit earns 0; a broken reference makes the component
+    `failed`."""
+
+    type: Literal["sql_result"]
+    database: Template
+    """SQL text that creates tables and inserts rows (SQLite's dialect), such as `{task.database}`; `sqlite3 FILE
+    .dump` writes it. Each grade builds the database anew: keep it to some hundred rows. A task without it makes the
+    component `not_applicable`."""
+    seconds: float = Field(default=1.0, gt=0, le=2.0)
+    """Limit on each of the two queries."""
+    rows: int = Field(default=1_000, ge=1, le=100_000)
+    """The most rows of a reference. The agent's query ends after one more row than the reference has."""
+
+
 def _is_rubric(rubric: str) -> str:
     if any(path.partition(".")[0] == "output" for path in FIELD.findall(rubric)):
         raise ValueError("the rubric holds {output}: write fields of the task alone, and the judged text as `output`")
@@ -185,7 +201,17 @@ class ScoreModel(_OfText):
 
 
 Grader = Annotated[
-    StringCheck | TokenF1 | Numeric | Choice | Regex | JsonSchema | Length | CallBudget | ToolUse | ScoreModel,
+    StringCheck
+    | TokenF1
+    | Numeric
+    | Choice
+    | Regex
+    | JsonSchema
+    | Length
+    | CallBudget
+    | ToolUse
+    | SqlResult
+    | ScoreModel,
     Field(discriminator="type"),
 ]
 """A grader, by `type`: a built-in function, or a judge."""

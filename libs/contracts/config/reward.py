@@ -99,7 +99,7 @@ class Reward(Document):
             (f"reward.components.{place}.grader.{name}", tuple(path.split(".")[1:]))
             for place, one in enumerate(self.components)
             if one.grader is not None
-            for name, text in one.grader.model_dump(include={"output", "reference", "rubric"}).items()
+            for name, text in one.grader.model_dump(include={"output", "reference", "rubric", "database"}).items()
             for path in FIELD.findall(text)
             if path.startswith("task.")
         ]
