@@ -74,7 +74,8 @@ def test_the_query_comes_from_a_field_or_from_the_last_fenced_block() -> None:
     [
         ("", "it is no query: it returns no columns"),
         ("SELECT id FROM", "incomplete input"),
-        ("SELECT nothing FROM t2", "no such table: t2"),
+        ("SELECT missing FROM track", "no such column: missing"),
+        ("SELECT id FROM t2", "no such table: t2"),
         ("SELECT 1; SELECT 2", "You can only execute one statement at a time."),
         ("DELETE FROM track", "it may read alone"),
         ("INSERT INTO track VALUES (5, 'x', 1) RETURNING id", "it may read alone"),
@@ -112,7 +113,7 @@ def test_a_sort_of_gigabytes_ends_by_its_limits() -> None:
 @pytest.mark.parametrize(
     ("reference", "database", "cause"),
     [
-        ("SELECT nothing FROM track", DATABASE, "the reference has no result: no such column: nothing"),
+        ("SELECT missing FROM track", DATABASE, "the reference has no result: no such column: missing"),
         ("DROP TABLE track", DATABASE, "the reference has no result: it may read alone"),
         ("SELECT id FROM track", DATABASE, "the reference has more than 3 rows: raise `rows`, or narrow its query"),
         ("SELECT 1", "CREATE TABLE", "`database` is no SQL text that makes a database: incomplete input"),
