@@ -67,7 +67,7 @@ def text_of(template: str, facts: AttemptFacts) -> str:
 
     Raises: MissingField
     """
-    return FIELD.sub(lambda field: _shown(_value(field[1], facts)), template)
+    return FIELD.sub(lambda field: shown(_value(field[1], facts)), template)
 
 
 def texts_of(template: str, facts: AttemptFacts) -> list[str]:
@@ -79,7 +79,7 @@ def texts_of(template: str, facts: AttemptFacts) -> list[str]:
     if whole is None:
         return [text_of(template, facts)]
     value = _value(whole[1], facts)
-    references = [_shown(one) for one in value] if isinstance(value, list) else [_shown(value)]
+    references = [shown(one) for one in value] if isinstance(value, list) else [shown(value)]
     if not references:
         raise MissingField(whole[1], "the list is empty")
     return references
@@ -108,5 +108,6 @@ def _item(value: object, name: str) -> object:
     return None
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A text as it is, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

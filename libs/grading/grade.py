@@ -10,7 +10,7 @@ from typing import Any
 from leyden.libs.contracts.config import Component
 from leyden.libs.contracts.config.graders import ScoreModel
 from leyden.libs.contracts.states import ComponentState
-from leyden.libs.grading import calls, numbers, queries, structures, words
+from leyden.libs.grading import calls, numbers, queries, similarity, structures, words
 from leyden.libs.grading.facts import AttemptFacts, MissingField, Scored
 
 MAX_SHOWN = 500
@@ -38,6 +38,8 @@ _GRADERS: dict[str, Callable[[Any, AttemptFacts], Scored]] = {
     "length": words.length,
     "numeric": numbers.numeric,
     "json_schema": structures.json_schema,
+    "json_path": structures.json_path,
+    "text_similarity": similarity.text_similarity,
     "call_budget": calls.call_budget,
     "tool_use": calls.tool_use,
     "sql_result": queries.sql_result,

@@ -1,4 +1,4 @@
-"""The grader of structured answers."""
+"""Graders of structured answers: a schema, and the value at a path."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import json
 import jsonschema_rs
 
 from leyden.libs.contracts.config import graders
-from leyden.libs.grading.facts import AttemptFacts, Scored, text_of
+from leyden.libs.contracts.json_path import segments_of, values_at
+from leyden.libs.grading.facts import AttemptFacts, Scored, shown, text_of, texts_of
 
 
 def json_schema(grader: graders.JsonSchema, facts: AttemptFacts) -> Scored:
-    """The last JSON object of the output counts where the grader reads the output as it is."""
-    if grader.output == "{output}" and facts.last_object is not None:
-        text = json.dumps(facts.last_object)
-    else:
-        text = text_of(grader.output, facts)
+    """Holds if the JSON of the output has the schema."""
+    text = _json_text(grader.output, facts)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -26,3 +24,41 @@ def json_schema(grader: graders.JsonSchema, facts: AttemptFacts) -> Scored:
     if wrong is None:
         return 1.0, text, "has the schema"
     return 0.0, text, f"at /{'/'.join(map(str, wrong.instance_path))}: {wrong.message}"
+
+
+def json_path(grader: graders.JsonPath, facts: AttemptFacts) -> Scored:
+    """Holds if one of the values at the path is one of the references; null is no value."""
+    references = [] if grader.reference is None else texts_of(grader.reference, facts)
+    text = _json_text(grader.output, facts)
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return 0.0, text, f"no JSON: {error}"
+    found = [one for one in values_at(segments_of(grader.path), document) if one is not None]
+    if not found:
+        return 0.0, None, f"nothing is at {grader.path}"
+    if grader.reference is None:
+        return 1.0, shown(found[0]), f"a value is at {grader.path}"
+    expected = " or ".join(references)
+    right = next((one for one in found if any(_is(one, reference) for reference in references)), None)
+    if right is None:
+        return 0.0, shown(found[0]), f"none of {len(found)} values at {grader.path} is {expected}"
+    return 1.0, shown(right), f"at {grader.path} is {expected}"
+
+
+def _json_text(output: str, facts: AttemptFacts) -> str:
+    """The last JSON object of the output counts where the grader reads the output as it is."""
+    if output == "{output}" and facts.last_object is not None:
+        return json.dumps(facts.last_object)
+    return text_of(output, facts)
+
+
+def _is(value: object, reference: str) -> bool:
+    """Whether the reference is the value's text or its JSON, so that 4 is 4.0 and no order of names counts."""
+    if isinstance(value, str):
+        return value.strip() == reference.strip()
+    try:
+        expected = json.loads(reference)
+    except (ValueError, RecursionError):
+        return False
+    return bool(jsonschema_rs.validator_for({"const": expected}).is_valid(value))

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from leyden.libs.contracts.config.document import Document, Word
+from leyden.libs.contracts.json_path import segments_of
 
 FIELD = re.compile(r"\{([A-Za-z_]\w*(?:\.[^{}.\x00]+)*)\}")
 """A field in a text: a root, and names of fields or positions of lists below it."""
@@ -113,6 +114,33 @@ class JsonSchema(_OfText):
     """A JSON Schema (draft 2020-12 without `$schema`). References stay in the schema, such as `#/$defs/city`."""
 
 
+def _is_path(path: str) -> str:
+    segments_of(path)
+    return path
+
+
+class JsonPath(_OfText):
+    """1 where a value at the path is the reference, else 0. Without another `output`, the last JSON object counts."""
+
+    type: Literal["json_path"]
+    path: Annotated[str, Field(min_length=1, max_length=1_000), AfterValidator(_is_path)]
+    """A path of RFC 9535 such as `$.trip.cities[0]`, `$.items[*].id` or `$..city`: names, positions, `*`, and `..`
+    once. One of the values that it reaches must be the reference."""
+    reference: Template | None = None
+    """The expected value, such as `{task.city}`: numbers and objects are compared as JSON. Null: any value that is not
+    null will do. A task without it makes the component `not_applicable`."""
+
+
+class TextSimilarity(_Compared):
+    """The likeness of text and reference, from 0 to 1: 2 · shared / (both lengths), where shared is the length of the
+    longest subsequence of both. The last 50,000 characters of each text count."""
+
+    type: Literal["text_similarity"]
+    measure: Literal["rouge_l", "fuzzy"] = "rouge_l"
+    """`rouge_l`: of words in lower case, which is the F1 of ROUGE-L. `fuzzy`: of characters, as the
+    `ratio` of rapidfuzz."""
+
+
 class Length(_OfText):
     """1 for a length within the bounds; beyond them it falls, to 0 at no text or at twice the upper bound."""
 
@@ -207,6 +235,8 @@ Grader = Annotated[
     | Choice
     | Regex
     | JsonSchema
+    | JsonPath
+    | TextSimilarity
     | Length
     | CallBudget
     | ToolUse

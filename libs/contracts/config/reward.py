@@ -100,7 +100,7 @@ class Reward(Document):
             for place, one in enumerate(self.components)
             if one.grader is not None
             for name, text in one.grader.model_dump(include={"output", "reference", "rubric", "database"}).items()
-            for path in FIELD.findall(text)
+            for path in FIELD.findall(text or "")
             if path.startswith("task.")
         ]
 

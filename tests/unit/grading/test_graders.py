@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from leyden.libs.contracts import json_path
 from leyden.libs.contracts.config import Component
 from leyden.libs.contracts.states import ComponentState
-from leyden.libs.grading import numbers, words
+from leyden.libs.grading import numbers, similarity, words
 from leyden.libs.grading.facts import AttemptFacts
 from leyden.libs.grading.grade import Grade, grade
 
@@ -26,7 +27,7 @@ def value(text: str, task: dict[str, Any] | None = None, **grader: Any) -> float
     return graded(text, task, **grader).value
 
 
-@pytest.mark.parametrize("module", [words, numbers])
+@pytest.mark.parametrize("module", [words, numbers, similarity, json_path])
 def test_the_worked_values_of_docstrings_hold(module: Any) -> None:
     assert doctest.testmod(module).failed == 0
 
@@ -136,6 +137,77 @@ def test_json_schema_reads_the_last_object() -> None:
     assert value("no json", type="json_schema", json_schema=schema) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("path", "reference", "expected", "extracted"),
+    [
+        ("$.city", "{task.city}", 1.0, "Paris"),
+        ("$.n", "4", 1.0, "4.0"),
+        ("$.n", "5", 0.0, "4.0"),
+        ("$.ok", "1", 0.0, "true"),
+        ("$.ok", "true", 1.0, "true"),
+        ("$.trips[-1].to", "Rome", 1.0, "Rome"),
+        ("$['trips'][*].to", "{task.cities}", 1.0, "Rome"),
+        ("$..to", "Oslo", 1.0, "Oslo"),
+        ("$..to", "Bern", 0.0, "Oslo"),
+        ("$.trips[1]", '{"days": 2, "to": "Rome"}', 1.0, '{"to": "Rome", "days": 2}'),
+        ("$.trips[7].to", "Rome", 0.0, None),
+        ("$.none", None, 0.0, None),
+        ("$.city", None, 1.0, "Paris"),
+        ("$.city.name", "Paris", 0.0, None),
+        ("$", None, 1.0, None),
+    ],
+)
+def test_json_path_finds_a_value(path: str, reference: str | None, expected: float, extracted: str | None) -> None:
+    output = (
+        'so\n{"city": "Paris", "n": 4.0, "ok": true, "none": null, '
+        '"trips": [{"to": "Oslo"}, {"to": "Rome", "days": 2}]}'
+    )
+    task = {"city": "Paris", "cities": ["Rome", "Bern"]}
+    found = graded(output, task, type="json_path", path=path, reference=reference)
+    assert found.value == expected
+    assert path == "$" or found.extracted == extracted
+
+
+def test_json_path_explains_itself() -> None:
+    output = {"type": "json_path", "path": "$..to", "reference": "Bern"}
+    assert graded('{"a": [{"to": 1}, {"to": 2}]}', **output).explanation == "none of 2 values at $..to is Bern"
+    assert graded('{"to": "Bern"}', **output).explanation == "at $..to is Bern"
+    assert graded("{}", **output).explanation == "nothing is at $..to"
+    assert graded("no json", **output).explanation.startswith("no JSON: ")
+    assert graded('{"answer": "[1, 2]"}', type="json_path", output="{output.answer}", path="$[1]").extracted == "2"
+    nested = graded("[" * 100_000, type="json_path", path="$..a")
+    assert (nested.state, nested.value) == (ComponentState.SCORED, 0.0)
+    assert graded("{}", {}, **{**output, "reference": "{task.to}"}).state is ComponentState.NOT_APPLICABLE
+
+
+# rouge_l: 2 · shared / both lengths, over the example of Lin (2004) and others worked by hand; fuzzy: as rapidfuzz.
+@pytest.mark.parametrize(
+    ("measure", "output", "reference", "expected"),
+    [
+        ("rouge_l", "police kill the gunman", "police killed the gunman", 0.75),
+        ("rouge_l", "the gunman kill police", "police killed the gunman", 0.5),
+        ("rouge_l", "The cat, sat on the mat!", "the cat on a mat", 2 * 4 / (6 + 5)),
+        ("rouge_l", "über straße", "ÜBER straße", 1.0),
+        ("rouge_l", "", "the", 0.0),
+        ("rouge_l", "?!", "...", 1.0),
+        ("fuzzy", "this is a test", "this is a test!", 2 * 14 / (14 + 15)),
+        ("fuzzy", "kitten", "sitting", 2 * 4 / (6 + 7)),
+        ("fuzzy", "abc", "xyz", 0.0),
+        ("fuzzy", " Paris\n", "Paris", 1.0),
+    ],
+)
+def test_text_similarity(measure: str, output: str, reference: str, expected: float) -> None:
+    found = value(output, {}, type="text_similarity", measure=measure, reference=reference)
+    assert found == pytest.approx(expected, abs=1e-9)
+
+
+def test_text_similarity_takes_the_best_reference() -> None:
+    task = {"answers": ["a b c d", "a b"]}
+    found = graded("a b x", task, type="text_similarity", reference="{task.answers}")
+    assert found == Grade(ComponentState.SCORED, 0.8, "a b x", "rouge_l 0.8 with 'a b'")
+    assert graded("a", {}, type="text_similarity", reference="{task.a}").state is ComponentState.NOT_APPLICABLE
+
+
 @pytest.mark.parametrize(("words_", "expected"), [(0, 0.0), (1, 0.5), (2, 1.0), (4, 1.0), (6, 0.5), (9, 0.0)])
 def test_length_falls_beyond_its_bounds(words_: int, expected: float) -> None:
     assert value("word " * words_, type="length", at_least=2, at_most=4) == expected
@@ -181,6 +253,9 @@ def test_feedback_is_combined_and_none_is_a_failure() -> None:
         {"type": "choice", "reference": "A", "options": ["A", "B"]},
         {"type": "length"},
         {"type": "json_schema", "json_schema": {"type": "object"}},
+        {"type": "json_path", "path": "$..a", "reference": "1"},
+        {"type": "text_similarity", "reference": "ab " * 3_000, "measure": "fuzzy"},
+        {"type": "text_similarity", "reference": "a b c"},
     ],
 )
 @pytest.mark.parametrize("piece", ["7", "1,", "{", "A ", '{"a": ', "ab 1/2 "])
