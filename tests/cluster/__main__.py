@@ -35,9 +35,10 @@ def main() -> int:
     try:
         with step("all"):
             if not arguments.built:
-                node.up()
-                node.images(SERVICES, each=arguments.long)
-            check(Release(node, one_image=not arguments.long), arguments.steps, arguments.long)
+                start(node, arguments.long)
+            release = Release(node, one_image=not arguments.long)
+            install(release, arguments)
+            check(release, arguments.steps, arguments.long)
     except Exception as error:
         error.add_note(node.state())
         raise
@@ -47,9 +48,26 @@ def main() -> int:
     return 0
 
 
+def start(node: Node, long: bool) -> None:
+    """The node, with every image."""
+    node.up()
+    node.images(SERVICES, each=long)
+
+
+def install(release: Release, arguments: argparse.Namespace) -> None:
+    """Installs the chart. A node on which not even the stores start is no evidence against it: a new one is, once."""
+    try:
+        release.install()
+    except RuntimeError as error:
+        if arguments.built or release.has_a_store():
+            raise
+        print(f"no store became ready, so the node is started again: {error}\n{release.node.state()}", flush=True)
+        start(release.node, arguments.long)
+        release.install()
+
+
 def check(release: Release, steps: int, long: bool) -> None:
     """Every question in turn."""
-    release.install()
     with step("rights"):
         rights.check(release.node)
     with step("isolation"):

@@ -1,8 +1,8 @@
 """A real Kubernetes node on this machine, and the images that it runs.
 
-The program that starts it is not part of Leyden. Its commands: `up`, `down`, `kubeconfig`, `base-image NAME PACKAGES…`,
-and `build` with buildah's options, which gives the image to the node. No registry is asked: stand-ins serve for the
-base images.
+The program that starts it is not part of Leyden. Its commands: `up`, `down`, `status`, `kubeconfig`,
+`base-image NAME PACKAGES…`, and `build` with buildah's options, which gives the image to the node. No registry is
+asked: stand-ins serve for the base images.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ class Node:
 
     def state(self) -> str:
         """The node's conditions and taints, its pods, claims and last warnings, for a failed test."""
-        parts = []
+        status = subprocess.run([self.program, "status"], capture_output=True, text=True, check=False)
+        # What follows the processes is shown with more detail below.
+        parts = ["processes:\n" + status.stdout.partition("\nNAMESPACE")[0][-2500:] + status.stderr[-500:]]
         for title, arguments in _STATE.items():
             try:
                 found = self.kubectl(*arguments.split())

@@ -32,7 +32,7 @@ class Release:
     def install(self) -> None:
         """Installs it, or upgrades it to this checkout's chart."""
         with step("helm install"):
-            self.upgrade()
+            self.upgrade("--timeout=8m")
         print(self.node.kubectl("get", "pods", "--namespace", NAMESPACE), flush=True)
         with step("helm test"):
             self.node.helm("test", NAME, "--namespace", NAMESPACE, "--timeout", "3m")
@@ -54,6 +54,13 @@ class Release:
             for pod in found
             if "deletionTimestamp" not in pod["metadata"] and phase in ("", pod["status"].get("phase"))
         ]
+
+    def has_a_store(self) -> bool:
+        """Whether Postgres or Redis is ready; False as well where the API server is away."""
+        with contextlib.suppress(RuntimeError):
+            pods = [*self.pods("postgres"), *self.pods("redis")]
+            return any(one["ready"] for pod in pods for one in pod["status"].get("containerStatuses", []))
+        return False
 
     def delete_pod(self, pod: dict[str, Any], *options: str) -> None:
         """Deletes a pod; its grace period passes as usual."""
