@@ -46,7 +46,9 @@ async def _replay(dsn: str, run_id: str, base: Path) -> list[int]:
     try:
         async with database.read() as session:
             config = await training.read_run_config(session, run_id)
-            learner = assemble_learner(base, config, make_accelerator("cpu", config.training.precision))
+            computation = await training.read_computation(session, run_id)
+            config = config.computed_as(computation) if computation else config
+            learner = assemble_learner(base, config, make_accelerator("cpu", config.training.precision or "float32"))
             last = await training.last_committed_step(session, run_id)
             steps = range(1, 1 + (last.number if last else 0))
             return [step for step in steps if not await _reproduces(session, run_id, config, learner, step, base)]

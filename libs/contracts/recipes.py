@@ -40,7 +40,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                     "baseline": {"type": "mean", "per": "state"},
                 },
                 "optimizer": {"learning_rate": 1e-5},
-                "training": {"steps": 7, "micro_batch_tokens": 1024},
+                "training": {"precision": "float32", "steps": 7, "micro_batch_tokens": 1024},
             },
             "SmolLM2-135M",
             "6 GB for trainer and engine",

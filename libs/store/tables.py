@@ -939,6 +939,19 @@ class DamagedStep(Base):
     )
 
 
+class Computation(Base):
+    """Writer: trainer. The settings that a run's document leaves to the device, as its first trainer resolved them."""
+
+    __tablename__ = "computations"
+    run_id: Mapped[str] = mapped_column(
+        ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True, comment="The trained run."
+    )
+    device: Mapped[str] = mapped_column(comment="The kind of device that resolved them: cpu, cuda.")
+    settings: Mapped[Json] = mapped_column(comment="{precision, attention, export_dtype, correction}: none is null.")
+    latest_device: Mapped[str] = mapped_column(comment="The kind on which a trainer was last opened.")
+    created_at: Mapped[datetime] = _created()
+
+
 class TrainerEnd(Base):
     """Writer: controller. An end of a run's trainer, planned ones apart."""
 

@@ -11,7 +11,7 @@ from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.orm import aliased
 
-from leyden.libs.contracts.config import RunConfig, Sampling
+from leyden.libs.contracts.config import Computation, RunConfig, Sampling
 from leyden.libs.contracts.states import ConsumptionVerdict, GroupVerdict
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
@@ -317,6 +317,33 @@ async def commit_step(session: Session, record: StepRecord) -> None:
 async def record_damage(session: Session, run_id: str, step: int, cause: str) -> None:
     """Records that a trainer found a step's files damaged. A repeat adds a row: it is found at every load."""
     session.add(tables.DamagedStep(run_id=run_id, step=step, cause=cause))
+
+
+async def keep_computation(session: Session, run_id: str, here: Computation) -> Computation:
+    """Records how the run's trainer computes, or reads the record of its first trainer. The key is the run.
+
+    Args: here: as this trainer would resolve the document on its own device
+    """
+    table = tables.Computation
+    settings = here.model_dump(mode="json", include={"precision", "attention", "export_dtype", "correction"})
+    row = {"run_id": run_id, "device": here.device, "settings": settings, "latest_device": here.device}
+    kept = (
+        insert_or_skip(table)
+        .values(row)
+        .on_conflict_do_update(index_elements=["run_id"], set_={"latest_device": here.device})
+    )
+    return _computation((await session.scalars(kept.returning(table))).one())
+
+
+async def read_computation(session: ReadSession, run_id: str) -> Computation | None:
+    """How the run's trainer computes; None before it was first opened."""
+    row = await session.get(tables.Computation, run_id)
+    return None if row is None else _computation(row)
+
+
+def _computation(row: tables.Computation) -> Computation:
+    moved = row.latest_device if row.latest_device != row.device else None
+    return Computation.model_validate({**row.settings, "device": row.device, "moved_to": moved}, extra="ignore")
 
 
 async def best_version(session: ReadSession, run_id: str) -> int | None:

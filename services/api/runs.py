@@ -32,7 +32,7 @@ from leyden.libs.store.database import Session
 from leyden.libs.store.engines import read_pools
 from leyden.libs.store.read import agents, results, runs, views
 from leyden.libs.store.runs import actions, retention
-from leyden.libs.store.training import best_version, weights_bytes
+from leyden.libs.store.training import best_version, read_computation, weights_bytes
 from leyden.services.api.audit import changing
 from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer
 from leyden.services.api.continuation import amended, continued_policies
@@ -125,7 +125,10 @@ async def get_run(store: Store, caller: Reader, run_id: str) -> Run:
     async with store.read() as session:
         found = await runs.get_run(session, run_id)
         best, size = await best_version(session, run_id), await weights_bytes(session, run_id)
-    return found.model_copy(update={"best_version": best, "weights_bytes": size})
+        computation = await read_computation(session, run_id)
+    warnings = [*found.warnings, *(computation.warnings if computation else [])]
+    own = {"best_version": best, "weights_bytes": size, "computation": computation, "warnings": warnings}
+    return found.model_copy(update=own)
 
 
 @router.post("/{run_id}/pause")

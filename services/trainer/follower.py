@@ -15,7 +15,7 @@ from leyden.libs.telemetry import logger
 from leyden.services.trainer.ranks.collectives import RankFailed, Ranks
 from leyden.services.trainer.ranks.messages import Adopt, Gather, Load, Save, Step
 from leyden.services.trainer.settings import Settings
-from leyden.services.trainer.state.assembly import make_accelerator
+from leyden.services.trainer.state.assembly import make_accelerator, trainer_device
 from leyden.services.trainer.state.checkpoints import checkpoint_state
 from leyden.services.trainer.state.folders import CheckpointDamaged
 from leyden.services.trainer.state.resume import restore_learner
@@ -55,7 +55,8 @@ def _follow(settings: Settings, ranks: Ranks, asked: Callable[[], bool]) -> None
             if isinstance(message, Load):
                 # Two learners at once may exceed the device's memory.
                 run = None
-                accelerator = make_accelerator(settings.device, message.config.training.precision)
+                precision = message.config.computation(trainer_device(settings.device)).precision
+                accelerator = make_accelerator(settings.device, precision)
                 run = message, restore_learner(message, accelerator, ranks)
             elif isinstance(message, Step) and run is not None:
                 load, learner = run

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config import Computation, RunConfig
 from leyden.libs.contracts.model_folder import serving_mismatch
 from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
@@ -25,7 +25,7 @@ from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.sender import WeightSender
 from leyden.services.trainer.settings import Settings
-from leyden.services.trainer.state.assembly import make_accelerator
+from leyden.services.trainer.state.assembly import make_accelerator, trainer_device
 from leyden.services.trainer.state.folders import clear_scratch, version_folder
 from leyden.services.trainer.state.resume import RecordedRun
 from leyden.services.trainer.state.saving import lock_check
@@ -144,13 +144,24 @@ class _Leader:
             await self.notifications.notify(Topic.VERSIONS)
         if config.training.steps == 0:
             return None
-        accelerator = make_accelerator(self.settings.device, config.training.precision)
+        computation = await self._computation(config)
+        config = config.computed_as(computation)
+        accelerator = make_accelerator(self.settings.device, computation.precision)
         loader = RecordedRun(
             self.database, run_id, config, base, accelerator, lock_check(self.lock), self.ranks, start, inherited
         )
         learner = await loader.restore(self.stop.is_set)
         log.info("learner ready", step=learner.step, device=str(accelerator.device), ranks=self.ranks.size)
         return Trainer(self.settings, config, base, self.database, self.notifications, self.lock, learner)
+
+    async def _computation(self, config: RunConfig) -> Computation:
+        """Resolves the settings of the device, or reads what the run's first trainer resolved."""
+        here = config.computation(trainer_device(self.settings.device))
+        async with self.database.session() as session:
+            found = await training.keep_computation(session, self.settings.run_id, here)
+        if found.moved_to is not None:
+            log.warning("run moved to another kind of device", resolved_on=found.device, settings=found.words)
+        return found
 
 
 def _passes(error: OSError) -> bool:

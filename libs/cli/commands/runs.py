@@ -83,6 +83,7 @@ def show(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
         *([("continues", _words(found.parent))] if found.parent else []),
         ("pool", found.config.pool),
         ("learning rate", f"{found.config.optimizer.rate:.3g}"),
+        *([("computes in", f"{found.computation.words}, on {found.computation.device}")] if found.computation else []),
         ("step", f"{found.progress.step} of {found.progress.steps}"),
         ("policy version", found.progress.policy_version),
         ("best version", found.best_version),

@@ -109,6 +109,7 @@ def _heading(run: Run, steps: Sequence[Step], evaluations: Sequence[Evaluation],
         f"{run.phase}{f': {run.reason}' if run.reason else ''}",
         f"{len(steps)} steps",
         f"learning rate {run.config.optimizer.rate:.3g}",
+        *([f"{run.computation.words}, on {run.computation.device}"] if run.computation else []),
         f"{sum(step.rollouts for step in steps)} training rollouts",
         f"{tokens:,.0f} tokens trained",
     ]

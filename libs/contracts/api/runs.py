@@ -9,7 +9,7 @@ from pydantic import Field
 
 from leyden.libs.contracts.api.body import Body, RequestBody
 from leyden.libs.contracts.call_counts import CallCounts
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config import Computation, RunConfig
 from leyden.libs.contracts.conversation import Json
 
 
@@ -91,6 +91,9 @@ class Run(Body):
     """The name of the policy in the document of that run."""
     policy_runs: dict[str, str] = Field(default_factory=dict)
     """The ids of the runs that carry the run's further policies, by policy."""
+    computation: Computation | None = None
+    """The settings that the document leaves to the trainer's device, as its first trainer resolved them; null before.
+    Only in the answer about one run."""
     allowed_actions: list[str]
     config: RunConfig
 

@@ -18,7 +18,8 @@ from leyden.libs.contracts.config.algorithms import (
     Sft,
     Weighting,
 )
-from leyden.libs.contracts.config.corrections import DecoupledCorrection
+from leyden.libs.contracts.config.computation import CPU, Computation, Device
+from leyden.libs.contracts.config.corrections import BypassCorrection, DecoupledCorrection
 from leyden.libs.contracts.config.credit import (
     Air,
     Baseline,
@@ -46,18 +47,22 @@ from leyden.libs.contracts.config.sampling import Curriculum, Sampling
 from leyden.libs.contracts.config.training import EarlyStopping, Lora, Optimizer, Training
 
 __all__ = [
+    "CPU",
     "DEFAULT_POOL",
     "Agent",
     "Air",
     "Algorithm",
     "Baseline",
+    "BypassCorrection",
     "Cispo",
     "Component",
+    "Computation",
     "Credit",
     "CreditRule",
     "Critic",
     "Curriculum",
     "DecoupledCorrection",
+    "Device",
     "DiscountedCredit",
     "DppoTv",
     "EarlyStopping",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from leyden.libs.contracts.config.corrections import BypassCorrection, Correction
+from leyden.libs.contracts.config.corrections import Correction, DecoupledCorrection
 from leyden.libs.contracts.config.document import Document, FolderPath, Word
 
 Weighting = Literal["rollout_mean", "token_mean", "seq_mean_token_mean", "prompt_mean", "rollout_sum_const"]
@@ -54,7 +54,9 @@ class _Algorithm(Document):
     """Aggregation of token losses (learning specification 6.2)."""
     sum_constant: int | None = Field(default=None, ge=1, le=10**9)
     """L_const of `rollout_sum_const`."""
-    correction: Correction = Field(default_factory=BypassCorrection)
+    correction: Correction | None = None
+    """Null: by the trainer's device. On CUDA devices, whose results differ from the engine's by more than a clip,
+    `decoupled` for losses that bound a ratio, unless their bounds would then have no effect; else `bypass`."""
     critic: Critic | None = None
     """Learned values in place of a baseline over siblings; with `credit.baseline.type: value`. Null for none."""
     kl_coefficient: float = Field(default=0.0, ge=0.0, le=1e6)
@@ -86,6 +88,20 @@ class _Algorithm(Document):
         """
         every = self.kl_reference_every
         return None if every is None else step // every * every
+
+    @property
+    def decoupled(self) -> DecoupledCorrection | None:
+        """The correction, where the document names one that recomputes π_old."""
+        return self.correction if isinstance(self.correction, DecoupledCorrection) else None
+
+    @property
+    def clips_of_the_engine(self) -> list[str]:
+        """The bounds of the loss that are not their defaults and could not act if the ratio were that to π_old."""
+        # Defaults pass: a stored document names every field.
+        fields = type(self).model_fields.items()
+        own = {name: field for name, field in fields if name not in _Algorithm.model_fields and name != "type"}
+        changed = [name for name, field in own.items() if getattr(self, name) != field.default]
+        return changed if self.mini_batches * self.epochs == 1 else []
 
     @property
     def trains_every_row(self) -> bool:
@@ -129,11 +145,7 @@ class _Algorithm(Document):
 
     @model_validator(mode="after")
     def _clips_can_act(self) -> _Algorithm:
-        # Defaults pass: a stored document names every field.
-        fields = type(self).model_fields.items()
-        own = {name: field for name, field in fields if name not in _Algorithm.model_fields and name != "type"}
-        changed = [name for name, field in own.items() if getattr(self, name) != field.default]
-        if changed and self.correction.type == "decoupled" and self.mini_batches * self.epochs == 1:
+        if self.decoupled and (changed := self.clips_of_the_engine):
             raise ValueError(
                 f"{', '.join(changed)} cannot act with correction 'decoupled': a step makes one update, so the loss's"
                 " ratio is 1. Remove it, write correction 'bypass', or set mini_batches or epochs above 1"
@@ -199,7 +211,7 @@ class DppoTv(_Algorithm):
 
     @model_validator(mode="after")
     def _needs_the_engines_ratio(self) -> DppoTv:
-        if self.correction.type == "decoupled":
+        if self.decoupled:
             raise ValueError(
                 "correction 'decoupled' corrects for the engine, which 'dppo_tv' compares with itself: write 'bypass'"
             )
@@ -235,7 +247,7 @@ class Sft(_Algorithm):
 
     @model_validator(mode="after")
     def _clips_can_act(self) -> Sft:
-        if self.correction.type == "decoupled":
+        if self.decoupled:
             raise ValueError(
                 "correction 'decoupled' corrects for the policy that sampled, which demonstrations do not know: write"
                 " 'bypass'"

@@ -107,8 +107,8 @@ def check_refills(sampling: Sampling, algorithm: Algorithm, baseline: Baseline) 
 
 def check_narrow_band(algorithm: Algorithm, sampling: Sampling) -> None:
     """The default band of `mis_geo` has room for the newest version alone."""
-    correction, lag = algorithm.correction, sampling.max_policy_lag
-    if correction.type == "decoupled" and correction.weights == "mis_geo" and lag > 0 and correction.cap is None:
+    correction, lag = algorithm.decoupled, sampling.max_policy_lag
+    if correction is not None and correction.weights == "mis_geo" and lag > 0 and correction.cap is None:
         raise ValueError(
             "algorithm.correction.weights 'mis_geo' drops rows of older versions with its default band: write"
             " sampling.max_policy_lag 0, or set algorithm.correction.cap and floor"

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from leyden.libs.contracts.config import checks
 from leyden.libs.contracts.config.agents import Agent
 from leyden.libs.contracts.config.algorithms import Algorithm, PpoClip
+from leyden.libs.contracts.config.computation import Computation, Device
 from leyden.libs.contracts.config.credit import Credit
 from leyden.libs.contracts.config.document import DEFAULT_POOL, Document, FolderPath, PoolName, Word
 from leyden.libs.contracts.config.evaluation import EvaluationPlan
@@ -67,6 +68,10 @@ class RunConfig(Document):
             del document["sampling"]["failure_reward"]
         if self.reward is None:
             del document["reward"]
+        # The trainer's device decides. The version before computes with its own defaults.
+        for part, name in (("training", "precision"), ("training", "attention"), ("algorithm", "correction")):
+            if document[part][name] is None:
+                del document[part][name]
         if self.algorithm.critic is not None:
             # The rule does not act, and the version before takes its own default alone.
             del document["credit"]["rule"]
@@ -103,6 +108,16 @@ class RunConfig(Document):
         checks.check_task_file(self.agent, self.runner)
         checks.check_reward(self.reward, self.runner)
         return self
+
+    def computation(self, device: Device) -> Computation:
+        """The settings that the document leaves to the device of its trainer, resolved."""
+        return Computation.of(self.training, self.algorithm, device)
+
+    def computed_as(self, computation: Computation) -> RunConfig:
+        """The document with resolved settings in place of null."""
+        algorithm = self.algorithm.model_copy(update={"correction": computation.correction})
+        training = self.training.model_copy(update=computation.of_training)
+        return self.model_copy(update={"training": training, "algorithm": algorithm})
 
     @property
     def carried_policies(self) -> list[str]:

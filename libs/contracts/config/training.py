@@ -86,8 +86,9 @@ class Training(Document):
     """Optimiser steps; 0 trains nothing: the run makes its evaluations of version 0 alone."""
     early_stopping: EarlyStopping | None = None
     """Null: training ends after `steps`."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of matrix products; master weights stay float32."""
+    precision: Literal["float32", "bfloat16"] | None = None
+    """Precision of matrix products; master weights stay float32. Null: by the trainer's device, bfloat16 on CUDA and
+    float32 elsewhere. A run keeps what its trainer resolved (`leyden run show`)."""
     export_dtype: Literal["float32", "bfloat16"] | None = None
     """Type of the weights in versions, which engines load; null for that of `precision`, on a CPU for `float32`. With
     `bfloat16` a version has half the size, and without LoRA its checkpoint holds the weights in float32, too. Adapters
@@ -104,9 +105,10 @@ class Training(Document):
     compile: bool = False
     """Compile norms, projections and MLP of each layer with `torch.compile`: the first step takes up to minutes more.
     Attention stays as it is. Results differ in their last digits, after a restart, too; no GPU has run it."""
-    attention: Literal["dense", "flex"] = "dense"
+    attention: Literal["dense", "flex"] | None = None
     """Kernel of attention on CUDA devices. `dense`: a mask of every pair of tokens. `flex`: FlexAttention, compiled,
-    which leaves out blocks of tokens that do not see each other; no GPU has run it. A CPU has a kernel of its own."""
+    which leaves out blocks of tokens that do not see each other; no GPU has run it. Null: `flex` where Triton is
+    installed, else `dense`. A CPU has a kernel of its own."""
     max_logprob_gap: float = Field(default=0.1, gt=0, le=1e6)
     """Mean |trainer - engine| log-probability at equal versions above which the run fails (`TRAINER_GAP_PATIENCE`). A
     step that cannot compare them has no part in it, and is a warning.

@@ -18,7 +18,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config import CPU, Device, RunConfig
+from leyden.libs.contracts.config.computation import CUDA, tile_logits
 from leyden.libs.contracts.judgements.shape import Shape
 
 MOMENT_BYTES = {"float32": 8, "bfloat16": 4, "8bit": 2}
@@ -26,8 +27,8 @@ FULL, HALF = 4, 2
 GB = 10**9
 RESERVE = 2 * GB
 """An allowance for a GPU's context, for buffers of collectives and for memory between allocations."""
-HEAD_TILES = 4 * 2**21 * FULL
-"""Tiles of logits, their exponentials, gradients and products."""
+HEAD_TILES = 4
+"""Those of logits, their exponentials, gradients and products."""
 CACHED_TOKENS = 2**15
 """Keys and values of so many tokens, in bfloat16, are counted for an engine: its least useful cache."""
 EXPORT_PARTS = 2 * 2**30
@@ -72,6 +73,11 @@ class Machine:
         """Processes of the trainer."""
         return max(1, self.gpus * self.hosts)
 
+    @property
+    def device(self) -> Device:
+        """The trainer's: the CUDA image has Triton."""
+        return Device(CUDA, flex=True) if self.gpus else CPU
+
 
 Place = Literal["gpu", "host", "engine"]
 
@@ -95,6 +101,7 @@ def memory(run: RunConfig, shape: Shape, machine: Machine) -> list[Need]:
     A critic's model counts unless `algorithm.critic.model` names another one.
     """
     place: Place = "gpu" if machine.gpus else "host"
+    run = run.computed_as(run.computation(machine.device))
     needs = [*_states(run, shape, machine, place), *_passes(run, shape, machine, place)]
     if machine.gpus:
         needs += [Need("gpu", "reserve", RESERVE, certain=False), *_host(run, shape, machine)]
@@ -104,8 +111,7 @@ def memory(run: RunConfig, shape: Shape, machine: Machine) -> list[Need]:
 def _engine(run: RunConfig, shape: Shape, machine: Machine) -> Iterator[Need]:
     if machine.engine_gpus is None:
         return
-    exported = run.training.export_dtype or run.training.precision
-    width = HALF if machine.gpus and exported == "bfloat16" else FULL
+    width = HALF if machine.gpus and run.training.export_dtype == "bfloat16" else FULL
     place: Place = "host" if not machine.gpus else "gpu" if machine.shared else "engine"
     cache = 2 * HALF * shape.keys * shape.layers * CACHED_TOKENS
     yield Need(place, "engine weights", width * shape.size // machine.engine_gpus)
@@ -151,7 +157,7 @@ def _passes(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Ite
     yield Need(place, "activations", tokens * kept, certain=False)
     if machine.gpus and run.training.attention == "dense":
         yield Need(place, "attention mask", FULL * tokens * tokens, certain=False)
-    yield Need(place, "logits", HEAD_TILES, certain=False)
+    yield Need(place, "logits", HEAD_TILES * tile_logits(machine.device.kind) * FULL, certain=False)
     if machine.ranks == 1 and width == HALF:
         # Autocast keeps its copies of trained weights to the end of a forward pass.
         yield Need(place, "bfloat16 copies", HALF * trained_parameters(run, shape), certain=False)

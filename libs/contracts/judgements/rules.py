@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from leyden.libs.contracts.config import Reward, RunConfig
+from leyden.libs.contracts.config import BypassCorrection, Reward, RunConfig
 from leyden.libs.contracts.judgements.finding import Judgement, Severity
 
 COMPARING = frozenset({"mean", "mean_std", "leave_one_out", "opo"})
@@ -41,7 +41,7 @@ def _several_updates(run: RunConfig) -> bool:
 
 
 def _is_uncorrected(run: RunConfig, algorithm: str) -> bool:
-    stale = run.sampling.max_policy_lag >= LARGE_LAG and run.algorithm.correction.type == "bypass"
+    stale = run.sampling.max_policy_lag >= LARGE_LAG and run.algorithm.decoupled is None
     return run.algorithm.type == algorithm and (stale or _several_updates(run))
 
 
@@ -150,10 +150,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "algorithm.correction",
         "warns",
-        lambda run: run.algorithm.type == "gspo" and run.algorithm.correction.type == "bypass",
+        lambda run: run.algorithm.type == "gspo" and isinstance(run.algorithm.correction, BypassCorrection),
         "with 'bypass' the ratios of gspo hold the difference between trainer and engine, which in bfloat16 is a"
         " hundred times its clip",
-        "write correction 'decoupled' with mini_batches above 1",
+        "write correction 'decoupled' with mini_batches above 1, or leave it out: the trainer's device decides",
     ),
     Rule(
         "algorithm.type",

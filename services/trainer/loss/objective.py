@@ -67,9 +67,9 @@ def objective(algorithm: Algorithm, logprobs_K: Tensor, terms: Terms, entropies_
     policy = _policy_loss(algorithm, logprobs_K, old_logprobs_K, terms)
 
     correction_K = torch.ones_like(ratio_K)
-    if algorithm.correction.type == "decoupled":
+    if algorithm.decoupled is not None:
         correction_K = corrections.importance_weights(
-            algorithm.correction, old_logprobs_K, terms.generator_logprobs_K, terms.rows_K
+            algorithm.decoupled, old_logprobs_K, terms.generator_logprobs_K, terms.rows_K
         )
     per_token_K = policy.losses_K * correction_K
     kl_K = torch.zeros_like(logprobs_K)
@@ -89,8 +89,7 @@ def objective(algorithm: Algorithm, logprobs_K: Tensor, terms: Terms, entropies_
 
 
 def _policy_loss(algorithm: Algorithm, logprobs_K: Tensor, old_logprobs_K: Tensor, terms: Terms) -> losses.TokenLoss:
-    decoupled = algorithm.correction.type == "decoupled"
-    anchor_K = old_logprobs_K if decoupled else terms.generator_logprobs_K
+    anchor_K = old_logprobs_K if algorithm.decoupled else terms.generator_logprobs_K
     advantages_K = terms.advantages_K
     match algorithm:
         case PpoClip(clip_low=low, clip_high=high):

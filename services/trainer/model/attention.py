@@ -132,6 +132,8 @@ def block_sparse_attention(
     query: Tensor, key: Tensor, value: Tensor, tree: TreeLayout, scaling: float | None
 ) -> Tensor:
     """FlexAttention over the visible pairs; shapes as `tree_attention` has them. A CPU has no backward pass for it."""
+    # Under autocast rotated queries and keys are float32 beside values in bfloat16, which FlexAttention refuses.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     out: Tensor = _flex_attention(query.device.type)(
         query, key, value, block_mask=tree.block_mask, scale=scaling, enable_gqa=True
     )

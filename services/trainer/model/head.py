@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leyden.libs.contracts.config.computation import tile_logits
 from leyden.services.trainer.model.cpu import products
 
-# 8 MB in float32: near enough to a core for the passes over it, large enough for products at full speed.
-TILE_LOGITS = 2**21
 # More rows would make tiles too narrow for fast products.
 TILE_ROWS = 2048
 
@@ -62,7 +61,7 @@ class _SampledOutputs(torch.autograd.Function):
         normalisers_U = hidden_U_H.new_full((len(hidden_U_H),), -torch.inf, dtype=wide)
         sampled_K = hidden_U_H.new_zeros(len(rows_K), dtype=wide)
         means_U = torch.zeros_like(normalisers_U) if entropies else None
-        for rows, tokens in _tiles(len(hidden_U_H), len(weight_V_H)):
+        for rows, tokens in _tiles(len(hidden_U_H), len(weight_V_H), hidden_U_H.device):
             logits_u_v = _product(hidden_U_H[rows], weight_V_H[tokens].to(hidden_U_H.dtype)).to(wide)
             normalisers_u = torch.logaddexp(normalisers_U[rows], logits_u_v.logsumexp(dim=1))
             if means_U is not None:
@@ -100,7 +99,7 @@ class _SampledOutputs(torch.autograd.Function):
         live = torch.stack([gradient_U, *columns_U[3:]]).any(dim=0).nonzero()[:, 0]
         hidden_u_H, columns_u = hidden_U_H[live], [column_U[live][:, None] for column_U in columns_U]
         to_live = torch.zeros_like(hidden_u_H, dtype=wide)
-        for rows, tokens in _tiles(len(live), len(weight_V_H)):
+        for rows, tokens in _tiles(len(live), len(weight_V_H), hidden_U_H.device):
             normalisers, gradients, *bonus = (column[rows] for column in columns_u)
             weight_v_H = weight_V_H[tokens].to(hidden_u_H.dtype)
             logprobs_u_v = _product(hidden_u_H[rows], weight_v_H).to(wide).sub_(normalisers)
@@ -127,9 +126,9 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     return products.product(left, right) if left.device.type == "cpu" else left @ right.t()
 
 
-def _tiles(rows: int, tokens: int) -> Iterator[tuple[slice, slice]]:
+def _tiles(rows: int, tokens: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
     height = max(1, min(rows, TILE_ROWS))
-    width = max(1, TILE_LOGITS // height)
+    width = max(1, tile_logits(device.type) // height)
     for top in range(0, rows, height):
         for left in range(0, tokens, width):
             yield slice(top, min(top + height, rows)), slice(left, min(left + width, tokens))

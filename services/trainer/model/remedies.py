@@ -44,7 +44,8 @@ def naming_settings(config: RunConfig, work: Literal["the step", "the learner"])
         with raising_host_memory():
             yield
     except TorchDynamoException as error:
-        raise CompilationFailed(f"torch.compile failed: write training.compile false; {error}") from error
+        remedy = "training.compile false" if config.training.compile else "training.attention dense"
+        raise CompilationFailed(f"torch.compile failed: write {remedy}; {error}") from error
     except torch.OutOfMemoryError as error:
         on_host = isinstance(error, HostOutOfMemory)
         remedies = [*(_smaller_step(config, on_host) if work == "the step" else ()), *_smaller_learner(config, on_host)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from leyden.libs.contracts.config import Critic, RunConfig
+from leyden.libs.contracts.config import CPU, Computation, Critic, Device, RunConfig
 from leyden.libs.telemetry import logger
 from leyden.services.trainer.model.cpu.products import use_fast_products
 from leyden.services.trainer.model.forward import Policy
@@ -37,6 +38,12 @@ def runs_on_cpu(device: str) -> bool:
     return device == "cpu" or not torch.accelerator.is_available()
 
 
+def trainer_device(device: str) -> Device:
+    """The device that `TRAINER_DEVICE` chooses on this machine."""
+    accelerator = None if runs_on_cpu(device) else torch.accelerator.current_accelerator()
+    return CPU if accelerator is None else Device(accelerator.type, flex=find_spec("triton") is not None)
+
+
 def make_accelerator(device: str, precision: str) -> Accelerator:
     """Chooses the device and, on an accelerator, autocast's precision; master weights stay float32.
 
@@ -61,10 +68,10 @@ def assemble_learner(
         `weights`
     """
     weights = weights or base
-    model, critic = _trained_model(base, weights, config, accelerator.device), config.algorithm.critic
+    model, critic = _trained_model(base, weights, config, accelerator), config.algorithm.critic
     shared = critic is not None and critic.trunk == "shared"
     checkpointing = config.training.activation_checkpointing
-    policy = Policy(model, values=shared, activation_checkpointing=checkpointing, **_kernels(config))
+    policy = Policy(model, values=shared, activation_checkpointing=checkpointing, **_kernels(config, accelerator))
     _place(policy, config, accelerator, ranks)
     if ranks.size == 1:
         # Autocast.
@@ -75,7 +82,7 @@ def assemble_learner(
     if config.algorithm.kl_coefficient > 0:
         found = _reference(base, reference or weights, policy, config, accelerator, ranks)
     torch.manual_seed(config.sampling.seed)
-    dtype = _export_dtype(config, accelerator.device)
+    dtype = _export_dtype(config, accelerator)
     return Learner(policy, optimizer, accelerator, found, ranks=ranks, value_model=values, export_dtype=dtype)
 
 
@@ -102,18 +109,21 @@ def compare_at(
     return gap_metrics(logprobs_K, tokens, tokens.policy_versions_K == version)
 
 
-def _export_dtype(config: RunConfig, device: torch.device) -> torch.dtype | None:
+def _computation(config: RunConfig, accelerator: Accelerator) -> Computation:
+    """The settings of a document that the trainer has resolved, or of any other on this device."""
+    return config.computation(Device(accelerator.device.type))
+
+
+def _export_dtype(config: RunConfig, accelerator: Accelerator) -> torch.dtype | None:
     """The type to which versions round the weights; None where they do not."""
-    # On a CPU bfloat16 rounds the factors of some products and no weights, in trainer and engine alike.
-    by_default = config.training.precision if device.type != "cpu" else "float32"
-    return torch.bfloat16 if (config.training.export_dtype or by_default) == "bfloat16" else None
+    return torch.bfloat16 if _computation(config, accelerator).export_dtype == "bfloat16" else None
 
 
 def _value_model(base: Path, critic: Critic, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> ValueModel:
     folder = base if critic.model is None else Path(critic.model)
     require_same_tokens(base, folder)
-    model, checkpointing = _read(folder, config, accelerator.device), config.training.activation_checkpointing
-    found = ValueModel(model, activation_checkpointing=checkpointing, **_kernels(config))
+    model, checkpointing = _read(folder, config, accelerator), config.training.activation_checkpointing
+    found = ValueModel(model, activation_checkpointing=checkpointing, **_kernels(config, accelerator))
     _place(found, config, accelerator, ranks)
     return found
 
@@ -125,7 +135,7 @@ def _reference(
     if not config.training.lora:
         frozen = _frozen(base if every is None else weights, config, accelerator)
         _place(frozen, config, accelerator, ranks)
-        return Reference(frozen, every, dtype=_export_dtype(config, accelerator.device))
+        return Reference(frozen, every, dtype=_export_dtype(config, accelerator))
     if every is None:
         return Reference(BasePolicy(policy))
     # Adapters of zeros are the base model.
@@ -140,15 +150,15 @@ def _reference(
 
 def _frozen(weights: Path, config: RunConfig, accelerator: Accelerator) -> Policy:
     """A policy that computes log-probabilities alone, in host memory."""
-    model = _read(weights, config, accelerator.device).requires_grad_(requires_grad=False)
-    return Policy(model, **_kernels(config))
+    model = _read(weights, config, accelerator).requires_grad_(requires_grad=False)
+    return Policy(model, **_kernels(config, accelerator))
 
 
-def _kernels(config: RunConfig) -> dict[str, Any]:
-    return {"kernel": config.training.attention, "compiled": config.training.compile}
+def _kernels(config: RunConfig, accelerator: Accelerator) -> dict[str, Any]:
+    return {"kernel": _computation(config, accelerator).attention, "compiled": config.training.compile}
 
 
-def _trained_model(base: Path, weights: Path, config: RunConfig, device: torch.device) -> PreTrainedModel:
+def _trained_model(base: Path, weights: Path, config: RunConfig, accelerator: Accelerator) -> PreTrainedModel:
     lora = config.training.lora
     model = read_model(weights if lora is None else base)
     if lora is None:
@@ -158,7 +168,7 @@ def _trained_model(base: Path, weights: Path, config: RunConfig, device: torch.d
         add_adapters(model, lora, config.training.frozen, base)
         if weights != base:
             read_adapter(model, weights)
-    return _with_precision(model, config, device)
+    return _with_precision(model, config, accelerator)
 
 
 def _place(policy: Policy, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> None:
@@ -166,15 +176,16 @@ def _place(policy: Policy, config: RunConfig, accelerator: Accelerator, ranks: R
     if ranks.size == 1:
         policy.to(accelerator.device)
     else:
-        bfloat16 = config.training.precision == "bfloat16" and accelerator.device.type != "cpu"
+        bfloat16 = _computation(config, accelerator).precision == "bfloat16" and accelerator.device.type != "cpu"
         shard(policy, accelerator.device, ranks.size, bfloat16=bfloat16)
 
 
-def _read(folder: Path, config: RunConfig, device: torch.device) -> PreTrainedModel:
-    return _with_precision(read_model(folder), config, device)
+def _read(folder: Path, config: RunConfig, accelerator: Accelerator) -> PreTrainedModel:
+    return _with_precision(read_model(folder), config, accelerator)
 
 
-def _with_precision(model: PreTrainedModel, config: RunConfig, device: torch.device) -> PreTrainedModel:
-    if device.type == "cpu":
-        use_fast_products(model, head=model.get_output_embeddings(), bfloat16=config.training.precision == "bfloat16")
+def _with_precision(model: PreTrainedModel, config: RunConfig, accelerator: Accelerator) -> PreTrainedModel:
+    if accelerator.device.type == "cpu":
+        bfloat16 = _computation(config, accelerator).precision == "bfloat16"
+        use_fast_products(model, head=model.get_output_embeddings(), bfloat16=bfloat16)
     return model

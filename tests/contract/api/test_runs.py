@@ -15,8 +15,9 @@ import pytest
 from pydantic import SecretStr
 
 from docs.shapes import PUBLISHED
+from leyden.libs.contracts.config import CPU, Device, RunConfig
 from leyden.libs.contracts.states import EngineState
-from leyden.libs.store import tables
+from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Assignment, EngineStatus, Pool, write_assignments, write_engines, write_pools
 from leyden.services.api.app import create_app
@@ -249,7 +250,7 @@ async def test_a_refused_run_config_names_the_field_and_the_remedy(
 
 
 async def test_settings_that_do_not_mean_what_they_say_are_warnings_of_the_run(api_http: httpx.AsyncClient) -> None:
-    made = await create(api_http, algorithm={"type": "gspo"})
+    made = await create(api_http, algorithm={"type": "gspo", "correction": {"type": "bypass"}})
     assert [warning.split(":")[0] for warning in made["warnings"]] == ["algorithm.correction"]
     assert (await api_http.get(f"/v1/runs/{made['id']}")).json()["warnings"] == made["warnings"]
 
@@ -265,6 +266,30 @@ async def test_a_run_shows_its_best_version_and_the_space_of_its_weights(
         await builders.finish_rollout(database, rollout)
     shown = (await api_http.get(f"/v1/runs/{run.id}")).json()
     assert (shown["best_version"], shown["weights_bytes"]) == (1, 11 + 12)
+
+
+async def test_a_run_shows_what_its_trainer_resolved_and_that_it_moved(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    made = await create(api_http)
+    config = RunConfig.model_validate(made["config"])
+    assert (made["computation"], config.training.precision) == (None, None)
+
+    async def shown(device: Device) -> tuple[dict[str, Any], list[str]]:
+        async with database.session() as session:
+            await training.keep_computation(session, made["id"], config.computation(device))
+        found = (await api_http.get(f"/v1/runs/{made['id']}")).json()
+        return found["computation"], found["warnings"]
+
+    first, warnings = await shown(Device("cuda", flex=True))
+    assert (first["device"], first["precision"], first["attention"]) == ("cuda", "bfloat16", "flex")
+    assert (first["export_dtype"], first["correction"]["type"], warnings) == ("bfloat16", "decoupled", [])
+    moved, warnings = await shown(CPU)
+    assert moved == {**first, "moved_to": "cpu"}
+    assert [warning.partition(":")[0] for warning in warnings] == [
+        "the trainer runs on cpu, and keeps the settings that it resolved on cuda"
+    ]
+    assert await shown(Device("cuda")) == (first, [])
 
 
 async def test_a_model_that_is_no_folder_is_refused_with_the_remedy(

@@ -15,6 +15,7 @@ import numpy as np
 import psycopg
 import pytest
 import torch
+from safetensors.torch import load_file
 from sqlalchemy import func, select, update
 from transformers import PreTrainedModel
 
@@ -225,6 +226,28 @@ async def test_one_step_trains_each_sample_and_each_step_writes_a_version(case: 
     steps = await case.rows(tables.Step)
     assert sorted(step.number for step in steps) == [1, 2]  # type: ignore[attr-defined]
     assert {"loss", "gradient_norm", "step_seconds", "policy_lag_max"} <= set(steps[0].metrics)  # type: ignore[attr-defined]
+
+
+async def test_a_trainer_records_how_it_computes_and_keeps_it(case: Case) -> None:
+    await case.open(steps=1)
+    for number in range(2):
+        await case.add_group(number)
+    document = RunConfig.stored(case.run.config).training
+    assert (document.precision, document.export_dtype) == (None, None)
+    async with case.database.session() as session:
+        # As a trainer on a GPU would have left it: one on a CPU exports in the same type.
+        row = {
+            "precision": "float32",
+            "attention": "flex",
+            "export_dtype": "bfloat16",
+            "correction": {"type": "bypass"},
+        }
+        session.add(tables.Computation(run_id=case.run.id, device="cuda", settings=row, latest_device="cuda"))
+    await case.train()
+    (kept,) = await case.rows(tables.Computation)
+    assert (kept.device, kept.latest_device, kept.settings) == ("cuda", "cpu", row)  # type: ignore[attr-defined]
+    weights = load_file(Path((await case.versions())[1].path) / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
 
 
 async def test_stale_groups_are_refused_and_never_trained(case: Case) -> None:

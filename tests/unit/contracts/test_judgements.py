@@ -22,7 +22,7 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"optimizer": {"warmup_steps": 10}, "training": {"steps": 9}}, "optimizer.warmup_steps", "warns"),
     ({"algorithm": {"type": "ppo_clip", "clip_low": 0.0, "clip_high": 0.0}}, "algorithm.clip_high", "warns"),
     ({"training": {"precision": "bfloat16", "max_logprob_gap": 0.02}}, "training.max_logprob_gap", "warns"),
-    ({"algorithm": GSPO}, "algorithm.correction", "warns"),
+    ({"algorithm": {**GSPO, "correction": {"type": "bypass"}}}, "algorithm.correction", "warns"),
     ({"algorithm": {"type": "reinforce"}, "sampling": {"max_policy_lag": 2}}, "algorithm.type", "warns"),
     ({"algorithm": {"type": "reinforce", "epochs": 2}}, "algorithm.type", "warns"),
     ({"algorithm": {"type": "importance_sampling"}, "sampling": {"max_policy_lag": 4}}, "algorithm.type", "warns"),
@@ -50,6 +50,7 @@ SOUND: list[dict[str, Any]] = [
     {"optimizer": {"warmup_steps": 9}, "training": {"steps": 9}},
     {"algorithm": {**GSPO, "correction": DECOUPLED, "mini_batches": 2}, "sampling": {"groups_per_step": 2}},
     {"algorithm": {"type": "reinforce", "correction": DECOUPLED}, "sampling": {"max_policy_lag": 2}},
+    {"algorithm": GSPO},
     {"training": {"lora": {}}},
     {"runner": {"stdout_reward": False, "grant_reward": True}},
     {"runner": {"stdout_reward": False}, "credit": {"air": {}}},
@@ -81,7 +82,7 @@ def test_recipes_pass(recipe: str) -> None:
 
 def test_further_policies_are_judged_with_their_own_settings() -> None:
     roles = [{"name": "checker", "system": "check", "policy": "small"}, {"name": "writer"}]
-    policies = {"small": {"pool": "other", "algorithm": GSPO}}
+    policies = {"small": {"pool": "other", "algorithm": {**GSPO, "correction": {"type": "bypass"}}}}
     found = run({"roles": roles, "policies": policies})
     assert [one.path for one in judge(found)] == ["policies.small.algorithm.correction"]
     assert warnings_of(found)[0].startswith("policies.small.algorithm")

@@ -37,7 +37,7 @@ def test_the_document_overrides_its_recipe() -> None:
     assert (found.training.steps, found.training.precision, found.training.lora.rank) == (3, "bfloat16", 8)
     assert found.training.lora.alpha == 64.0
     # Another loss has none of the recipe's fields.
-    assert found.algorithm.correction.type == "bypass"
+    assert found.algorithm.correction is None
     assert run(recipe="lora-1gpu", training={"lora": None}).training.lora is None
 
 

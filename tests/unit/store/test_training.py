@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from leyden.libs.contracts.api.runs import EvaluationRequest
+from leyden.libs.contracts.config import CPU, Computation, Device, RunConfig
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database
 from leyden.libs.store.runs import actions
@@ -193,3 +194,21 @@ async def test_a_continued_run_that_ended_before_it_copied_a_version_does_not_ke
     else:
         await builders.end_run(database, child, "failed")
     assert await prune(database, parent.id, 4) == {0, 4, 5}
+
+
+async def test_a_run_keeps_what_its_first_trainer_resolved(database: Database) -> None:
+    run = await builders.add_run(database)
+    config = RunConfig.stored(run.config)
+
+    async def opened(device: Device) -> Computation:
+        async with database.session() as session:
+            return await training.keep_computation(session, run.id, config.computation(device))
+
+    async with database.read() as session:
+        assert await training.read_computation(session, run.id) is None
+    first = await opened(CPU)
+    assert first == config.computation(CPU)
+    assert await opened(Device("cuda", flex=True)) == first.model_copy(update={"moved_to": "cuda"})
+    assert await opened(CPU) == first
+    async with database.read() as session:
+        assert await training.read_computation(session, run.id) == first

@@ -59,9 +59,12 @@ def test_compiled_layers_have_the_same_gradients_and_are_compiled_once(monkeypat
     assert graphs == [graphs[0]] * len(graphs)
 
 
-def test_a_part_that_cannot_be_compiled_names_the_setting() -> None:
-    config = RunConfig.model_validate(run_document())
-    failing = pytest.raises(CompilationFailed, match=r"write training.compile false.*no compiler")
+@pytest.mark.parametrize(
+    ("compiled", "remedy"), [(True, "training.compile false"), (False, "training.attention dense")]
+)
+def test_a_part_that_cannot_be_compiled_names_the_setting(compiled: bool, remedy: str) -> None:
+    config = RunConfig.model_validate(run_document(training={"compile": compiled}))
+    failing = pytest.raises(CompilationFailed, match=rf"write {remedy}.*no compiler")
     with failing, naming_settings(config, "the step"):
         raise TorchDynamoException("no compiler")
 
@@ -71,6 +74,6 @@ def test_a_learner_that_cannot_be_compiled_names_the_setting(monkeypatch: pytest
         raise TorchDynamoException("no compiler")
 
     monkeypatch.setattr(resume, "assemble_learner", fail)
-    load = Load(Path("base"), RunConfig.model_validate(run_document()))
+    load = Load(Path("base"), RunConfig.model_validate(run_document(training={"compile": True})))
     with pytest.raises(CompilationFailed, match=r"write training.compile false.*no compiler"):
         resume.restore_learner(load, CPU, ALONE)

@@ -28,7 +28,7 @@ def plain(layer: nn.Linear, columns: list[torch.Tensor]) -> torch.Tensor:
 def test_tiles_change_neither_log_probabilities_nor_gradients(
     monkeypatch: pytest.MonkeyPatch, tile: int, bias: bool
 ) -> None:
-    monkeypatch.setattr(head, "TILE_LOGITS", tile)
+    monkeypatch.setattr(head, "tile_logits", lambda _: tile)
     monkeypatch.setattr(head, "TILE_ROWS", 4)
     layer, columns = case(torch.float64, bias=bias)
     # Two tokens share a state, and one moves nothing.
@@ -43,7 +43,7 @@ def test_tiles_change_neither_log_probabilities_nor_gradients(
 
 @pytest.mark.parametrize("tile", [1, 40, 10_000])
 def test_entropies_and_their_gradients_equal_those_of_all_logits(monkeypatch: pytest.MonkeyPatch, tile: int) -> None:
-    monkeypatch.setattr(head, "TILE_LOGITS", tile)
+    monkeypatch.setattr(head, "tile_logits", lambda _: tile)
     monkeypatch.setattr(head, "TILE_ROWS", 4)
     layer, columns = case(torch.float64, bias=True)
     wanted = [columns[0], *layer.parameters()]
@@ -60,7 +60,7 @@ def test_entropies_and_their_gradients_equal_those_of_all_logits(monkeypatch: py
 
 
 def test_no_log_probability_is_above_0_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "TILE_LOGITS", 1000)
+    monkeypatch.setattr(head, "tile_logits", lambda _: 1000)
     torch.manual_seed(0)
     layer = nn.Linear(64, 500, bias=False).bfloat16()
     hidden = (20 * torch.randn(300, 64)).bfloat16()
@@ -79,8 +79,9 @@ def test_no_positions_give_no_logprobs() -> None:
     assert sampled_outputs(layer, *nothing)[0].tolist() == []
 
 
-def test_no_tile_is_larger_than_its_bound() -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_no_tile_is_larger_than_its_bound(device: str) -> None:
     for rows, tokens in ((1, 152_000), (300, 49_152), (100_000, 152_000), (5, 3)):
-        tiles = list(head._tiles(rows, tokens))
-        assert all((r.stop - r.start) * (t.stop - t.start) <= head.TILE_LOGITS for r, t in tiles)
+        tiles = list(head._tiles(rows, tokens, torch.device(device)))
+        assert all((r.stop - r.start) * (t.stop - t.start) <= head.tile_logits(device) for r, t in tiles)
         assert sum((r.stop - r.start) * (t.stop - t.start) for r, t in tiles) == rows * tokens

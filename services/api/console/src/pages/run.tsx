@@ -75,6 +75,7 @@ function Overview({ run }: { run: Run }) {
           ["Last reward", number(reward_mean)],
           ["Version", `${policy_version ?? "–"}${run.best_version == null ? "" : `, best ${run.best_version}`}`],
           ["Learning rate", String(run.config.optimizer?.learning_rate ?? "–")],
+          ...computation(run),
           ["Rollouts", counts.join(", ") || "none yet"],
           ["Started", time(run.started_at)],
           ["Ended", time(run.finished_at)],
@@ -83,6 +84,18 @@ function Overview({ run }: { run: Run }) {
       <Commands commands={commands(run)} />
     </>
   );
+}
+
+/** The settings that the document leaves to the device of the trainer, once it has resolved them. */
+function computation({ computation: found }: Run): [string, string][] {
+  if (!found) return [];
+  const { type, weights } = found.correction as { type: string; weights?: string };
+  const kernel = found.device === "cpu" ? [] : [`attention ${found.attention}`];
+  const words = [
+    found.precision, ...kernel, `versions in ${found.export_dtype}`,
+    `correction ${type}${weights ? ` (${weights})` : ""}`, `on ${found.device}`,
+  ];
+  return [["Computes in", words.join(", ")]];
 }
 
 /** `resume` of a run that has ended continues it with an amended document. */
