@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from leyden.libs.contracts.config import Component
-from leyden.libs.contracts.config.graders import ScoreModel
+from leyden.libs.contracts.config.graders import RelativeModel, ScoreModel
 from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading import calls, numbers, queries, similarity, structures, words
 from leyden.libs.grading.facts import AttemptFacts, MissingField, Scored
@@ -52,7 +52,7 @@ def grade(component: Component, facts: AttemptFacts) -> Grade:
         return _of_feedback(component, facts)
     if component.grader is None:
         return _of_agents_line(facts)
-    if isinstance(component.grader, ScoreModel):
+    if isinstance(component.grader, ScoreModel | RelativeModel):
         return Grade(ComponentState.FAILED, explanation="a judge scores this, whom the service grader alone asks")
     try:
         value, extracted, explanation = _GRADERS[component.grader.type](component.grader, facts)

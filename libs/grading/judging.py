@@ -1,13 +1,15 @@
-"""Questions to a model that scores an output by a rubric, and the scores in its answers.
+"""Questions to a model that scores outputs by a rubric, and the scores in its answers.
 
-The output stands between two lines with a random word, as data: an agent learns early to tell its judge what to answer.
+An output stands between two lines with a random word, as data: an agent learns early to tell its judge what to answer.
 """
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -17,6 +19,7 @@ from leyden.libs.grading.facts import AttemptFacts, text_of
 from leyden.libs.grading.grade import Grade, cut
 
 _Body = TypeVar("_Body", bound=BaseModel)
+_Vote_co = TypeVar("_Vote_co", covariant=True)
 
 MAX_JUDGED = 100_000
 """Characters of an output that a judge reads, from its end."""
@@ -30,16 +33,31 @@ Rubric:
 {rubric}"""
 
 
-@dataclass(frozen=True)
-class Question:
-    """A judge's question: equal ones may share an answer."""
+class Usage(BaseModel):
+    """The tokens that a provider counted."""
 
-    provider: str
-    model: str
-    rubric: str
-    lowest: float
-    highest: float
-    text: str
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Asked(Generic[_Vote_co]):
+    """A body of chat completions, with words that are new in each, and the reader of its answer.
+
+    Args: read: returns the vote; raises ValueError for an answer that has none
+    """
+
+    document: dict[str, Any]
+    read: Callable[[bytes], tuple[_Vote_co, Usage]]
+
+
+class Question(Protocol[_Vote_co]):
+    """A judge's question, which is hashed by its fields: equal ones may share an answer."""
+
+    @property
+    def provider(self) -> str: ...
+
+    def asked(self) -> Asked[_Vote_co]: ...
 
 
 class Vote(BaseModel):
@@ -61,13 +79,6 @@ class _Choice(BaseModel):
     finish_reason: str | None = None
 
 
-class Usage(BaseModel):
-    """The tokens that a provider counted."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
 class _Completion(BaseModel):
     choices: list[_Choice] = Field(min_length=1)
     usage: Usage | None = None
@@ -81,34 +92,53 @@ _SCHEMA = {
 }
 
 
-def question_of(grader: graders.ScoreModel, facts: AttemptFacts) -> Question:
+@dataclass(frozen=True)
+class ScoreQuestion:
+    """The question for the score of one output."""
+
+    provider: str
+    model: str
+    rubric: str
+    lowest: float
+    highest: float
+    text: str
+
+    def asked(self) -> Asked[Vote]:
+        """The output cannot hold the word."""
+        word = secrets.token_hex(16)
+        system = SYSTEM.format(lowest=self.lowest, highest=self.highest, word=word, rubric=self.rubric)
+        return Asked(request_of(self.model, system, f"{word}\n{self.text}\n{word}", _SCHEMA), self._read)
+
+    def _read(self, body: bytes) -> tuple[Vote, Usage]:
+        vote, usage = answer_of(Vote, body)
+        if not self.lowest <= vote.score <= self.highest:
+            raise ValueError(f"its score {vote.score:g} is not within {self.lowest:g} and {self.highest:g}")
+        return vote, usage
+
+
+def question_of(grader: graders.ScoreModel, facts: AttemptFacts) -> ScoreQuestion:
     """Returns the question about an attempt.
 
     Raises: MissingField
     """
     lowest, highest = grader.range
     text = text_of(grader.output, facts)[-MAX_JUDGED:]
-    return Question(grader.provider, grader.model, text_of(grader.rubric, facts), lowest, highest, text)
+    return ScoreQuestion(grader.provider, grader.model, text_of(grader.rubric, facts), lowest, highest, text)
 
 
-def request_of(question: Question, word: str) -> dict[str, Any]:
-    """Returns a body of chat completions. Args: word: a fresh random one, which the output cannot hold"""
-    system = SYSTEM.format(lowest=question.lowest, highest=question.highest, word=word, rubric=question.rubric)
-    schema = {"name": "grade", "strict": True, "schema": _SCHEMA}
+def request_of(model: str, system: str, data: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Returns a body of chat completions. Args: schema: of the answer"""
     return {
-        "model": question.model,
-        "messages": [
-            {"role": "system", "content": system},
-            {"role": "user", "content": f"{word}\n{question.text}\n{word}"},
-        ],
-        "response_format": {"type": "json_schema", "json_schema": schema},
+        "model": model,
+        "messages": [{"role": "system", "content": system}, {"role": "user", "content": data}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "grade", "strict": True, "schema": schema}},
     }
 
 
-def vote_of(question: Question, body: bytes) -> tuple[Vote, Usage]:
+def answer_of(kind: type[_Body], body: bytes) -> tuple[_Body, Usage]:
     """Reads a judge's answer.
 
-    Raises: ValueError: it was cut, refused or empty, or has no score within the range
+    Raises: ValueError: it was cut, refused or empty, or is not of the kind
     """
     completion = _read(_Completion, body, "it sent no chat completion")
     choice = completion.choices[0]
@@ -116,16 +146,13 @@ def vote_of(question: Question, body: bytes) -> tuple[Vote, Usage]:
         raise ValueError("the judge refused")
     if choice.finish_reason == "length":
         raise ValueError("its answer was cut")
-    if not (choice.message.content or "").strip():
-        raise ValueError("its answer is empty")
     content = choice.message.content or ""
-    vote = _read(Vote, content, f"it answered {content[:100]!r}")
-    if not question.lowest <= vote.score <= question.highest:
-        raise ValueError(f"its score {vote.score:g} is not within {question.lowest:g} and {question.highest:g}")
-    return vote, completion.usage or Usage()
+    if not content.strip():
+        raise ValueError("its answer is empty")
+    return _read(kind, content, f"it answered {content[:100]!r}"), completion.usage or Usage()
 
 
-def grade_of(question: Question, votes: list[Vote]) -> Grade:
+def grade_of(question: ScoreQuestion, votes: list[Vote]) -> Grade:
     """Returns the mean of the votes on the way from the lowest (0) to the highest score (1).
 
     Worked: votes 4, 5 and 3 in the range 1 to 5 have the mean 4, which is (4 - 1) / (5 - 1) = 0.75.

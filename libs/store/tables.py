@@ -237,6 +237,10 @@ class Run(Base):
         """jsonb_path_exists(config, '$."reward"."components"[*]."grader"."type"?(@ == "score_model")'::jsonpath)""",
         "whether a model scores its rollouts",
     )
+    compared: Mapped[bool] = _of_document(
+        """jsonb_path_exists(config, '$."reward"."components"[*]."grader"."type"?(@ == "relative_model")'::jsonpath)""",
+        "whether a model compares the rollouts of its groups",
+    )
     __table_args__ = (
         _one_of("intent", RunIntent),
         Index(None, "created_at", "id"),

@@ -8,25 +8,27 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import astuple
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import httpx
 from prometheus_client import Counter
 
 from leyden.libs.contracts.config import graders
 from leyden.libs.contracts.states import ComponentState
+from leyden.libs.grading.comparing import Group
 from leyden.libs.grading.facts import AttemptFacts, MissingField
 from leyden.libs.grading.grade import Grade, cut, of_missing
-from leyden.libs.grading.judging import Question, Vote, grade_of, question_of, request_of, vote_of
+from leyden.libs.grading.judging import Question, grade_of, question_of
 from leyden.libs.grading.pool import Graded
 from leyden.libs.service.providers import Provider
 from leyden.libs.service.secrets import read_secret
 
 CALLS = Counter("grader_judge_calls_total", "Calls of judges by their result.", ["provider", "result"])
 TOKENS = Counter("grader_judge_tokens_total", "Tokens that providers of judges counted.", ["provider", "kind"])
+
+_Vote = TypeVar("_Vote")
 
 MAX_ANSWER_TOKENS = 4096
 MAX_ANSWER_BYTES = 2**20
@@ -70,7 +72,7 @@ class Judge:
         self._room = asyncio.Semaphore(calls)
         self._patience_seconds = patience_seconds
         self._pause_seconds = pause_seconds
-        self._votes: dict[bytes, asyncio.Task[Vote]] = {}
+        self._votes: dict[bytes, asyncio.Task[Any]] = {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=calls)
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(seconds, connect=5.0), limits=limits, trust_env=False)
         self._seconds = seconds
@@ -80,13 +82,23 @@ class Judge:
         began = time.perf_counter()
         try:
             question = question_of(grader, facts)
-            votes = await asyncio.gather(*(self._vote(question, number) for number in range(grader.votes)))
-            found = grade_of(question, votes)
+            found = grade_of(question, await self._all_votes(question, grader.votes))
         except MissingField as error:
             found = of_missing(error)
         except NoVote as error:
             found = Grade(ComponentState.FAILED, explanation=cut(str(error)))
         return Graded(found, time.perf_counter() - began)
+
+    async def compare(self, grader: graders.RelativeModel, siblings: Sequence[AttemptFacts]) -> list[Graded]:
+        """Returns the grades of the attempts of a group, all of which have failed if one of the votes has."""
+        began = time.perf_counter()
+        group = Group(grader, siblings)
+        question = group.question()
+        try:
+            found = group.grades(await self._all_votes(question, grader.votes) if question else ())
+        except NoVote as error:
+            found = group.failed(str(error))
+        return [Graded(one, time.perf_counter() - began) for one in found]
 
     async def close(self) -> None:
         """Ends all calls."""
@@ -95,23 +107,27 @@ class Judge:
         await asyncio.gather(*self._votes.values(), return_exceptions=True)
         await self._http.aclose()
 
-    async def _vote(self, question: Question, number: int) -> Vote:
+    async def _all_votes(self, question: Question[_Vote], count: int) -> list[_Vote]:
+        return await asyncio.gather(*(self._vote(question, number) for number in range(count)))
+
+    async def _vote(self, question: Question[_Vote], number: int) -> _Vote:
         """Equal questions share their votes by number, so that equal texts have equal scores, and a retry costs
         nothing."""
-        key = hashlib.sha256(repr((astuple(question), number)).encode()).digest()
+        key = hashlib.sha256(repr((question, number)).encode()).digest()
         if key not in self._votes:
             while len(self._votes) >= MAX_VOTES:
                 del self._votes[next(iter(self._votes))]
             self._votes[key] = asyncio.create_task(self._ask(question))
             self._votes[key].add_done_callback(lambda ended: self._forget_failure(key, ended))
         # Another attempt may wait for the same vote.
-        return await asyncio.shield(self._votes[key])
+        vote: _Vote = await asyncio.shield(self._votes[key])
+        return vote
 
-    def _forget_failure(self, key: bytes, ended: asyncio.Task[Vote]) -> None:
+    def _forget_failure(self, key: bytes, ended: asyncio.Task[Any]) -> None:
         if (ended.cancelled() or ended.exception() is not None) and self._votes.get(key) is ended:
             del self._votes[key]
 
-    async def _ask(self, question: Question) -> Vote:
+    async def _ask(self, question: Question[_Vote]) -> _Vote:
         """Asks until an answer counts. Raises: NoVote"""
         ends = None
         wrong, pause = 0, self._pause_seconds
@@ -132,7 +148,7 @@ class Judge:
             await asyncio.sleep(wait)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
-    async def _answer(self, question: Question) -> Vote:
+    async def _answer(self, question: Question[_Vote]) -> _Vote:
         name = question.provider
         provider = self._providers.get(name)
         if provider is None:
@@ -140,18 +156,19 @@ class Judge:
             raise NoVote(
                 f"the grader knows no provider {name!r}: GRADER_PROVIDERS names {known}", "unknown", repeat=False
             )
-        body = await self._body(name, provider, question)
+        asked = question.asked()
+        body = await self._body(name, provider, asked.document)
         try:
-            vote, usage = vote_of(question, body)
+            vote, usage = asked.read(body)
         except ValueError as error:
             raise NoVote(f"provider {name}: {error}", "wrong") from error
         TOKENS.labels(name, "prompt").inc(usage.prompt_tokens or 0)
         TOKENS.labels(name, "completion").inc(usage.completion_tokens or 0)
         return vote
 
-    async def _body(self, name: str, provider: Provider, question: Question) -> bytes:
+    async def _body(self, name: str, provider: Provider, question: Mapping[str, Any]) -> bytes:
         """Raises: NoVote"""
-        document = {**request_of(question, secrets.token_hex(16)), provider.max_tokens_name: MAX_ANSWER_TOKENS}
+        document = {**question, provider.max_tokens_name: MAX_ANSWER_TOKENS}
         key = self._keys[name]
         headers = {"authorization": f"Bearer {key}"} if key else {}
         url = f"{provider.url.rstrip('/')}/chat/completions"

@@ -19,11 +19,11 @@ class Settings(ServiceSettings):
     component_seconds: float = Field(default=10.0, gt=0)
     """Limit on one component of one attempt; then its process ends, and the component has failed."""
     providers: dict[str, Provider] = Field(default_factory=dict)
-    """Servers of OpenAI's chat completions whose models judge (grader `score_model`), as a JSON object by name:
-    `{"judge": {"url": "https://api.openai.com/v1", "api_key_file": "/secrets/judge"}}`."""
+    """Servers of OpenAI's chat completions whose models judge (graders `score_model` and `relative_model`), as a JSON
+    object by name: `{"judge": {"url": "https://api.openai.com/v1", "api_key_file": "/secrets/judge"}}`."""
     judge_calls: int = Field(default=16, ge=1, le=4096)
-    """Calls of judges that run at once, and attempts that wait for a judge; attempts of other runs do not wait for
-    them."""
+    """Calls of judges that run at once, attempts that wait for a score, and groups that wait for a comparison; attempts
+    of other runs do not wait for them."""
     judge_seconds: float = Field(default=120.0, gt=0)
     """Limit on one call of a judge; then it is repeated."""
     lease_seconds: float = Field(default=30.0, gt=0)

@@ -9,26 +9,28 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from prometheus_client import Counter, Gauge, Histogram
 
 from leyden.libs.contracts.config import Component
-from leyden.libs.contracts.config.graders import ScoreModel
+from leyden.libs.contracts.config.graders import RelativeModel, ScoreModel
 from leyden.libs.faults import fault_point
 from leyden.libs.grading.facts import AttemptFacts
 from leyden.libs.grading.ledger import ledger
 from leyden.libs.grading.pool import Graded, Pool
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import Checks
-from leyden.libs.store.database import Database, Refused, StoreAway
+from leyden.libs.store.database import Database, Refused, Session, StoreAway
 from leyden.libs.store.group_commit import GroupCommit
 from leyden.libs.store.runs.grading import (
     GradingLease,
     Settled,
     heartbeat_gradings,
     lease_gradings,
-    postpone_grading,
+    lease_groups,
+    postpone_gradings,
     settle_gradings,
 )
 from leyden.libs.store.schema import check_schema
@@ -57,6 +59,9 @@ GATHER_SECONDS = 0.02
 MAX_SETTLED = 64
 """Attempts of one transaction."""
 
+Lease = Callable[[Session, str, int, float], Awaitable[list[list[GradingLease]]]]
+"""Leases the attempts that are graded together, by owner, most, and seconds."""
+
 log = logger()
 limited_log = RateLimitedLogger(log)
 
@@ -73,10 +78,11 @@ async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
     checks.add("schema", lambda: check_schema(database))
     judge = Judge(settings.providers, calls=settings.judge_calls, seconds=settings.judge_seconds)
     pool = Pool(settings.processes, settings.component_seconds)
-    # One that waits for slow judges holds up no attempt of the other one.
+    # One that waits for slow judges holds up no attempt of another one.
     graders = [
-        Grader(settings, database, pool, judge, most=PER_PROCESS * settings.processes, judged=False),
-        Grader(settings, database, pool, judge, most=settings.judge_calls, judged=True),
+        Grader(settings, database, pool, judge, partial(_lease_each, judged=False), PER_PROCESS * settings.processes),
+        Grader(settings, database, pool, judge, partial(_lease_each, judged=True), settings.judge_calls),
+        Grader(settings, database, pool, judge, lease_groups, settings.judge_calls),
     ]
     try:
         async with asyncio.TaskGroup() as group:
@@ -88,18 +94,24 @@ async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
         await database.close()
 
 
+async def _lease_each(
+    session: Session, owner: str, count: int, seconds: float, *, judged: bool
+) -> list[list[GradingLease]]:
+    return [[one] for one in await lease_gradings(session, owner, count, seconds, judged=judged)]
+
+
 class Grader:
-    """The attempts that one process grades. Args: most: at once; judged: those of runs with a judge, or all others"""
+    """The attempts that one process grades. Args: lease: takes attempts, or groups of them; most: of those at once"""
 
     def __init__(
-        self, settings: Settings, database: Database, pool: Pool, judge: Judge, *, most: int, judged: bool
+        self, settings: Settings, database: Database, pool: Pool, judge: Judge, lease: Lease, most: int
     ) -> None:
         self._settings = settings
         self._database = database
         self._notifications = Notifications(settings.redis_url)
         self._pool = pool
         self._judge = judge
-        self._judged = judged
+        self._lease_some = lease
         self._owner = f"{socket.gethostname()}:{os.getpid()}"
         self._most = most
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -113,10 +125,10 @@ class Grader:
         beside = [asyncio.create_task(loop) for loop in (self._renew(), self._commits.run())]
         try:
             while not stop.is_set():
-                room = self._most - len(self._tasks)
+                room = self._most - len(set(self._tasks.values()))
                 leased = await self._lease(room) if room else []
-                for lease in leased:
-                    self._start(lease)
+                for leases in leased:
+                    self._start(leases)
                 await self._wait(stop, beside, is_full=len(leased) == room)
                 for task in beside:
                     if task.done():
@@ -129,11 +141,10 @@ class Grader:
             await asyncio.gather(*ending, return_exceptions=True)
             await self._notifications.close()
 
-    async def _lease(self, count: int) -> list[GradingLease]:
+    async def _lease(self, count: int) -> list[list[GradingLease]]:
         try:
             async with self._database.session() as session:
-                seconds = self._settings.lease_seconds
-                leased = await lease_gradings(session, self._owner, count, seconds, judged=self._judged)
+                leased = await self._lease_some(session, self._owner, count, self._settings.lease_seconds)
         except (StoreAway, Refused) as error:
             limited_log.warning("nothing leased", cause=str(error))
             await asyncio.sleep(RETRY_SECONDS)
@@ -142,15 +153,16 @@ class Grader:
             fault_point("grader.leased")
         return leased
 
-    def _start(self, lease: GradingLease) -> None:
-        task = asyncio.create_task(self._grade(lease), name=f"{lease.rollout_id}/{lease.attempt}")
-        self._tasks[lease.lease_id] = task
-        LEASED.inc()
-        task.add_done_callback(lambda ended: self._ended(lease.lease_id, ended))
+    def _start(self, leases: Sequence[GradingLease]) -> None:
+        task = asyncio.create_task(self._grade(leases), name=f"{leases[0].rollout_id}/{leases[0].attempt}")
+        self._tasks |= dict.fromkeys((one.lease_id for one in leases), task)
+        LEASED.inc(len(leases))
+        task.add_done_callback(lambda ended: self._ended(leases, ended))
 
-    def _ended(self, lease_id: str, task: asyncio.Task[None]) -> None:
-        del self._tasks[lease_id]
-        LEASED.dec()
+    def _ended(self, leases: Sequence[GradingLease], task: asyncio.Task[None]) -> None:
+        for one in leases:
+            del self._tasks[one.lease_id]
+        LEASED.dec(len(leases))
         if not task.cancelled() and task.exception() is not None:
             log.error("grading broke", attempt=task.get_name(), exc_info=task.exception())
 
@@ -190,41 +202,50 @@ class Grader:
                 if task := self._tasks.get(lease_id):
                     task.cancel()
 
-    async def _grade(self, lease: GradingLease) -> None:
-        with bind(run_id=lease.run_id, rollout_id=lease.rollout_id, attempt=lease.attempt):
-            wait = lease.reward.wait
-            facts = AttemptFacts(
-                task=lease.task,
-                output=lease.output,
-                line_reward=lease.line_reward,
-                calls=lease.calls,
-                tools=lease.tools,
-                feedback=lease.feedback,
-                waited_seconds=wait.seconds if wait else 0.0,
-            )
-            graded = await self._components(lease.reward.components, facts)
+    async def _grade(self, leases: Sequence[GradingLease]) -> None:
+        """Settles attempts that are compared in one transaction, so that no sibling is graded without the others."""
+        first = leases[0]
+        with bind(run_id=first.run_id, rollout_id=first.rollout_id, attempt=first.attempt):
+            graded = await self._components(first.reward.components, [_facts(one) for one in leases])
             fault_point("grader.graded")
+            crashes = [one.grade.explanation for row in graded for one in row if one.crashed]
             try:
-                if any(one.crashed for one in graded) and lease.tries < MAX_TRIES:
-                    await self._postpone(lease, graded)
+                if crashes and min(one.tries for one in leases) < MAX_TRIES:
+                    await self._postpone(leases, crashes)
                 else:
-                    await self._commits.submit([Settled(lease, *ledger(lease.reward, graded))])
+                    found = [ledger(one.reward, row) for one, row in zip(leases, graded, strict=True)]
+                    await self._commits.submit([Settled(one, *of) for one, of in zip(leases, found, strict=True)])
             # The lease ends, and the attempt is graded again.
             except (StoreAway, Refused) as error:
                 limited_log.warning("grades not written", cause=str(error))
 
-    async def _components(self, components: Sequence[Component], facts: AttemptFacts) -> list[Graded]:
-        built_in = [one for one in components if not isinstance(one.grader, ScoreModel)]
-        scores = [self._judge.grade(one.grader, facts) for one in components if isinstance(one.grader, ScoreModel)]
-        graded, judged = await asyncio.gather(self._pool.grade(built_in, facts), asyncio.gather(*scores))
-        of_pool, of_judge = iter(graded), iter(judged)
-        return [next(of_judge if isinstance(one.grader, ScoreModel) else of_pool) for one in components]
+    async def _components(
+        self, components: Sequence[Component], siblings: Sequence[AttemptFacts]
+    ) -> list[list[Graded]]:
+        """Returns the grades of each attempt in the order of the components."""
+        columns = await asyncio.gather(*(self._judged(one, siblings) for one in components))
+        built_in = [one for one, column in zip(components, columns, strict=True) if column is None]
+        rows = await asyncio.gather(*(self._pool.grade(built_in, facts) for facts in siblings))
+        return [
+            [next(of_pool) if column is None else column[place] for column in columns]
+            for place, of_pool in enumerate(map(iter, rows))
+        ]
 
-    async def _postpone(self, lease: GradingLease, graded: Sequence[Graded]) -> None:
-        RETRIES.inc()
-        log.warning("grading failed", tries=lease.tries, cause=[one.grade.explanation for one in graded if one.crashed])
+    async def _judged(self, component: Component, siblings: Sequence[AttemptFacts]) -> list[Graded] | None:
+        """Returns the grades of each attempt by a judge; None where none is asked."""
+        match component.grader:
+            case ScoreModel() as grader:
+                return list(await asyncio.gather(*(self._judge.grade(grader, facts) for facts in siblings)))
+            case RelativeModel() as grader:
+                return await self._judge.compare(grader, siblings)
+        return None
+
+    async def _postpone(self, leases: Sequence[GradingLease], causes: Sequence[str]) -> None:
+        RETRIES.inc(len(leases))
+        tries = min(one.tries for one in leases)
+        log.warning("grading failed", tries=tries, cause=causes)
         async with self._database.session() as session:
-            await postpone_grading(session, lease.lease_id, PAUSE_SECONDS * 2 ** (lease.tries - 1))
+            await postpone_gradings(session, [one.lease_id for one in leases], PAUSE_SECONDS * 2 ** (tries - 1))
 
     async def _write(self, settled: Sequence[Settled], _may_exist: bool) -> None:
         async with self._database.session() as session:
@@ -234,6 +255,19 @@ class Grader:
             if one.lease.lease_id in live:
                 _count(one)
         await self._notifications.notify(Topic.OUTCOMES)
+
+
+def _facts(lease: GradingLease) -> AttemptFacts:
+    wait = lease.reward.wait
+    return AttemptFacts(
+        task=lease.task,
+        output=lease.output,
+        line_reward=lease.line_reward,
+        calls=lease.calls,
+        tools=lease.tools,
+        feedback=lease.feedback,
+        waited_seconds=wait.seconds if wait else 0.0,
+    )
 
 
 def _count(settled: Settled) -> None:

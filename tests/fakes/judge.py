@@ -29,6 +29,23 @@ def scored(score: object, reason: str = "because") -> Said:
     return Said(json.dumps({"reason": reason, "score": score}))
 
 
+def ranked(scores: dict[str, object], reason: str = "because") -> Said:
+    """Scores by id."""
+    given = [{"id": name, "score": score} for name, score in scores.items()]
+    return Said(json.dumps({"reason": reason, "scores": given}))
+
+
+def compared(body: dict[str, Any]) -> dict[str, str]:
+    """The texts of a comparison by their ids, in the order of the question; each stands between equal lines."""
+    found = dict[str, str]()
+    lines = body["messages"][1]["content"].split("\n")
+    while lines:
+        end = lines.index(lines[0], 1)
+        found[lines[0].split()[1]] = "\n".join(lines[1:end])
+        lines = lines[end + 2 :]
+    return found
+
+
 @dataclass
 class ScriptedJudge:
     """The address, the requests so far, and the answers: in order, the last one for ever."""

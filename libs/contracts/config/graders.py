@@ -205,10 +205,7 @@ def _is_rubric(rubric: str) -> str:
     return rubric
 
 
-class ScoreModel(_OfText):
-    """A model's score by a rubric, on the way from the lowest of its range (0) to the highest (1)."""
-
-    type: Literal["score_model"]
+class _Judged(_OfText):
     provider: Word
     """A server of OpenAI's chat completions by its name in the grader's `GRADER_PROVIDERS`."""
     model: Word
@@ -216,16 +213,29 @@ class ScoreModel(_OfText):
     rubric: Annotated[Template, AfterValidator(_is_rubric)]
     """The rules by which the model scores, with fields of the task such as `{task.question}`. A task without one makes
     the component `not_applicable`."""
-    range: Annotated[list[float], Field(min_length=2, max_length=2)] = Field(default=[1.0, 5.0], validate_default=True)
-    """The worst score and the best."""
     votes: int = Field(default=1, ge=1, le=9)
     """Answers whose mean counts. Each is a call."""
+
+
+class ScoreModel(_Judged):
+    """A model's score by a rubric, on the way from the lowest of its range (0) to the highest (1)."""
+
+    type: Literal["score_model"]
+    range: Annotated[list[float], Field(min_length=2, max_length=2)] = Field(default=[1.0, 5.0], validate_default=True)
+    """The worst score and the best."""
 
     @model_validator(mode="after")
     def _range_has_a_length(self) -> ScoreModel:
         if self.range[0] >= self.range[1]:
             raise ValueError(f"range {self.range} has no best score above its worst: write the smaller number first")
         return self
+
+
+class RelativeModel(_Judged):
+    """A model's scores from 0 to 1 for the rollouts of a group, which it reads together. Attempts wait until all of
+    their group have ended. Equal outputs have equal scores."""
+
+    type: Literal["relative_model"]
 
 
 Grader = Annotated[
@@ -241,7 +251,8 @@ Grader = Annotated[
     | CallBudget
     | ToolUse
     | SqlResult
-    | ScoreModel,
+    | ScoreModel
+    | RelativeModel,
     Field(discriminator="type"),
 ]
 """A grader, by `type`: a built-in function, or a judge."""

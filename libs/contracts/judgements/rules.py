@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from leyden.libs.contracts.config import BypassCorrection, Reward, RunConfig
+from leyden.libs.contracts.config.graders import RelativeModel
 from leyden.libs.contracts.judgements.finding import Judgement, Severity
 
 COMPARING = frozenset({"mean", "mean_std", "leave_one_out", "opo"})
@@ -82,6 +83,12 @@ def _reward_ends(reward: Reward) -> list[float] | None:
     if reward.total == "weighted_mean":
         ends = [0.0, 1.0]
     return [min(max(end, reward.clip[0]), reward.clip[1]) for end in ends] if reward.clip else ends
+
+
+def _is_compared_alone(run: RunConfig) -> bool:
+    """Whether each component that earns something is a comparison of siblings."""
+    graders = [one.grader for one in run.reward.components if one.weight] if run.reward else []
+    return bool(graders) and all(isinstance(one, RelativeModel) for one in graders)
 
 
 def _lacks_its_files(run: RunConfig) -> bool:
@@ -176,6 +183,20 @@ RULES: tuple[Rule, ...] = (
         _chosen_tasks_stop,
         "a curriculum and refills choose which rewards 'train_reward' sees, so that it need not rise",
         "write metric 'evaluation_reward'",
+    ),
+    Rule(
+        "sampling.group_size",
+        "cannot",
+        lambda run: run.sampling.group_size == 1 and _is_compared_alone(run),
+        "relative_model compares the rollouts of a group, and a group of one has nothing to compare",
+        "write 2 or more, or a grader score_model",
+    ),
+    Rule(
+        "reward.components",
+        "warns",
+        lambda run: run.evaluation is not None and _is_compared_alone(run),
+        "scores of relative_model compare siblings, so that they do not rise from step to step or between evaluations",
+        "add a component beside it that is no comparison, with weight 0 as a metric",
     ),
     Rule(
         "runner.stdout_reward",

@@ -9,12 +9,12 @@ All times are the database's clock.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
-from sqlalchemy import insert, text
+from sqlalchemy import TextClause, insert, text
 
 from leyden.libs.contracts.config import Reward
 from leyden.libs.contracts.ledger import NewComponent
@@ -47,32 +47,68 @@ OF_CALLS = """
                  ORDER BY m.sequence, m.choice, of.place) AS tools
 """
 
-# The condition of the conflict decides between two graders: a lease that the other one has taken stays.
-_LEASE = text(f"""
-    WITH due AS (
+# Over rollouts r and their runs u: those that a grader may take.
+_DUE = f"""
         SELECT r.id, r.grading_attempt AS attempt, r.run_id
-        FROM rollouts r
-        JOIN runs u ON u.id = r.run_id AND u.judged = :judged
+        FROM {{source}}
+        JOIN runs u ON u.id = r.run_id
         JOIN attempts a ON a.rollout_id = r.id AND a.number = r.grading_attempt
         LEFT JOIN gradings g ON g.rollout_id = r.id AND g.attempt = r.grading_attempt
         WHERE r.state = 'queued' AND r.grading_attempt > r.excused_attempt AND NOT {AWAITS_FEEDBACK}
         AND (g.rollout_id IS NULL OR g.settled_at IS NULL AND g.lease_expires_at <= clock_timestamp())
+"""  # noqa: S608  # constants alone
+
+# Over group h of run u: the group has a rollout that runs, waits for feedback, or is leased.
+_IS_INCOMPLETE = f"""EXISTS (
+    SELECT FROM rollouts s
+    LEFT JOIN attempts a ON a.rollout_id = s.id AND a.number = s.grading_attempt AND a.number > s.excused_attempt
+    LEFT JOIN gradings g ON g.rollout_id = s.id AND g.attempt = a.number
+    WHERE s.group_id = h.id AND s.state = 'queued' AND (
+        a.number IS NULL OR {AWAITS_FEEDBACK} OR g.settled_at IS NULL AND g.lease_expires_at > clock_timestamp()))"""
+
+_SINGLE = (
+    _DUE.format(source="rollouts r")
+    + """
+        AND u.judged = :judged AND NOT u.compared
         ORDER BY r.created_at, r.id LIMIT :count
         FOR NO KEY UPDATE OF r SKIP LOCKED
-    ), numbered AS (
-        SELECT due.*, row_number() OVER (ORDER BY id) AS place FROM due
-    ), leased AS (
+"""
+)
+
+# All rollouts of a group are locked, in the order of their ids: another grader waits, and then finds all leased.
+_OF_GROUPS = (
+    _DUE.format(  # noqa: S608  # constants alone
+        source=f"""(
+            SELECT h.id FROM groups h JOIN runs u ON u.id = h.run_id AND u.compared
+            WHERE h.state = 'open' AND NOT {_IS_INCOMPLETE} AND EXISTS (
+                SELECT FROM rollouts s
+                LEFT JOIN gradings d ON d.rollout_id = s.id AND d.attempt = s.grading_attempt
+                WHERE s.group_id = h.id AND s.state = 'queued' AND d.settled_at IS NULL)
+            ORDER BY h.created_at, h.id LIMIT :count
+        ) AS chosen JOIN rollouts r ON r.group_id = chosen.id"""  # noqa: S608  # constants alone
+    )
+    + """
+        ORDER BY r.id
+        FOR NO KEY UPDATE OF r
+"""
+)
+
+
+def _leasing(due: str) -> TextClause:
+    # The condition of the conflict decides between two graders: a lease that the other one has taken stays.
+    return text(f"""
+    WITH due AS ({due}), leased AS (
         INSERT INTO gradings AS g (rollout_id, attempt, run_id, tries, lease_id, owner, lease_expires_at)
-        SELECT id, attempt, run_id, 1, (CAST(:lease_ids AS text[]))[place], :owner,
+        SELECT id, attempt, run_id, 1, replace(gen_random_uuid()::text, '-', ''), :owner,
                clock_timestamp() + make_interval(secs => :seconds)
-        FROM numbered ORDER BY id
+        FROM due ORDER BY id
         ON CONFLICT (rollout_id, attempt) DO UPDATE SET
             tries = g.tries + 1, lease_id = excluded.lease_id, owner = excluded.owner,
             lease_expires_at = excluded.lease_expires_at
         WHERE g.settled_at IS NULL AND g.lease_expires_at <= clock_timestamp()
         RETURNING *
     )
-    SELECT leased.rollout_id, leased.attempt, leased.run_id, leased.lease_id, leased.tries,
+    SELECT leased.rollout_id, leased.attempt, leased.run_id, r.group_id, leased.lease_id, leased.tries,
            u.config, t.payload AS task, right(o.stdout_tail, :max_output) AS output,
            o.reward AS line_reward,
            {OF_CALLS}
@@ -82,8 +118,12 @@ _LEASE = text(f"""
     JOIN runs u ON u.id = leased.run_id
     JOIN tasks t ON t.dataset_id = g.dataset_id AND t.number = g.task_number
     JOIN outcomes o ON o.rollout_id = leased.rollout_id AND o.attempt = leased.attempt
-    ORDER BY r.created_at, r.id
-""")  # noqa: S608  # constants alone
+    ORDER BY g.created_at, r.group_id, r.created_at, r.id
+    """)  # noqa: S608  # constants alone
+
+
+_LEASE_SINGLE = _leasing(_SINGLE)
+_LEASE_GROUPS = _leasing(_OF_GROUPS)
 
 _HEARTBEAT = text("""
     UPDATE gradings SET lease_expires_at = clock_timestamp() + make_interval(secs => :seconds)
@@ -106,11 +146,17 @@ _SETTLE = text("""
 
 _WAITING = text(f"""
     SELECT count(*) AS attempts,
-           coalesce(extract(epoch FROM max(clock_timestamp() - {READY_AT})), 0)::double precision AS seconds
+           coalesce(extract(epoch FROM max(clock_timestamp() - greatest({READY_AT}, (
+               SELECT max(o.created_at) FROM rollouts s JOIN outcomes o ON o.rollout_id = s.id
+               WHERE u.compared AND s.group_id = h.id)))), 0)::double precision AS seconds
     FROM rollouts r
+    JOIN groups h ON h.id = r.group_id
     JOIN runs u ON u.id = r.run_id
     JOIN attempts a ON a.rollout_id = r.id AND a.number = r.grading_attempt
     WHERE r.run_id = :run AND r.state = 'queued' AND r.grading_attempt > r.excused_attempt AND NOT {AWAITS_FEEDBACK}
+    AND NOT (u.compared AND EXISTS (
+        SELECT FROM rollouts s WHERE s.group_id = h.id AND s.state = 'queued' AND (
+            s.grading_attempt IS NULL OR s.grading_attempt <= s.excused_attempt)))
 """)  # noqa: S608  # constants alone
 
 _WITHOUT_TOTAL = text("""
@@ -136,6 +182,7 @@ class GradingLease:
     rollout_id: str
     attempt: int
     run_id: str
+    group_id: str
     lease_id: str
     tries: int
     reward: Reward
@@ -165,11 +212,25 @@ async def lease_gradings(
 
     Safe to repeat, and for several graders at once: each attempt has one live lease.
 
-    Args: judged: of the runs with a judge, or else of all others
+    Args: judged: of the runs with a judge that scores, or else of all others; none of a run with one that compares
     """
-    names = {"owner": owner, "count": count, "seconds": seconds, "max_output": MAX_OUTPUT, "judged": judged}
-    leased = await session.execute(_LEASE, {**names, "lease_ids": [secrets.token_hex(16) for _ in range(count)]})
-    rows = leased.all()
+    return await _lease(session, _LEASE_SINGLE, owner, count, seconds, judged=judged)
+
+
+async def lease_groups(session: Session, owner: str, count: int, seconds: float) -> list[list[GradingLease]]:
+    """Leases all attempts of groups whose rollouts a judge compares, once all of them have ended; the oldest first.
+
+    Args: count: of groups
+    """
+    leased = await _lease(session, _LEASE_GROUPS, owner, count, seconds)
+    return [list(siblings) for _, siblings in groupby(leased, lambda one: one.group_id)]
+
+
+async def _lease(
+    session: Session, statement: TextClause, owner: str, count: int, seconds: float, **names: bool
+) -> list[GradingLease]:
+    values = {"owner": owner, "count": count, "seconds": seconds, "max_output": MAX_OUTPUT, **names}
+    rows = (await session.execute(statement, values)).all()
     # A statement of its own: what was accepted while the first one looked for attempts is not in that one's snapshot.
     feedback = await feedback_of(session, [AttemptKey(row.rollout_id, row.attempt) for row in rows])
     return [
@@ -177,6 +238,7 @@ async def lease_gradings(
             rollout_id=row.rollout_id,
             attempt=row.attempt,
             run_id=row.run_id,
+            group_id=row.group_id,
             lease_id=row.lease_id,
             tries=row.tries,
             reward=Reward.model_validate(row.config["reward"], extra="ignore"),
@@ -197,9 +259,9 @@ async def heartbeat_gradings(session: Session, lease_ids: Iterable[str], seconds
     return set(await session.scalars(_HEARTBEAT, names)) if names["lease_ids"] else set()
 
 
-async def postpone_grading(session: Session, lease_id: str, seconds: float) -> None:
-    """Ends a lease without a result: the attempt may be leased again after a pause."""
-    await session.execute(_HEARTBEAT, {"lease_ids": [lease_id], "seconds": seconds})
+async def postpone_gradings(session: Session, lease_ids: Iterable[str], seconds: float) -> None:
+    """Ends leases without a result: the attempts may be leased again after a pause."""
+    await session.execute(_HEARTBEAT, {"lease_ids": list(lease_ids), "seconds": seconds})
 
 
 async def settle_gradings(session: Session, settled: Sequence[Settled]) -> set[str]:

@@ -162,19 +162,26 @@ async def test_settling_after_another_grader_took_the_lease_changes_nothing(data
     assert [one.total for one in await gradings(database, run)] == [0.5]
 
 
+async def killed_at(
+    point: str, injector: FaultInjector, database: Database, redis_url: str, **environment: str
+) -> None:
+    """A grader that dies at the point."""
+    injector.arm(point)
+    names = {"LEYDEN_DATABASE_URL": database.dsn, "LEYDEN_REDIS_URL": redis_url, "GRADER_LEASE_SECONDS": "1"}
+    names |= {**environment, **injector.environment}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "leyden.services.grader", env={**os.environ, **names}
+    )
+    assert await process.wait() == -signal.SIGKILL
+    assert injector.fired(point, 0.0)
+
+
 @pytest.mark.parametrize("point", ["grader.leased", "grader.graded", "grader.total_written", "grader.settled"])
 async def test_a_killed_grader_repeats_and_doubles_nothing(
     database: Database, redis_url: str, tmp_path: Path, point: str
 ) -> None:
     run, _ = await add_ungraded(database, F1, FORMAT, outputs=['{"answer": "Tower"}', '{"answer": "Eiffel"}', "no"])
-    injector = FaultInjector(tmp_path / "faults")
-    injector.arm(point)
-    environment = {"LEYDEN_DATABASE_URL": database.dsn, "LEYDEN_REDIS_URL": redis_url, "GRADER_LEASE_SECONDS": "1"}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "leyden.services.grader", env={**os.environ, **environment, **injector.environment}
-    )
-    assert await process.wait() == -signal.SIGKILL
-    assert injector.fired(point, 0.0)
+    await killed_at(point, FaultInjector(tmp_path / "faults"), database, redis_url)
     async with grading(database, redis_url):
         found = await settled(database, run, 3)
     assert [one.total for one in found] == [pytest.approx(0.9 * 2 / 3), pytest.approx(0.9 * 2 / 3), 0.0]

@@ -63,6 +63,8 @@ def test_a_run_without_components_is_stored_as_before() -> None:
         ([{"name": "a", "grader": {**JUDGE, "rubric": "good? {output}"}}], {}, "the judged text as `output`"),
         ([{"name": "a", "grader": {**JUDGE, "range": [5.0, 1.0]}}], {}, "write the smaller number first"),
         ([{"name": "a", "grader": {**JUDGE, "votes": 10}}], {}, "score_model.votes"),
+        ([{"name": "a", "grader": {**JUDGE, "type": "relative_model", "rubric": "{output}"}}], {}, "judged text as"),
+        ([{"name": "a", "grader": {**JUDGE, "type": "relative_model", "range": [1, 5]}}], {}, "relative_model.range"),
         ([{"name": "a", "from": "agent"}], {"runner": {"grant_reward": True}}, "remove grant_reward"),
         ([{"name": "a", "grader": F1}], {"runner": {"stdout_reward": True}}, "remove it, or write false"),
         ([{"name": "a", "from": "agent"}], {"runner": {"stdout_reward": False}}, "remove it, or write true"),
