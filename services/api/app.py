@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 
 from leyden.libs.contracts.api.problems import Problem
 from leyden.libs.grading.pool import Pool
+from leyden.libs.queue.notifications import Notifications
 from leyden.libs.service import problem_response
 from leyden.libs.service.app import ErrorHandler
 from leyden.libs.service.app import create_app as create_service
@@ -56,7 +57,7 @@ _STATUSES: dict[type[Exception], tuple[int, str]] = {
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The API; its lifespan opens and closes the database."""
+    """The API; its lifespan opens and closes the database, the processes of graders, and Redis."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -65,6 +66,7 @@ def create_app(settings: Settings) -> FastAPI:
         )
         app.state.database = database
         app.state.graders = Pool(1, GRADE_SECONDS)
+        app.state.notifications = Notifications(settings.redis_url)
         app.state.uploads = asyncio.Semaphore(MAX_UPLOADS)
         app.state.checks.add("database", database.ping)
         app.state.checks.add("schema", lambda: check_schema(database))
@@ -72,6 +74,7 @@ def create_app(settings: Settings) -> FastAPI:
             yield
         finally:
             await app.state.graders.close()
+            await app.state.notifications.close()
             await database.close()
 
     app = create_service(

@@ -24,6 +24,7 @@ from leyden.libs.contracts.api.rollouts import (
 from leyden.libs.contracts.states import ShownRolloutState
 from leyden.libs.grading.ledger import ledger
 from leyden.libs.grading.pool import Pool
+from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.store.database import Session
 from leyden.libs.store.read import views
 from leyden.libs.store.read.attempt_facts import attempt_facts
@@ -163,4 +164,7 @@ async def create_feedback(
         giver: Caller = request.state.caller
         return await add_feedback(session, rollout_id, asked, giver.name)
 
-    return await create_once(request, create_request(request, caller, idempotency_key, asked), work)
+    answer = await create_once(request, create_request(request, caller, idempotency_key, asked), work)
+    notifications: Notifications = request.app.state.notifications
+    await notifications.notify(Topic.GRADINGS)
+    return answer

@@ -6,7 +6,9 @@ import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
+import httpx
 import pytest
+from pydantic import SecretStr
 from sqlalchemy import text, update
 
 from leyden.libs.contracts.api.rollouts import FeedbackRequest
@@ -14,6 +16,8 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.runs.feedback import FeedbackRefused, UnknownComponent, add_feedback
 from leyden.libs.store.runs.grading import GradingLease, lease_gradings
+from leyden.services.api.app import create_app
+from leyden.services.api.settings import Settings
 from tests.contract.grader.test_worker import F1, add_ungraded, grading, gradings, rewards, settled
 from tests.support import builders
 
@@ -87,6 +91,20 @@ async def test_a_rollout_is_graded_when_each_of_its_components_has_a_value(
     assert (graded.rollout_id, graded.total) == (first.id, pytest.approx(0.9 + value + 3.0))
     found = [(one.component, one.value, one.source) for one in await rewards(database, run)]
     assert found == [("answer", 1.0, "token_f1"), ("thumbs", value, "feedback"), ("stars", 3.0, "feedback")]
+
+
+async def test_a_rating_wakes_the_grader(database: Database, redis_url: str) -> None:
+    run, [rollout] = await add_ungraded(database, THUMBS, outputs=[""], finished_at=datetime.now(tz=UTC), **WAIT)
+    token = "secret-of-tests"
+    api = create_app(Settings(database_url=database.dsn, redis_url=redis_url, admin_token=SecretStr(token)))
+    async with grading(database, redis_url, poll_seconds=3600.0), api.router.lifespan_context(api):
+        transport, headers = httpx.ASGITransport(api), {"authorization": f"Bearer {token}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://api", headers=headers) as client:
+            value = {"key": "a", "component": "thumbs", "value": 1.0}
+            given = await client.post(f"/v1/rollouts/{rollout.id}/feedback", json=value)
+        assert given.status_code == 201, given.text
+        (graded,) = await settled(database, run, 1)
+    assert graded.total == 1.0
 
 
 async def test_no_feedback_within_the_wait_is_a_failure_and_no_0(database: Database, redis_url: str) -> None:
