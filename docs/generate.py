@@ -1,4 +1,4 @@
-"""Writes `docs/reference/` (settings, run document, REST API, requests, metrics, tables, chart values) and dashboards.
+"""Writes `docs/reference/` (settings, run document, REST API, requests, metrics, tables, alarms, values), dashboards.
 
 `python -m docs.generate` writes; `--check` compares and exits with 1 when a page is stale.
 """
@@ -217,6 +217,41 @@ def values_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def alarms_page() -> str:
+    """Every rule of the table of alarms, with the remedy."""
+    rules = importlib.import_module("leyden.libs.contracts.alarms").ALARM_RULES
+    lines = [
+        NOTE,
+        "# Alarms",
+        "",
+        "The controller judges each run by these rules every few seconds, and once more when it has ended. An alarm",
+        "has a reason, the figures by which it was judged, and a remedy; it ends when its rule has not held for a",
+        "minute. `leyden run show`, `leyden run watch`, the console, `GET /v1/runs/RUN/alarms` and the gauge",
+        "`controller_run_alarms` show the same alarms.",
+        "",
+        "| alarm | severity | meaning | figure | limit | judged | from |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for rule in rules.values():
+        one = rule.unit.removesuffix("s")
+        window = f"the newest {one}" if rule.window == 1 else f"the newest {rule.window} {rule.unit}"
+        cells = (
+            *(f"[`{rule.name}`](#{rule.name})", rule.severity, rule.meaning, rule.figure, f"{rule.limit:g}"),
+            *(window, f"{rule.at_least} {one if rule.at_least == 1 else rule.unit}"),
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    for rule in rules.values():
+        lines += [
+            "",
+            f"## {rule.name}",
+            "",
+            f"{rule.meaning} To do: {rule.remedy}{'' if rule.remedy[-1] in '.?' else '.'}",
+        ]
+        if not rule.lasts:
+            lines += ["", "It ends with the run; others stay with it."]
+    return "\n".join(lines) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "run-config.md": run_config_page,
@@ -225,6 +260,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "tables.md": tables_page,
     "values.md": values_page,
     "sizing.md": lambda: sizing_page(NOTE),
+    "alarms.md": alarms_page,
     "requests.md": lambda: requests_page(NOTE),
 }
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from leyden.libs.client.errors import NotFound
 from leyden.libs.client.transport import Content, Parameters, Transport, file_chunks
+from leyden.libs.contracts.api.alarms import Alarm
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.datasets import Dataset, Task
 from leyden.libs.contracts.api.platform import Engine, Health, Pool, Recipe
@@ -183,6 +184,10 @@ class Client:
     def steps(self, run_id: str) -> Iterator[Step]:
         """Lists the optimiser steps, oldest first."""
         return self._pages(f"/v1/runs/{_part(run_id)}/steps", Step)
+
+    def alarms(self, run_id: str) -> Iterator[Alarm]:
+        """Lists the alarms of a run, newest first; those that have ended, too."""
+        return self._pages(f"/v1/runs/{_part(run_id)}/alarms", Alarm)
 
     def metrics(self, run_id: str, names: Sequence[str] = ()) -> Metrics:
         """Returns time series over the steps; all of them when `names` is empty."""

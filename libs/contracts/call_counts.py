@@ -68,9 +68,14 @@ def why_nothing_trains(counts: CallCounts) -> str:
     >>> why_nothing_trains(CallCounts(calls=8, untrainable={"beside the agent's work": 8}))
     "of 8 model calls 8 beside the agent's work: write credit.auxiliary_calls 'train'"
     """
+    return ": ".join(filter(None, nothing_trains(counts)))
+
+
+def nothing_trains(counts: CallCounts) -> tuple[str, str]:
+    """The reason for which calls without a trainable token have none, and the remedy; empty where none is known."""
     if not counts.calls:
-        return "its rollouts made no model call of this policy: does the agent use OPENAI_BASE_URL?"
+        return "its rollouts made no model call of this policy", "does the agent use OPENAI_BASE_URL?"
     if not counts.untrainable:
-        return "no call of its rollouts has a sampled token"
+        return "no call of its rollouts has a sampled token", ""
     named = ", ".join(f"{count} {reason}" for reason, count in counts.untrainable.items())
-    return f"of {counts.calls} model calls {named}: {remedy_of(next(iter(counts.untrainable)))}"
+    return f"of {counts.calls} model calls {named}", remedy_of(next(iter(counts.untrainable)))

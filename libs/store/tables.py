@@ -298,7 +298,55 @@ class RunStatus(Base):
     smallest_reward: Mapped[float | None] = mapped_column(
         comment="Over finished rollouts of complete groups whose agent did not fail; null without one."
     )
+    judged_end: Mapped[datetime | None] = mapped_column(
+        comment="The finished_at whose alarms and events are written; another one is judged again."
+    )
     __table_args__ = (_one_of("phase", RunPhase),)
+
+
+class Alarm(Base):
+    """Writer: controller. Trouble of a run by a rule of the table of alarms. One of a rule and a subject lasts at a
+    time."""
+
+    __tablename__ = "alarms"
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True, comment="The run.")
+    number: Mapped[int] = mapped_column(primary_key=True, comment="From 1 within the run.")
+    name: Mapped[str] = mapped_column(comment="The rule.")
+    subject: Mapped[str] = mapped_column(comment="The tool, component or field; empty for the run as a whole.")
+    severity: Mapped[str] = mapped_column(comment="warning or critical.")
+    reason: Mapped[str] = mapped_column(comment="For people, by the last judgement.")
+    evidence: Mapped[Json] = mapped_column(comment="The figures of the last judgement, by name.")
+    remedy: Mapped[str] = mapped_column(comment="For people.")
+    raised_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="The first judgement that found it.")
+    seen_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="The last judgement that found it.")
+    ended_at: Mapped[datetime | None] = mapped_column(
+        comment="Null while it lasts, and where it lasted until the end of the run."
+    )
+    __table_args__ = (
+        Index("uq_alarms_lasting", "run_id", "name", "subject", unique=True, postgresql_where="ended_at IS NULL"),
+    )
+
+
+class WebhookEvent(Base):
+    """Writer: controller. An event of a run for the operator's webhook, in the transaction that raises its alarm or
+    judges its end. It is delivered at least once, or given up after many tries."""
+
+    __tablename__ = "webhook_events"
+    id: Mapped[str] = mapped_column(primary_key=True, comment="<run>.completed, <run>.failed or <run>.alarm.<number>")
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), comment="The run.")
+    event: Mapped[str] = mapped_column(comment="completed, failed, stalled or alarm.")
+    body: Mapped[Json] = mapped_column(comment="The JSON that is sent.")
+    tries: Mapped[int] = mapped_column(server_default="0", comment="Deliveries that failed.")
+    due_at: Mapped[datetime | None] = mapped_column(
+        server_default=func.now(), comment="The next delivery; null once it is delivered or given up."
+    )
+    delivered_at: Mapped[datetime | None] = mapped_column(comment="The time at which the receiver accepted it.")
+    error: Mapped[str | None] = mapped_column(comment="The cause of the last failure.")
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (
+        Index(None, "run_id"),
+        Index("ix_webhook_events_due", "due_at", postgresql_where="due_at IS NOT NULL"),
+    )
 
 
 class Group(Base):

@@ -10,6 +10,8 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel
 
 from leyden.libs.contracts.agent_rules import AgentRules
+from leyden.libs.contracts.alarms import ALARM_RULES
+from leyden.libs.contracts.api.alarms import Alarm
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.rollouts import Sample
 from leyden.libs.contracts.api.runs import (
@@ -25,9 +27,10 @@ from leyden.libs.contracts.api.runs import (
     Step,
 )
 from leyden.libs.contracts.config import KubernetesRunner, RunConfig
-from leyden.libs.contracts.judgements import Judgement, Machine
+from leyden.libs.contracts.judgements import Judgement, Machine, judge
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.service import JsonResponse, Problem
+from leyden.libs.store.alarms.stored import list_alarms
 from leyden.libs.store.database import Session
 from leyden.libs.store.engines import read_pools
 from leyden.libs.store.read import agents, results, runs, views
@@ -83,8 +86,25 @@ def _check_runner(request: Request, config: RunConfig) -> None:
         raise Problem(422, "; ".join(refused), cause="agent_rules")
 
 
-def _warned(run: Run, warnings: Sequence[Judgement]) -> Run:
-    return run.model_copy(update={"warnings": [*run.warnings, *(f"{one.path}: {one.message}" for one in warnings)]})
+def _warned(run: Run, of_memory: Sequence[Judgement]) -> Run:
+    """A new run with the alarms about its settings, before the controller judges it for the first time."""
+    found = [*(one for one in judge(run.config) if one.severity == "warns"), *of_memory]
+    rule = ALARM_RULES["setting"]
+    alarms = [
+        Alarm(
+            run_id=run.id,
+            number=number,
+            name=rule.name,
+            subject=one.path,
+            severity=rule.severity,
+            since=run.created_at,
+            reason=one.reason,
+            evidence={"field": one.path},
+            remedy=one.remedy,
+        )
+        for number, one in enumerate(found, 1)
+    ]
+    return run.model_copy(update={"alarms": alarms})
 
 
 async def _check_references(request: Request, session: Session, config: RunConfig) -> list[Judgement]:
@@ -126,8 +146,7 @@ async def get_run(store: Store, caller: Reader, run_id: str) -> Run:
         found = await runs.get_run(session, run_id)
         best, size = await best_version(session, run_id), await weights_bytes(session, run_id)
         computation = await read_computation(session, run_id)
-    warnings = [*found.warnings, *(computation.warnings if computation else [])]
-    own = {"best_version": best, "weights_bytes": size, "computation": computation, "warnings": warnings}
+    own = {"best_version": best, "weights_bytes": size, "computation": computation}
     return found.model_copy(update=own)
 
 
@@ -241,6 +260,16 @@ async def get_metrics(
     async with store.read() as session:
         await runs.check_run(session, run_id)
         return await results.get_metrics(session, run_id, names or [])
+
+
+@router.get("/{run_id}/alarms")
+async def get_alarms(
+    store: Store, caller: Reader, run_id: str, cursor: Cursor = None, limit: Limit = 100
+) -> Page[Alarm]:
+    """List the alarms of a run with reason, evidence and remedy, newest first; those that have ended, too."""
+    async with store.read() as session:
+        await runs.check_run(session, run_id)
+        return await list_alarms(session, run_id, cursor=cursor, limit=limit)
 
 
 @router.get("/{run_id}/agents")

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from leyden.libs.contracts.config import DEFAULT_POOL, PoolName
@@ -81,6 +81,9 @@ class Settings(ServiceSettings):
     """A run fails with the cause when so many training groups in a row hold no success: its agent cannot work."""
     retention_days: float | None = Field(default=None, gt=0)
     """Days after its end that a run keeps its calls, spans, credits, samples and outputs; unset: for ever."""
+    webhook_url: SecretStr | None = None
+    """Address to which the controller posts events of runs as JSON: `completed`, `failed`, `stalled` and `alarm`. Each
+    is delivered at least once, with an id, or given up after two hours. Unset: no events."""
     namespace: str | None = None
     """Kubernetes: the namespace of the platform: of trainers' Jobs and of the engines' Service."""
     release: str = Field(default="leyden", pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
@@ -136,6 +139,13 @@ class Settings(ServiceSettings):
         if len(engines) > len(set(engines)):
             raise ValueError("CONTROLLER_POOLS: an engine belongs to one pool: write each URL and each Service once")
         return self
+
+    @field_validator("webhook_url")
+    @classmethod
+    def _webhook_is_an_address(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None and not url.get_secret_value().startswith(("http://", "https://")):
+            raise ValueError("CONTROLLER_WEBHOOK_URL begins with http:// or https://")
+        return url
 
     @model_validator(mode="after")
     def _kubernetes_needs_its_settings(self) -> Settings:

@@ -16,7 +16,7 @@ from leyden.libs.cli.document import read_document, set_values
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.view.output import AsJson, Count, Part, console, error_console, facts, print_result, table
 from leyden.libs.cli.view.run_report import write_report
-from leyden.libs.cli.view.watch import ENDED, call_lines, evaluation_table, step_table, warning_lines, watch_run
+from leyden.libs.cli.view.watch import ENDED, alarm_lines, call_lines, evaluation_table, step_table, watch_run
 from leyden.libs.contracts.api.runs import EvaluationRequest, ResumeRequest, Run, RunParent
 
 app = typer.Typer(no_args_is_help=True, help="Runs: training jobs.")
@@ -50,7 +50,7 @@ def create(
             made = watch_run(leyden, made.id, error_console if as_json else console)
     if as_json or not watch:
         shown = facts(("run", made.id), ("name", made.name), ("phase", made.phase), ("steps", made.progress.steps))
-        print_result(as_json, made, shown, *warning_lines(made), f"Watch it with: leyden run watch {made.id}")
+        print_result(as_json, made, shown, *alarm_lines(made), f"Watch it with: leyden run watch {made.id}")
 
 
 @app.command("list")
@@ -64,10 +64,18 @@ def list_(
     with context_of(ctx).client() as leyden:
         found = list(itertools.islice(leyden.runs(phase=phase), limit))
     rows = [
-        (r.id, r.name, r.phase, f"{r.progress.step}/{r.progress.steps}", r.progress.reward_mean, r.created_at)
+        (
+            r.id,
+            r.name,
+            r.phase,
+            f"{r.progress.step}/{r.progress.steps}",
+            r.progress.reward_mean,
+            ", ".join(dict.fromkeys(one.name for one in r.alarms)) or None,
+            r.created_at,
+        )
         for r in found
     ]
-    print_result(as_json, found, table(("run", "name", "phase", "step", "reward", "made"), rows))
+    print_result(as_json, found, table(("run", "name", "phase", "step", "reward", "alarms", "made"), rows))
 
 
 @app.command("show")
@@ -92,7 +100,7 @@ def show(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
         ("made", found.created_at),
         ("allowed actions", ", ".join(found.allowed_actions) or "none"),
     )
-    tables: list[Part] = [*warning_lines(found), *call_lines(found.calls)]
+    tables: list[Part] = [*alarm_lines(found), *call_lines(found.calls)]
     tables += [step_table(steps)] if steps else []
     tables += [evaluation_table(evaluations)] if evaluations else []
     document = {**found.model_dump(mode="json"), "step_list": steps, "evaluations": evaluations}
@@ -193,7 +201,7 @@ def _print_continued(made: Run, policies: Mapping[str, Run], as_json: bool) -> N
         ("steps", made.progress.steps),
         *of_policies,
     )
-    print_result(as_json, made, shown, *warning_lines(made), f"Watch it with: leyden run watch {made.id}")
+    print_result(as_json, made, shown, *alarm_lines(made), f"Watch it with: leyden run watch {made.id}")
 
 
 def _policy_version(given: str) -> tuple[str, int]:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from leyden.libs.cli.view.output import as_text, mean_and_interval, print_json_line, table
 from leyden.libs.client import Client, Unreachable
+from leyden.libs.contracts.api.alarms import Alarm
 from leyden.libs.contracts.api.runs import Evaluation, Run, Step
 from leyden.libs.contracts.call_counts import CallCounts, why_nothing_trains
 
@@ -35,7 +36,7 @@ def watch_run(
     A terminal shows one table that is drawn again at every poll; other outputs get one line a step. `as_json` prints
     each step as one JSON object on one line of standard output, then each evaluation, then the run.
     """
-    printed = warned = 0
+    printed, shown = 0, set[int]()
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
             run, steps, evaluations = _poll(leyden, run_id, console)
@@ -44,9 +45,9 @@ def watch_run(
             if console.is_terminal:
                 live.update(view(run, steps, evaluations), refresh=True)
             else:
-                for warning in run.warnings[warned:]:
-                    console.print(as_text(f"warning: {warning}"), soft_wrap=True)
-                warned = max(warned, len(run.warnings))
+                for alarm in (one for one in run.alarms if one.number not in shown):
+                    console.print(as_text(alarm_line(alarm)), soft_wrap=True)
+                shown |= {one.number for one in run.alarms}
                 for step in [] if as_json else steps[printed:]:
                     console.print(as_text(line(step)), soft_wrap=True)
             for step in steps[printed:] if as_json else []:
@@ -88,7 +89,7 @@ def view(run: Run, steps: Sequence[Step], evaluations: Sequence[Evaluation]) -> 
 
 
 def summary(run: Run) -> Text:
-    """A run's phase and progress in one line, and a line for each of its further policies and warnings."""
+    """A run's phase and progress in one line, and a line for each of its further policies and alarms."""
     progress = run.progress
     rollouts = ", ".join(f"{count} {state}" for state, count in sorted(progress.rollouts.items())) or "none"
     words = f"{run.name} ({run.id}): {run.phase}, step {progress.step} of {progress.steps}, rollouts {rollouts}"
@@ -96,12 +97,19 @@ def summary(run: Run) -> Text:
     policies = [f"policy {name}: {run_id}" for name, run_id in run.policy_runs.items()]
     if run.lead_run_id is not None:
         policies = [f"policy {run.policy} of {run.lead_run_id}"]
-    return Text("\n").join(map(as_text, [first, *policies, *(f"warning: {warning}" for warning in run.warnings)]))
+    return Text("\n").join([*map(as_text, [first, *policies]), *alarm_lines(run)])
 
 
-def warning_lines(run: Run) -> list[Text]:
-    """A line for each warning of a run."""
-    return [as_text(f"warning: {warning}", "yellow") for warning in run.warnings]
+def alarm_lines(run: Run) -> list[Text]:
+    """A line for each alarm of a run that lasts."""
+    return [as_text(alarm_line(one), "red" if one.severity == "critical" else "yellow") for one in run.alarms]
+
+
+def alarm_line(alarm: Alarm) -> str:
+    """Rule, reason and remedy of an alarm, and since when it lasts."""
+    where = f" ({alarm.subject})" if alarm.name == "setting" else ""
+    since = alarm.since.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return f"alarm {alarm.name}{where}, {alarm.severity} since {since}: {alarm.reason}: {alarm.remedy}"
 
 
 def call_lines(counts: CallCounts) -> list[Text]:

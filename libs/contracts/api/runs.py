@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from leyden.libs.contracts.api.alarms import Alarm
 from leyden.libs.contracts.api.body import Body, RequestBody
 from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import Computation, RunConfig
@@ -69,9 +70,8 @@ class Run(Body):
     progress: Progress
     pruned: bool = False
     """Whether the run's calls, spans, credits and samples have been deleted."""
-    warnings: list[str] = Field(default_factory=list)
-    """Settings that do not mean what they say, and reasons for which its newest attempts teach nothing; only in the
-    answer about one run."""
+    alarms: list[Alarm] = Field(default_factory=list)
+    """Those that last, or lasted when it ended; in the answer that creates it, about its settings."""
     calls: CallCounts = CallCounts()
     """Counts of the model calls of its credited groups; only in the answer about one run."""
     trainer_ends: int = 0

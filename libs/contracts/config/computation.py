@@ -19,12 +19,6 @@ RATIOS = frozenset({"ppo_clip", "gspo", "cispo", "sapo"})
 """Losses of a ratio that they bound. The others have none, or are defined by that to the engine."""
 
 
-MOVED = (
-    "the trainer runs on {}, and keeps the settings that it resolved on {}: {}. To resolve them anew, continue the run"
-    " as a new one (`leyden run resume`)"
-)
-
-
 @dataclass(frozen=True)
 class Device:
     """Args: kind: as torch names it; flex: whether FlexAttention can be compiled for it"""
@@ -78,11 +72,6 @@ class Computation(Document):
     def of_training(self) -> dict[str, str]:
         """The fields of `training` that it sets."""
         return {"precision": self.precision, "attention": self.attention, "export_dtype": self.export_dtype}
-
-    @property
-    def warnings(self) -> list[str]:
-        """Says that the trainer moved: it computes as before."""
-        return [MOVED.format(self.moved_to, self.device, self.words)] if self.moved_to else []
 
     @property
     def words(self) -> str:

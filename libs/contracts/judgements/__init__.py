@@ -3,7 +3,7 @@
 from leyden.libs.contracts.judgements.finding import Judgement
 from leyden.libs.contracts.judgements.machine import judge_memory, judge_model
 from leyden.libs.contracts.judgements.memory import GB, Machine, Need, memory, size_bytes
-from leyden.libs.contracts.judgements.rules import judge, warnings_of
+from leyden.libs.contracts.judgements.rules import judge
 from leyden.libs.contracts.judgements.shape import Shape, model_config
 
 __all__ = [
@@ -18,5 +18,4 @@ __all__ = [
     "memory",
     "model_config",
     "size_bytes",
-    "warnings_of",
 ]

@@ -1,6 +1,6 @@
 """Judgements on a run's document: combinations that can never train, or do not mean what they say, with their remedies.
 
-The API refuses a new run or a continued one for the first kind, and returns the second kind as warnings, which the run
+The API refuses a new run or a continued one for the first kind, and returns the second kind as alarms, which the run
 keeps. Stored documents are not judged when they are read, so that a new rule stops no run.
 """
 
@@ -225,8 +225,3 @@ def judge(run: RunConfig) -> list[Judgement]:
         others = [rule for rule in RULES if policy.training.steps and rule not in own and rule.holds(policy)]
         found += [rule.judgement(f"policies.{name}.") for rule in others]
     return found
-
-
-def warnings_of(run: RunConfig) -> list[str]:
-    """Returns the warnings about a document, in words."""
-    return [f"{one.path}: {one.message}" for one in judge(run) if one.severity == "warns"]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import text
 
+from leyden.libs.contracts.alarms import ALARM_RULES
 from leyden.libs.contracts.call_counts import CallCounts, total
 from leyden.libs.store.database import ReadSession
 
@@ -70,10 +71,13 @@ class AbsentRoles(NamedTuple):
     roles: list[str]
 
     def __str__(self) -> str:
+        return f"{self.reason}: {ALARM_RULES['role_without_calls'].remedy}"
+
+    @property
+    def reason(self) -> str:
+        """The steps and the roles, in words."""
         steps = f"step{'s' if len(self.steps) > 1 else ''} {' and '.join(map(str, self.steps))}"
-        names = " or ".join(self.roles)
-        remedy = "mend the conditions of `roles` (`leyden run agents` shows names), or leave it out of `train`"
-        return f"no call of {steps} has the role {names}, which the run trains: {remedy}"
+        return f"no call of {steps} has the role {' or '.join(self.roles)}, which the run trains"
 
 
 async def of_steps(session: ReadSession, run_id: str, steps: Sequence[int]) -> dict[int, CallCounts]:

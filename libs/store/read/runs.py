@@ -10,14 +10,13 @@ from sqlalchemy import ColumnElement, func, select, text, tuple_
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.runs import Progress, Run, RunParent
 from leyden.libs.contracts.config import RunConfig
-from leyden.libs.contracts.judgements import warnings_of
 from leyden.libs.contracts.states import RunIntent, RunPhase
 from leyden.libs.store import tables
+from leyden.libs.store.alarms.stored import lasting_alarms
 from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.call_counts import of_run
 from leyden.libs.store.read.paging import decode_cursor, page
-from leyden.libs.store.read.warnings import run_warnings
 from leyden.libs.store.rewards import REWARD
 from leyden.libs.store.runs.trainer_ends import trainer_ends
 
@@ -68,15 +67,14 @@ _PROGRESS = text(f"""
 
 
 async def get_run(session: ReadSession, run_id: str) -> Run:
-    """One run with its progress and its warnings.
+    """One run with its progress and the counts of its calls.
 
     Raises: UnknownRun
     """
     run = (await with_progress(session, [await check_run(session, run_id)]))[0]
-    warnings = warnings_of(run.config) + ([] if run.pruned else await run_warnings(session, run_id))
     ends, last_end = await trainer_ends(session, run_id)
-    run = run.model_copy(update={"trainer_ends": ends, "last_trainer_end": last_end})
-    return run.model_copy(update={"warnings": warnings, "calls": await of_run(session, run_id)})
+    counts = await of_run(session, run_id)
+    return run.model_copy(update={"trainer_ends": ends, "last_trainer_end": last_end, "calls": counts})
 
 
 async def check_run(session: ReadSession, run_id: str) -> tables.Run:
@@ -111,7 +109,9 @@ async def list_runs(
 
 
 async def with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> list[Run]:
-    result = await session.execute(_PROGRESS, {"run_ids": [row.id for row in rows]})
+    run_ids = [row.id for row in rows]
+    result = await session.execute(_PROGRESS, {"run_ids": run_ids})
+    alarms = await lasting_alarms(session, run_ids)
     found = {record["id"]: record for record in result.mappings()}
     runs = []
     for row in rows:
@@ -135,6 +135,7 @@ async def with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> lis
                     reward_mean=record["reward_mean"],
                 ),
                 pruned=record["pruned"],
+                alarms=alarms[row.id],
                 parent=_parent(row),
                 lead_run_id=row.lead_run_id,
                 policy=row.policy,

@@ -10,7 +10,6 @@ from sqlalchemy import func, select, text, update
 from leyden.libs.contracts.api.runs import EvaluationRequest, Run, RunParent
 from leyden.libs.contracts.config import EvaluationPlan, RunConfig
 from leyden.libs.contracts.ids import evaluation_id, new_id
-from leyden.libs.contracts.judgements import warnings_of
 from leyden.libs.contracts.states import RunIntent, RunPhase
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
@@ -66,8 +65,7 @@ async def create_run(
         carried = config.policy_run(policy)
         await _add_run(session, carried, dataset_id, policy_parents.get(policy), lead=(row.id, policy))
     await session.refresh(row)
-    made = (await with_progress(session, [row]))[0]
-    return made.model_copy(update={"warnings": warnings_of(config)})
+    return (await with_progress(session, [row]))[0]
 
 
 async def _add_run(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import text
 
-from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.database import Session
 from leyden.libs.store.rewards import REWARD
 
 # One row a run holds the smallest reward so far, so that the cost of a decision does not grow with the run.
@@ -40,12 +40,6 @@ _LATE = text("""
     WHERE s.phase NOT IN ('completed', 'failed', 'cancelled')
 """)
 
-_TOO_HIGH = text("""
-    SELECT r.failure_reward AS given, s.smallest_reward AS smallest
-    FROM runs r JOIN run_status s ON s.run_id = r.id
-    WHERE r.id = :run AND r.failure_reward > s.smallest_reward
-""")
-
 
 async def decide_late(session: Session) -> None:
     """Rewards the failures of groups that a controller of an earlier version completed, in runs that are not over."""
@@ -57,15 +51,3 @@ async def decide(session: Session, groups: Sequence[str]) -> None:
     reward get one."""
     await session.execute(_SMALLEST, {"groups": list(groups)})
     await session.execute(_DECIDE, {"groups": list(groups)})
-
-
-async def warnings(session: ReadSession, run_id: str) -> list[str]:
-    """Says that the document's reward for a failure is above what other attempts earned."""
-    row = (await session.execute(_TOO_HIGH, {"run": run_id})).one_or_none()
-    if row is None:
-        return []
-    return [
-        f"sampling.failure_reward {row.given:g} is above the smallest reward of the run so far ({row.smallest:g}), so"
-        f" that crashes are worth learning: continue the run with null (the smallest so far, at most 0), or at most"
-        f" {row.smallest:g}"
-    ]

@@ -21,18 +21,11 @@ from leyden.libs.contracts.ledger import NewComponent
 from leyden.libs.faults import fault_point
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
-from leyden.libs.store.database import ReadSession, Session
-from leyden.libs.store.runs.feedback import AWAITS_FEEDBACK, READY_AT, feedback_of
+from leyden.libs.store.database import Session
+from leyden.libs.store.runs.feedback import AWAITS_FEEDBACK, feedback_of
 
 MAX_OUTPUT = 1_000_000
 """Characters of an output that a lease carries, from its end."""
-
-PATIENCE_SECONDS = 60.0
-"""An attempt that waits for its grades for longer is worth a warning."""
-
-NEWEST = 1_000
-FAILED_SHARE = 0.02
-"""A component that failed in more than this share of the newest attempts is worth a warning."""
 
 # Columns over the attempt `leased`.
 OF_CALLS = """
@@ -144,36 +137,6 @@ _SETTLE = text("""
     RETURNING g.lease_id
 """)
 
-_WAITING = text(f"""
-    SELECT count(*) AS attempts,
-           coalesce(extract(epoch FROM max(clock_timestamp() - greatest({READY_AT}, (
-               SELECT max(o.created_at) FROM rollouts s JOIN outcomes o ON o.rollout_id = s.id
-               WHERE u.compared AND s.group_id = h.id)))), 0)::double precision AS seconds
-    FROM rollouts r
-    JOIN groups h ON h.id = r.group_id
-    JOIN runs u ON u.id = r.run_id
-    JOIN attempts a ON a.rollout_id = r.id AND a.number = r.grading_attempt
-    WHERE r.run_id = :run AND r.state = 'queued' AND r.grading_attempt > r.excused_attempt AND NOT {AWAITS_FEEDBACK}
-    AND NOT (u.compared AND EXISTS (
-        SELECT FROM rollouts s WHERE s.group_id = h.id AND s.state = 'queued' AND (
-            s.grading_attempt IS NULL OR s.grading_attempt <= s.excused_attempt)))
-""")  # noqa: S608  # constants alone
-
-_WITHOUT_TOTAL = text("""
-    SELECT count(*) AS attempts, (array_agg(reason ORDER BY settled_at DESC))[1] AS reason
-    FROM gradings WHERE run_id = :run AND settled_at IS NOT NULL AND total IS NULL
-""")
-
-_FAILING = text("""
-    SELECT w.component, count(*) AS attempts, count(*) FILTER (WHERE w.state = 'failed') AS failed,
-           (array_agg(w.explanation ORDER BY newest.settled_at DESC) FILTER (WHERE w.state = 'failed'))[1] AS cause
-    FROM (SELECT rollout_id, attempt, settled_at FROM gradings WHERE run_id = :run AND settled_at IS NOT NULL
-          ORDER BY settled_at DESC LIMIT :newest) newest
-    JOIN rollout_rewards w ON w.rollout_id = newest.rollout_id AND w.attempt = newest.attempt
-    GROUP BY w.component HAVING count(*) FILTER (WHERE w.state = 'failed') > :share * count(*)
-    ORDER BY min(w.position)
-""")
-
 
 @dataclass(frozen=True)
 class GradingLease:
@@ -282,27 +245,6 @@ async def settle_gradings(session: Session, settled: Sequence[Settled]) -> set[s
     if rows:
         await session.execute(insert(tables.RolloutReward), rows)
     return live
-
-
-async def warnings(session: ReadSession, run_id: str) -> list[str]:
-    """Says that attempts wait for their grades for long or have none, and that a component fails often."""
-    waiting = (await session.execute(_WAITING, {"run": run_id})).one()
-    lost = (await session.execute(_WITHOUT_TOTAL, {"run": run_id})).one()
-    found = []
-    if waiting.seconds > PATIENCE_SECONDS:
-        found.append(
-            f"{waiting.attempts} attempts wait for their grades, the longest for {waiting.seconds:.0f} s: does a grader"
-            " run?"
-        )
-    if lost.attempts:
-        found.append(f"{lost.attempts} attempts have no reward and were excluded; the last: {lost.reason}")
-    scope = {"run": run_id, "newest": NEWEST, "share": FAILED_SHARE}
-    found += [
-        f"component {row.component} failed in {row.failed} of the last {row.attempts} attempts"
-        f" ({row.failed / row.attempts:.0%}), and reward.missing decided what they earn; the last: {row.cause}"
-        for row in await session.execute(_FAILING, scope)
-    ]
-    return found
 
 
 def _rows(settled: Settled) -> list[dict[str, Any]]:

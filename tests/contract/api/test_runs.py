@@ -24,6 +24,7 @@ from leyden.services.api.app import create_app
 from leyden.services.api.settings import Settings
 from tests.fakes.chat_model import CHATML_WITH_TOOLS, make_chat_model
 from tests.support import builders
+from tests.support.alarms import alarms
 
 NOW = datetime.now(tz=UTC)
 
@@ -249,10 +250,19 @@ async def test_a_refused_run_config_names_the_field_and_the_remedy(
     assert words in problem["errors"][0]["message"]
 
 
-async def test_settings_that_do_not_mean_what_they_say_are_warnings_of_the_run(api_http: httpx.AsyncClient) -> None:
+async def test_settings_that_do_not_mean_what_they_say_are_alarms_of_the_run(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
     made = await create(api_http, algorithm={"type": "gspo", "correction": {"type": "bypass"}})
-    assert [warning.split(":")[0] for warning in made["warnings"]] == ["algorithm.correction"]
-    assert (await api_http.get(f"/v1/runs/{made['id']}")).json()["warnings"] == made["warnings"]
+    [alarm] = made["alarms"]
+    assert (alarm["name"], alarm["subject"]) == ("setting", "algorithm.correction")
+    async with database.session() as session:
+        session.add(tables.RunStatus(run_id=made["id"]))
+    [stored] = (await alarms(database, made["id"])).values()
+    shown = (await api_http.get(f"/v1/runs/{made['id']}")).json()["alarms"]
+    assert shown == [stored.model_dump(mode="json")] == [{**alarm, "since": shown[0]["since"]}]
+    assert (await api_http.get(f"/v1/runs/{made['id']}/alarms")).json()["items"] == shown
+    assert (await api_http.get("/v1/runs/run-none/alarms")).status_code == 404
 
 
 async def test_a_run_shows_its_best_version_and_the_space_of_its_weights(
@@ -279,16 +289,17 @@ async def test_a_run_shows_what_its_trainer_resolved_and_that_it_moved(
         async with database.session() as session:
             await training.keep_computation(session, made["id"], config.computation(device))
         found = (await api_http.get(f"/v1/runs/{made['id']}")).json()
-        return found["computation"], found["warnings"]
+        return found["computation"], [one.reason for one in (await alarms(database, made["id"])).values()]
 
-    first, warnings = await shown(Device("cuda", flex=True))
+    async with database.session() as session:
+        session.add(tables.RunStatus(run_id=made["id"]))
+    first, reasons = await shown(Device("cuda", flex=True))
     assert (first["device"], first["precision"], first["attention"]) == ("cuda", "bfloat16", "flex")
-    assert (first["export_dtype"], first["correction"]["type"], warnings) == ("bfloat16", "decoupled", [])
-    moved, warnings = await shown(CPU)
+    assert (first["export_dtype"], first["correction"]["type"], reasons) == ("bfloat16", "decoupled", [])
+    moved, reasons = await shown(CPU)
     assert moved == {**first, "moved_to": "cpu"}
-    assert [warning.partition(":")[0] for warning in warnings] == [
-        "the trainer runs on cpu, and keeps the settings that it resolved on cuda"
-    ]
+    [reason] = reasons
+    assert reason.startswith("the trainer runs on cpu, and keeps the settings that it resolved on cuda")
     assert await shown(Device("cuda")) == (first, [])
 
 
@@ -345,9 +356,9 @@ async def test_a_run_that_cannot_fit_the_trainers_machine_is_refused_with_the_ar
         assert problem["path"] == "training"
         assert "weights 32.8 GB, gradients 32.8 GB, moments 65.5 GB" in problem["message"]
         # Adapters fit, but not with the activations of so many tokens.
-        lora = {"lora": {}, "micro_batch_tokens": 4096}
+        lora = {"lora": {}, "micro_batch_tokens": 8192}
         made = (await http.post("/v1/runs", json=builders.run_document(training=lora))).json()
-        assert [one.partition(":")[0] for one in made["warnings"]] == ["training"]
+        assert [one["subject"] for one in made["alarms"]] == ["training"]
         assert made["config"]["optimizer"]["learning_rate"] == 1e-5
 
 

@@ -107,6 +107,7 @@ API = {
     ("GET", "/v1/runs/{run_id}/steps"): READ,
     ("GET", "/v1/runs/{run_id}/metrics"): READ,
     ("GET", "/v1/runs/{run_id}/agents"): READ,
+    ("GET", "/v1/runs/{run_id}/alarms"): READ,
     ("GET", "/v1/runs/{run_id}/policies"): READ,
     ("GET", "/v1/runs/{run_id}/samples"): READ,
     ("GET", "/v1/rollouts"): READ,

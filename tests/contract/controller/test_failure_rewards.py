@@ -10,13 +10,13 @@ from sqlalchemy import update
 from leyden.libs.contracts import ids
 from leyden.libs.store import tables
 from leyden.libs.store.read.results import list_evaluations
-from leyden.libs.store.read.runs import get_run
 from leyden.libs.store.runs.rollouts import complete_groups
 from leyden.services.controller.worker import take_over
 from tests.contract.controller.test_store import Scene, add_run, document
 from tests.contract.controller.test_store import scene as scene
 from tests.invariants import violations
 from tests.support import builders
+from tests.support.alarms import alarm_lines
 
 
 async def _rewards(scene: Scene, run: tables.Run) -> list[tuple[str | None, float | None]]:
@@ -88,9 +88,7 @@ async def test_a_number_for_failures_above_other_rewards_is_a_warning(scene: Sce
         await scene.attempt(rollout, kind=kind, reward=-1.0 if kind == "succeeded" else None)
     await scene.tick()
     assert await _rewards(scene, run) == [("succeeded", -1.0), ("agent_error", 0.0)]
-    async with scene.database.read() as session:
-        found = (await get_run(session, run.id)).warnings
-    assert found == [
+    assert await alarm_lines(scene.database, run.id) == [
         "sampling.failure_reward 0 is above the smallest reward of the run so far (-1), so that crashes are worth"
         " learning: continue the run with null (the smallest so far, at most 0), or at most -1"
     ]

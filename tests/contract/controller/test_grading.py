@@ -14,14 +14,13 @@ from leyden.libs.contracts.ledger import NewComponent
 from leyden.libs.store import tables
 from leyden.libs.store.read import views
 from leyden.libs.store.read.results import get_metrics, list_evaluations, list_steps
-from leyden.libs.store.read.runs import get_run
 from leyden.libs.store.runs.feedback import add_feedback
 from leyden.libs.store.runs.grading import Settled, lease_gradings, settle_gradings
-from leyden.libs.store.runs.grading import warnings as grading_warnings
 from leyden.libs.store.runs.retention import delete_run
 from tests.contract.controller.test_store import LONG_AGO, Scene, add_run, document
 from tests.contract.controller.test_store import scene as scene
 from tests.support import builders
+from tests.support.alarms import alarm_lines, alarms
 
 COMPONENTS = {"components": [{"name": "words", "weight": 0.5, "grader": {"type": "length"}}]}
 
@@ -94,27 +93,30 @@ async def test_a_rollout_without_a_total_is_excluded_and_never_0(scene: Scene) -
     await grade(scene, 1, 1.0)
     await scene.tick()
     assert await states(scene, run) == [("excluded", None, "ungraded"), ("finished", 0.5, "succeeded")]
-    async with scene.database.read() as session:
-        warnings = (await get_run(session, run.id)).warnings
-    assert warnings == [
-        "1 attempts have no reward and were excluded; the last: words: it hangs",
-        "component words failed in 1 of the last 2 attempts (50%), and reward.missing decided what they earn; the last:"
-        " it hangs",
+    found = await alarms(scene.database, run.id)
+    assert [(name, one.reason) for name, one in found.items()] == [
+        ("ungraded", "1 attempts have no reward and were excluded; the last: words: it hangs"),
+        (
+            "component_fails words",
+            "component words failed in 1 of the last 2 attempts (50%), and reward.missing decided what they earn; the"
+            " last: it hangs",
+        ),
     ]
+    assert found["component_fails words"].evidence == {"failed": 1, "attempts": 2, "share": 0.5}
 
 
-async def test_a_component_that_fails_in_one_of_fifty_attempts_is_no_warning(scene: Scene) -> None:
+async def test_a_component_that_fails_in_one_of_fifty_attempts_is_no_alarm(scene: Scene) -> None:
     run = await add_run(scene, config=graded_document())
     await builders.add_group(scene.database, run, size=100)
     for rollout in await scene.rollouts(run):
         await builders.add_attempt(scene.database, rollout, state="settled", finished_at=LONG_AGO)
         await builders.add_outcome(scene.database, rollout, reward=None)
     async with scene.database.session() as session:
+        session.add(tables.RunStatus(run_id=run.id, phase="running"))
         await session.execute(update(tables.Rollout).values(grading_attempt=1))
     await grade(scene, 2, None)
     await grade(scene, 98, 1.0)
-    async with scene.database.read() as session:
-        assert [one for one in await grading_warnings(session, run.id) if one.startswith("component")] == []
+    assert "component_fails words" not in await alarms(scene.database, run.id)
 
 
 async def test_each_component_has_a_curve_of_its_mean_and_its_failures(scene: Scene) -> None:
@@ -203,8 +205,7 @@ async def test_a_run_says_that_it_waits_for_feedback(scene: Scene) -> None:
     await scene.attempt(first, kind="succeeded", reward=None)
     await scene.tick(2)
     assert await scene.phase(run) == ("running", "waiting for thumbs: 0 of 2 rollouts have it")
-    async with scene.database.read() as session:
-        assert (await get_run(session, run.id)).warnings == []
+    assert await alarms(scene.database, run.id) == {}
     request = FeedbackRequest(key="k", component="thumbs", value=0.0)
     async with scene.database.session() as session:
         await add_feedback(session, first.id, request)
@@ -223,8 +224,7 @@ async def test_a_run_whose_feedback_never_comes_ends_with_that_reason(scene: Sce
     await scene.finish_all(run)
     await scene.tick(2)
     # The attempts ended an hour ago: a grader is missing since their wait is over.
-    async with scene.database.read() as session:
-        (warning,) = (await get_run(session, run.id)).warnings
+    (warning,) = await alarm_lines(scene.database, run.id)
     assert re.match(r"2 attempts wait for their grades, the longest for \d{4} s", warning)
     for _ in range(8):
         await grade(scene, 9, None, "thumbs: no feedback within 1800 s")
@@ -235,13 +235,12 @@ async def test_a_run_whose_feedback_never_comes_ends_with_that_reason(scene: Sce
     assert await scene.phase(run) == ("failed", reason)
 
 
-async def test_an_attempt_that_waits_for_long_is_a_warning(scene: Scene) -> None:
+async def test_an_attempt_that_waits_for_long_is_an_alarm(scene: Scene) -> None:
     run = await add_run(scene, config=graded_document())
     await scene.tick(2)
     await scene.finish_all(run)
     await scene.tick()
-    async with scene.database.read() as session:
-        (warning,) = (await get_run(session, run.id)).warnings
+    (warning,) = await alarm_lines(scene.database, run.id)
     assert warning.startswith("2 attempts wait for their grades, the longest for ")
     assert warning.endswith(" s: does a grader run?")
 

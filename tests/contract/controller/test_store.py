@@ -19,7 +19,6 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, read_pools, write_pools
 from leyden.libs.store.read.results import list_evaluations
-from leyden.libs.store.read.runs import get_run
 from leyden.libs.store.runs.admission import solve_rates
 from leyden.libs.store.runs.retention import prune_run
 from leyden.services.controller.engines.fleet import Fleet
@@ -29,6 +28,7 @@ from leyden.services.controller.tick import Controller
 from leyden.services.controller.trainers.supervisor import TrainerSupervisor
 from leyden.services.controller.worker import take_over
 from tests.support import builders
+from tests.support.alarms import alarm_lines
 
 LONG_AGO = datetime.now(tz=UTC) - timedelta(hours=1)
 
@@ -614,8 +614,7 @@ async def test_a_role_to_train_that_no_call_of_two_steps_has_ends_the_run(scene:
         await scene.finish_all(run)
         await scene.tick()
         await scene.credit_and_train(run, step, "trained", {"calls": 4, "roles": {"critic": 4}})
-        async with scene.database.read() as session:
-            warnings = (await get_run(session, run.id)).warnings
+        warnings = await alarm_lines(scene.database, run.id)
         assert (await scene.phase(run))[0] == "running"
         if step == 1:
             assert warnings[-1].startswith("no call of step 1 has the role writer, which the run trains: mend the cond")

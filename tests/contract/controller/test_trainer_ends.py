@@ -9,6 +9,7 @@ from leyden.libs.store.database import Database
 from leyden.libs.store.read import runs
 from leyden.libs.store.runs.trainer_ends import StoredEnds, TrainerEnd
 from tests.support import builders
+from tests.support.alarms import alarms
 
 
 async def test_ends_are_counted_since_the_last_step_and_shown_on_the_run(database: Database) -> None:
@@ -35,4 +36,6 @@ async def test_ends_are_counted_since_the_last_step_and_shown_on_the_run(databas
     assert found.last_trainer_end is not None
     assert (found.last_trainer_end.attempt, found.last_trainer_end.step) == (3, 1)
     assert len(found.last_trainer_end.output) == 20_000
-    assert found.warnings == ["a trainer of the run ended 3 times; the last, after step 1: out of memory: give it more"]
+    alarm = (await alarms(database, run.id))["trainer_ends"]
+    assert alarm.reason == "a trainer of the run ended 3 times; the last, after step 1: out of memory: give it more"
+    assert alarm.evidence == {"ends": 3, "step": 1, "state": "out_of_memory"}

@@ -147,7 +147,7 @@ async def test_fine_tuning_killed_within_and_between_its_passes_trains_what_an_u
     assert await asyncio.to_thread(differing_versions, postgres_dsn, case.run.id, tiny_model) == []
     metrics = [step.metrics for step in await case.rows(tables.Step)]  # type: ignore[attr-defined]
     assert not any({"entropy", "logprob_gap_tokens", "policy_lag_mean"} & one.keys() for one in metrics)
-    assert await case.warnings() == []
+    assert await case.alarms() == []
 
 
 @pytest.mark.timeout(600)

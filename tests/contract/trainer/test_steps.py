@@ -24,7 +24,6 @@ from leyden.libs.service import Checks
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.locks import AdvisoryLock
-from leyden.libs.store.read.warnings import run_warnings
 from leyden.libs.store.runs import actions, retention
 from leyden.services.trainer import loop as trainer_loop
 from leyden.services.trainer import worker
@@ -40,6 +39,7 @@ from leyden.services.trainer.state.versions import copy_version, describe, expor
 from tests.faults.proxy import FaultProxy, Trouble
 from tests.replay import differing_versions
 from tests.support import builders
+from tests.support.alarms import alarm_lines
 from tests.support.waiting import eventually
 
 
@@ -108,9 +108,8 @@ class Case:
         async with asyncio.timeout(60):
             await worker.run_trainer(self.settings(**changes), stop or asyncio.Event(), Checks())
 
-    async def warnings(self) -> list[str]:
-        async with self.database.read() as session:
-            return await run_warnings(session, self.run.id)
+    async def alarms(self) -> list[str]:
+        return await alarm_lines(self.database, self.run.id)
 
     async def rows(self, table: type[tables.Base]) -> list[tables.Base]:
         async with self.database.read() as session:
@@ -538,7 +537,7 @@ async def test_a_restarted_trainer_makes_damaged_files_again(case: Case, damage:
     assert describe(Path(version.path)).content_sha256 == version.content_sha256
     assert sorted(path.name for path in folder.glob("*/*")) == ["1", "1", "2", "2"]
     assert len(await case.rows(tables.Step)) == 2
-    [warning] = await case.warnings()
+    [warning] = await case.alarms()
     assert warning.startswith("a trainer found files of steps damaged, 1 times, and went back")
 
 
@@ -561,7 +560,7 @@ async def test_a_trainer_goes_back_to_the_newest_checkpoint_that_is_whole(case: 
             await case.add_group(number, version=3)
         await case.train()
         made[damaged] = [(await case.versions())[step].content_sha256 for step in range(1, 5)]
-        assert len(await case.warnings()) == damaged
+        assert len(await case.alarms()) == damaged
     assert made[True] == made[False]
 
 
@@ -768,7 +767,7 @@ async def test_a_step_of_only_older_tokens_is_compared_at_their_version_if_possi
     steps = {step.number: step.metrics for step in await case.rows(tables.Step)}  # type: ignore[attr-defined]
     assert [steps[number]["logprob_gap_tokens"] for number in (1, 2)] == [8, 8 if comparable else 0]
     assert ("logprob_gap_mean" in steps[2], "logprob_gap_sample_share" in steps[2]) == (comparable, comparable)
-    assert [warning[:59] for warning in await case.warnings()] == (
+    assert [warning[:59] for warning in await case.alarms()] == (
         [] if comparable else ["in 1 of the last 2 steps trainer and engine were not compar"]
     )
 

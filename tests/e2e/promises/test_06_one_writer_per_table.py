@@ -58,10 +58,12 @@ SEEN = "SELECT written, array_agg(DISTINCT writer) FROM audit GROUP BY written"
 SERVICES = {"api", "controller", "runner", "gateway", "collector", "credit", "grader", "trainer", "migrations"}
 NOT_WRITTEN = {
     *("rewards", "feedback", "agent_objects", "evaluations", "state_transitions", "step_replays", "engine_adapters"),
-    *("weight_transfers", "damaged_steps", "trainer_ends", "agent_names"),
+    *("weight_transfers", "damaged_steps", "trainer_ends", "agent_names", "webhook_events"),
 }
 """By this training: no reward door and no conversation is used, no agent has a name, nothing is evaluated, used again,
-migrated or sent, no file is damaged and no trainer ends early."""
+migrated or sent, no file is damaged, no trainer ends early and no webhook is set."""
+MAY_BE_WRITTEN = {"alarms"}
+"""By a training that has trouble, as this one may."""
 NOT_PRUNED = {"outcomes": {"leyden-controller"}}
 """Writers whose moment comes days after the run."""
 
@@ -99,6 +101,8 @@ def test_every_row_was_written_by_the_service_that_its_table_names(
 
     tables = {mapper.class_.__tablename__: mapper.class_ for mapper in Base.registry.mappers}
     promised = {name: {f"leyden-{writer}" for writer in named_writers(table)} for name, table in tables.items()}
+    for name in MAY_BE_WRITTEN:
+        assert seen.pop(name, set()) <= promised.pop(name)
     assert seen == {
         name: writers - NOT_PRUNED.get(name, set()) for name, writers in promised.items() if name not in NOT_WRITTEN
     }

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from leyden.libs.contracts.config import DiscountedCredit, RunConfig, TemporalCredit
-from leyden.libs.contracts.judgements import judge, warnings_of
+from leyden.libs.contracts.judgements import judge
 from leyden.libs.contracts.overlay import overlay
 from leyden.libs.contracts.recipes import RECIPES
 from tests.support.builders import run_document
@@ -85,7 +85,6 @@ def test_further_policies_are_judged_with_their_own_settings() -> None:
     policies = {"small": {"pool": "other", "algorithm": {**GSPO, "correction": {"type": "bypass"}}}}
     found = run({"roles": roles, "policies": policies})
     assert [one.path for one in judge(found)] == ["policies.small.algorithm.correction"]
-    assert warnings_of(found)[0].startswith("policies.small.algorithm")
 
 
 def test_discounts_are_1_by_default_and_critics_of_before_are_read() -> None:

@@ -5,6 +5,7 @@ import type { components } from "../schema";
 
 type Schemas = components["schemas"];
 export type Run = Schemas["Run"];
+export type Alarm = Schemas["Alarm"];
 export type Metrics = Schemas["Metrics"];
 export type Evaluation = Schemas["Evaluation"];
 export type Rollout = Schemas["Rollout"];

@@ -1,4 +1,5 @@
 import { useState } from "preact/hooks";
+import { Alarms } from "../alarms";
 import { usePolled, type Answer, type Evaluation, type Metrics, type Page, type Rollout, type Run } from "../api";
 import { Chart, type Point } from "../chart";
 import { AgentLine, Commands, Facts, Loaded, State, Table, link, number, time } from "../parts";
@@ -65,9 +66,7 @@ function Overview({ run }: { run: Run }) {
   return (
     <>
       {run.reason && <p role="alert" class="problem"><AgentLine text={run.reason} /></p>}
-      {(run.warnings ?? []).map((warning) => (
-        <p key={warning} class="warning"><strong>Warning:</strong> <AgentLine text={warning} /></p>
-      ))}
+      <Alarms alarms={run.alarms} />
       <Facts
         facts={[
           ["State", <><State state={run.phase} />{wish}</>],

@@ -1,3 +1,4 @@
+import { AlarmNames } from "../alarms";
 import { usePolled, type Page, type Run } from "../api";
 import { AgentLine, Commands, Loaded, State, Table, link, number, time } from "../parts";
 
@@ -17,7 +18,7 @@ export function Runs() {
             </>
           ) : (
             <>
-              <Table label="Runs" head={["Run", "State", "Step", "Last reward", "Created"]} numbers={["Step", "Last reward"]}>
+              <Table label="Runs" head={["Run", "State", "Step", "Last reward", "Alarms", "Created"]} numbers={["Step", "Last reward"]}>
                 {items.map((run) => (
                   <tr key={run.id}>
                     <th scope="row">
@@ -26,6 +27,7 @@ export function Runs() {
                     <td><State state={run.phase} /></td>
                     <td class="number">{run.progress.step} / {run.progress.steps}</td>
                     <td class="number">{number(run.progress.reward_mean)}</td>
+                    <td><AlarmNames alarms={run.alarms} /></td>
                     <td>{time(run.created_at)}</td>
                   </tr>
                 ))}

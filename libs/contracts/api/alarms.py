@@ -1,0 +1,52 @@
+"""Alarms of runs, as every reader gets them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from leyden.libs.contracts.api.body import Body
+
+Severity = Literal["warning", "critical"]
+"""`critical`: the run makes no progress. `warning`: it learns less than it could, or may soon make none."""
+
+
+class Alarm(Body):
+    """Trouble of a run, by one rule of the table of alarms (`docs/reference/alarms.md`)."""
+
+    run_id: str
+    number: int
+    """From 1 within the run, in the order in which they were raised."""
+    name: str
+    """The rule."""
+    subject: str | None = None
+    """The tool, component or field that it is about; null for the run as a whole."""
+    severity: Severity
+    since: datetime
+    ended_at: datetime | None = None
+    """Null while it lasts, and where it lasted until the end of the run."""
+    reason: str
+    evidence: dict[str, float | str] = Field(default_factory=dict)
+    """The figures by which the rule judged last, by name."""
+    remedy: str
+
+
+EventName = Literal["completed", "failed", "stalled", "alarm"]
+
+
+class RunEvent(Body):
+    """The body that the controller posts to the operator's webhook."""
+
+    id: str
+    """The same in every delivery of the event: a receiver that has seen it ignores it."""
+    event: EventName
+    at: datetime
+    run_id: str
+    run_name: str
+    phase: str
+    reason: str | None
+    """The reason of the run's phase."""
+    alarm: Alarm | None = None
+    """The alarm that began; null for `completed` and `failed`."""

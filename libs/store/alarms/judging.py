@@ -1,0 +1,104 @@
+"""Judges runs by the table of alarms, and stores what begins, lasts and ends.
+
+- A run is judged again and again, and once more after its end: what holds then stays with the run.
+- An alarm ends when its rule has not held for a while, so that a figure near its limit raises one alarm, not many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import func, select, text
+
+from leyden.libs.contracts.alarms import ALARM_RULES, Finding
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.states import RunPhase
+from leyden.libs.store import tables
+from leyden.libs.store.alarms.attempts import of_attempts
+from leyden.libs.store.alarms.gradings import of_rewards
+from leyden.libs.store.alarms.progress import JudgedRun, of_progress
+from leyden.libs.store.database import ReadSession, Session
+
+ENDED = frozenset({RunPhase.COMPLETED, RunPhase.FAILED, RunPhase.CANCELLED})
+SIGNIFICANT_DIGITS = 6
+
+_DUE = text("""
+    SELECT run_id FROM run_status
+    WHERE phase NOT IN ('completed', 'failed', 'cancelled') OR finished_at IS DISTINCT FROM judged_end
+    ORDER BY run_id
+""")
+
+# Two controllers judge one run after the other.
+_LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('alarms:' || :run, 0))")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The changes of a judgement. `ended_as`: the phase in which the run has ended, when it is judged so first."""
+
+    raised: Sequence[tables.Alarm]
+    ended: Sequence[tables.Alarm]
+    ended_as: RunPhase | None = None
+
+
+async def runs_to_judge(session: ReadSession) -> list[str]:
+    """Runs that have not ended, and those whose end was not judged."""
+    return list(await session.scalars(_DUE))
+
+
+async def findings(session: ReadSession, run: tables.Run, phase: RunPhase) -> list[Finding]:
+    """The rules that hold for a run now."""
+    found = await of_attempts(session, run.id)
+    found += [one async for one in of_rewards(session, run.id)]
+    found += [one async for one in of_progress(session, JudgedRun(run.id, RunConfig.stored(run.config), phase))]
+    return [one for one in found if phase not in ENDED or ALARM_RULES[one.name].lasts]
+
+
+async def judge_run(session: Session, run_id: str, quiet_seconds: float = 0.0) -> Judgement:
+    """Judges a run, and stores the alarms that begin, last and end.
+
+    A repeat changes nothing; idempotency key: run, rule and subject of the alarm that lasts.
+
+    Args: quiet_seconds: an alarm ends when its rule has not held for so long; at once when the run has ended
+    """
+    await session.execute(_LOCK, {"run": run_id})
+    run, status = await session.get_one(tables.Run, run_id), await session.get_one(tables.RunStatus, run_id)
+    phase = RunPhase(status.phase)
+    table = tables.Alarm
+    rows = await session.scalars(select(table).where(table.run_id == run_id, table.ended_at.is_(None)))
+    lasting = {(row.name, row.subject): row for row in rows}
+    now = await session.scalar(select(func.clock_timestamp()))
+    assert now is not None
+    number = await session.scalar(select(func.max(table.number)).where(table.run_id == run_id)) or 0
+    raised = []
+    for one in await findings(session, run, phase):
+        row = lasting.pop((one.name, one.subject), None)
+        if row is None:
+            number += 1
+            row = table(run_id=run_id, number=number, name=one.name, subject=one.subject, raised_at=now)
+            raised.append(row)
+        row.severity, row.reason, row.seen_at = ALARM_RULES[one.name].severity, one.reason, now
+        row.evidence, row.remedy = _plain(one.evidence), one.remedy or ALARM_RULES[one.name].remedy
+    session.add_all(raised)
+    quiet = [row for row in lasting.values() if phase in ENDED or (now - row.seen_at).total_seconds() >= quiet_seconds]
+    for row in quiet:
+        row.ended_at = now
+    is_new_end = phase in ENDED and status.judged_end != status.finished_at
+    if phase in ENDED:
+        status.judged_end = status.finished_at
+    await session.flush()
+    return Judgement(raised, quiet, phase if is_new_end else None)
+
+
+def _plain(evidence: Mapping[str, float | str]) -> dict[str, float | str]:
+    """Figures that JSON can hold, with few digits."""
+    return {
+        name: float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+        if isinstance(value, float) and math.isfinite(value)
+        else str(value)
+        if isinstance(value, float)
+        else value
+        for name, value in evidence.items()
+    }

@@ -1,0 +1,222 @@
+"""Rules about the work between steps: what they consumed, the time since the last one, trainers and engines."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import text
+
+from leyden.libs.contracts.alarms import ALARM_RULES, Finding
+from leyden.libs.contracts.call_counts import CallCounts, nothing_trains, tool_failures, total
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.judgements import judge
+from leyden.libs.contracts.states import RunPhase
+from leyden.libs.store.alarms.attempts import MAX_CAUSE
+from leyden.libs.store.alarms.steps import FIRST, NEWEST, MadeStep, judge_steps, seconds_between
+from leyden.libs.store.database import ReadSession
+from leyden.libs.store.read.call_counts import absent_roles, of_steps
+from leyden.libs.store.runs.trainer_ends import trainer_ends
+from leyden.libs.store.training import read_computation
+
+MIN_TOOL_CALLS, MIN_CALLS, MIN_EQUAL_GROUPS = 10, 20, 4
+"""Fewer prove nothing."""
+SHORTEST_STALL_SECONDS = 60.0
+"""Steps of a small model take seconds, and a pause of some seconds is none."""
+
+# The mean over groups: they are of one size.
+_STEPS = text("""
+    SELECT s.number, s.metrics, s.created_at,
+           (SELECT avg(c.reward_mean) FROM step_groups g
+            JOIN group_credits c ON c.group_id = g.group_id AND c.run_id = g.run_id
+            WHERE g.run_id = :run AND g.step = s.number) AS reward
+    FROM steps s
+    WHERE s.run_id = :run AND (s.number <= :first
+        OR s.number > (SELECT max(number) FROM steps WHERE run_id = :run) - :newest)
+    ORDER BY s.number
+""")
+
+_STALE = text("""
+    SELECT (SELECT count(*) FROM step_groups g WHERE g.run_id = :run AND g.verdict = 'stale'
+            AND g.created_at >= (SELECT created_at FROM steps WHERE run_id = :run AND number = :step)) AS stale,
+           (SELECT count(*) FROM step_groups g WHERE g.run_id = :run AND g.step > :step) AS used
+""")
+
+# A group without a token that can be trained shows nothing.
+_GROUPS = text("""
+    SELECT has_variance, reward_mean FROM group_credits
+    WHERE run_id = :run AND verdict = 'credited' AND min_policy_version IS NOT NULL
+    ORDER BY created_at DESC LIMIT :groups
+""")
+
+_WAITED = text("""
+    SELECT extract(epoch FROM clock_timestamp() - greatest(
+        s.updated_at, (SELECT max(created_at) FROM steps WHERE run_id = s.run_id)))::float8 AS seconds
+    FROM run_status s WHERE s.run_id = :run
+""")
+
+_OLD_ENGINES = text("""
+    SELECT e.url, e.detail, coalesce(a.policy_version, e.policy_version) AS version, newest.version AS newest,
+           extract(epoch FROM clock_timestamp() - greatest(s.updated_at, newest.created_at))::float8 AS seconds
+    FROM run_status s
+    JOIN policy_versions newest ON newest.run_id = s.run_id
+        AND newest.version = (SELECT max(version) FROM policy_versions WHERE run_id = s.run_id)
+    JOIN engines e ON e.state <> 'unreachable'
+    LEFT JOIN engine_adapters a ON a.url = e.url AND a.run_id = s.run_id
+    WHERE s.run_id = :run AND (e.run_id = :run OR a.run_id = :run)
+        AND coalesce(a.policy_version, e.policy_version) < newest.version
+    ORDER BY e.url
+""")
+
+_DAMAGED = text("""
+    SELECT count(*), (array_agg(step ORDER BY created_at DESC))[1], (array_agg(cause ORDER BY created_at DESC))[1]
+    FROM damaged_steps WHERE run_id = :run
+""")
+
+
+@dataclass(frozen=True)
+class JudgedRun:
+    """A run with what decides on the rules that apply to it."""
+
+    id: str
+    config: RunConfig
+    phase: RunPhase
+
+
+async def of_progress(session: ReadSession, run: JudgedRun) -> AsyncIterator[Finding]:
+    """The rules that hold about the document, steps, groups, trainers and engines."""
+    for one in judge(run.config):
+        if one.severity == "warns":
+            yield Finding("setting", one.reason, {"field": one.path}, one.remedy, one.path)
+    scope = {"run": run.id}
+    rows = await session.execute(_STEPS, {**scope, "first": FIRST, "newest": NEWEST})
+    steps = [MadeStep(row.number, row.metrics, row.created_at, row.reward) for row in rows]
+    learns = run.config.algorithm.type != "sft"
+    for finding in judge_steps(steps, run.config.training.max_logprob_gap):
+        if learns or finding.name != "reward_flat":
+            yield finding
+    if learns:
+        window = ALARM_RULES["groups_without_variance"].window
+        groups = (await session.execute(_GROUPS, {**scope, "groups": window})).all()
+        for finding in judge_groups([(row.has_variance, row.reward_mean) for row in groups]):
+            yield finding
+    async for finding in _of_calls(session, run.id, steps):
+        yield finding
+    async for finding in _of_time(session, run, steps):
+        yield finding
+    async for finding in _of_trainers(session, run.id, steps):
+        yield finding
+
+
+def judge_groups(groups: Sequence[tuple[bool, float | None]]) -> Iterator[Finding]:
+    """Args: groups: of each whether its rewards differ, and their mean, the newest first"""
+    rule = ALARM_RULES["groups_without_variance"]
+    equal = [mean for differs, mean in groups if not differs]
+    proves = len(groups) >= rule.at_least or len(equal) == len(groups) >= MIN_EQUAL_GROUPS
+    if not proves or len(equal) < rule.limit * len(groups):
+        return
+    zero = sum(mean == 0 for mean in equal)
+    figures = {"equal": len(equal), "zero": zero, "groups": len(groups), "share": len(equal) / len(groups)}
+    which = (
+        f"each of the last {len(groups)}" if len(equal) == len(groups) else f"{len(equal)} of the last {len(groups)}"
+    )
+    reason = f"in {which} groups all rewards are equal: there is nothing to learn from them"
+    if zero == len(equal):
+        remedy = "all of them are 0: the tasks are too hard or the agent fails; read one with `leyden rollout show`"
+        yield Finding(rule.name, f"{reason}; they are all 0", figures, remedy)
+    else:
+        yield Finding(rule.name, reason, figures)
+
+
+def judge_tools(steps: Mapping[int, CallCounts]) -> Iterator[Finding]:
+    """Tools most of whose calls failed in these steps. In its first steps a policy may not know a tool yet."""
+    rule = ALARM_RULES["tool_fails"]
+    if len(steps) < rule.at_least:
+        return
+    for tool, (failed, known) in tool_failures(total(steps.values())).items():
+        if known >= MIN_TOOL_CALLS and failed > rule.limit * known:
+            reason = (
+                f"tool {tool} failed in {failed} of the {known} calls of the last {len(steps)} steps whose end is known"
+            )
+            figures = {"failed": failed, "calls": known, "share": failed / known, "steps": len(steps)}
+            yield Finding(rule.name, reason, figures, subject=tool)
+
+
+def judge_cut(steps: Mapping[int, CallCounts]) -> Iterator[Finding]:
+    """Answers that were cut off in the newest of these steps."""
+    rule = ALARM_RULES["answers_cut"]
+    newest = total(steps[number] for number in sorted(steps)[-rule.window :])
+    if len(steps) >= rule.at_least and newest.calls >= MIN_CALLS and newest.cut >= rule.limit * newest.calls:
+        reason = (
+            f"{newest.cut} of the {newest.calls} answers of the last {min(len(steps), rule.window)} steps were cut off"
+        )
+        yield Finding(rule.name, reason, {"cut": newest.cut, "calls": newest.calls, "share": newest.cut / newest.calls})
+
+
+async def _of_calls(session: ReadSession, run_id: str, steps: Sequence[MadeStep]) -> AsyncIterator[Finding]:
+    newest = [step.number for step in steps[-ALARM_RULES["tool_fails"].window :]]
+    counts = await of_steps(session, run_id, newest)
+    if steps and not steps[-1].metrics.get("trainable_tokens", 1):
+        why, remedy = nothing_trains(counts.get(steps[-1].number, CallCounts()))
+        reason = f"step {steps[-1].number} had no token that can be trained: {why}"
+        yield Finding("nothing_trains", reason, {"trainable_tokens": 0, "step": steps[-1].number}, remedy)
+    for finding in (*judge_tools(counts), *judge_cut(counts)):
+        yield finding
+    for absent in (await absent_roles(session, run_id)).values():
+        yield Finding("role_without_calls", absent.reason, {"roles": ", ".join(absent.roles), "calls": 0})
+    rule = ALARM_RULES["stale_groups"]
+    if len(newest) >= rule.at_least:
+        row = (await session.execute(_STALE, {"run": run_id, "step": newest[0]})).one()
+        groups = row.stale + row.used
+        if row.stale >= rule.at_least and row.stale > rule.limit * groups:
+            figures = {"stale": row.stale, "groups": groups, "share": row.stale / groups}
+            reason = (
+                f"{row.stale} of the last {groups} groups were older than the lag bound allows, and were not trained"
+            )
+            yield Finding(rule.name, reason, figures)
+
+
+async def _of_time(session: ReadSession, run: JudgedRun, steps: Sequence[MadeStep]) -> AsyncIterator[Finding]:
+    """Nothing while a run evaluates, waits for engines or for people: no step is due."""
+    pace = seconds_between(steps)
+    if run.phase is not RunPhase.RUNNING or pace is None or steps[-1].number >= run.config.training.steps:
+        return
+    rule = ALARM_RULES["stalled"]
+    limit = max(SHORTEST_STALL_SECONDS, rule.limit * pace)
+    waited = await session.scalar(_WAITED, {"run": run.id})
+    awaits_people = run.config.reward is not None and run.config.reward.wait is not None
+    if waited is not None and waited > limit and not awaits_people:
+        reason = f"no step for {waited:.0f} s: usually one takes {pace:.0f} s"
+        yield Finding(rule.name, reason, {"seconds": waited, "median_seconds": pace, "limit_seconds": limit})
+    for row in await session.execute(_OLD_ENGINES, {"run": run.id}):
+        if row.seconds > limit:
+            cause = f": {row.detail[:MAX_CAUSE]}" if row.detail else ""
+            behind = f"version {row.version}, {row.seconds:.0f} s after version {row.newest} was made"
+            reason = f"engine {row.url} still serves {behind}{cause}"
+            figures = {"version": row.version, "newest": row.newest, "seconds": row.seconds, "limit_seconds": limit}
+            yield Finding("engines_stale", reason, figures, subject=row.url)
+
+
+async def _of_trainers(session: ReadSession, run_id: str, steps: Sequence[MadeStep]) -> AsyncIterator[Finding]:
+    rule, made = ALARM_RULES["trainer_ends"], steps[-1].number if steps else 0
+    ends, last_end = await trainer_ends(session, run_id)
+    if last_end is not None and last_end.step > made - rule.window:
+        reason = (
+            f"a trainer of the run ended {ends} times; the last, after step {last_end.step}:"
+            f" {last_end.reason[:MAX_CAUSE]}"
+        )
+        yield Finding(rule.name, reason, {"ends": ends, "step": last_end.step, "state": last_end.state})
+    computation = await read_computation(session, run_id)
+    if computation is not None and computation.moved_to is not None:
+        reason = (
+            f"the trainer runs on {computation.moved_to}, and keeps the settings that it resolved on"
+            f" {computation.device}: {computation.words}"
+        )
+        yield Finding("trainer_moved", reason, {"device": computation.moved_to, "resolved_on": computation.device})
+    times, step, cause = (await session.execute(_DAMAGED, {"run": run_id})).one()
+    if times:
+        reason = (
+            f"a trainer found files of steps damaged, {times} times, and went back to an older checkpoint. The last, of"
+            f" step {step}: {cause[:MAX_CAUSE]}"
+        )
+        yield Finding("files_damaged", reason, {"times": times, "step": step})

@@ -1,0 +1,22 @@
+"""Alarms of a run, judged now."""
+
+from __future__ import annotations
+
+from leyden.libs.contracts.api.alarms import Alarm
+from leyden.libs.store.alarms.judging import judge_run
+from leyden.libs.store.alarms.stored import lasting_alarms
+from leyden.libs.store.database import Database
+
+
+async def alarms(database: Database, run_id: str) -> dict[str, Alarm]:
+    """The alarms that a judgement leaves with the run, by rule and subject: `tool_fails sql`."""
+    async with database.session() as session:
+        await judge_run(session, run_id)
+    async with database.read() as session:
+        found = (await lasting_alarms(session, [run_id]))[run_id]
+    return {f"{one.name} {one.subject or ''}".strip(): one for one in sorted(found, key=lambda one: one.number)}
+
+
+async def alarm_lines(database: Database, run_id: str) -> list[str]:
+    """Reason and remedy of each, in the order in which they were raised."""
+    return [f"{one.reason}: {one.remedy}" for one in (await alarms(database, run_id)).values()]
