@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from leyden.libs.contracts.alarms import ALARM_RULES
 from tests.support.shared import PROMETHEUS, ROOT
 
 RULES = ROOT / "helm" / "leyden" / "alerts.yaml"
@@ -24,6 +25,23 @@ def test_each_alert_fires_in_its_trouble_alone(tmp_path: Path) -> None:
     promtool("check", "rules", "alerts.yaml", folder=tmp_path)
     shutil.copy(Path(__file__).with_name("alerts_test.yaml"), tmp_path)
     promtool("test", "rules", "alerts_test.yaml", folder=tmp_path)
+
+
+def test_each_rule_of_the_table_of_alarms_is_an_alert_with_its_severity(tmp_path: Path) -> None:
+    alerts = {"warning": "LeydenRunInAlarm", "critical": "LeydenRunInCriticalAlarm"}
+    series = [{"series": "controller_leading", "values": "1x30"}]
+    expected = []
+    for rule in ALARM_RULES.values():
+        labels = f'alarm="{rule.name}", severity="{rule.severity}"'
+        series.append({"series": f"controller_run_alarms{{{labels}}}", "values": "1x30"})
+        names = f'alertname="{alerts[rule.severity]}", alertstate="firing"'
+        expected.append({"labels": f"ALERTS{{{names}, {labels}}}", "value": 1})
+    found = {"expr": 'ALERTS{alertstate="firing"}', "eval_time": "20m", "exp_samples": expected}
+    case = {"name": "every alarm", "interval": "1m", "input_series": series, "promql_expr_test": [found]}
+    shutil.copy(RULES, tmp_path)
+    document = {"rule_files": ["alerts.yaml"], "evaluation_interval": "1m", "tests": [case]}
+    (tmp_path / "alarms_test.yaml").write_text(yaml.safe_dump(document))
+    promtool("test", "rules", "alarms_test.yaml", folder=tmp_path)
 
 
 def test_each_alert_has_a_runbook() -> None:
