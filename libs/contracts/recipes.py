@@ -117,7 +117,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "training": {"keep_checkpoints": 5},
             },
             "Qwen2.5-3B",
-            "8 × 80 GB with 99 GB of host memory or 1 × 141 GB with 13 GB of host memory; engine 1 × 24 GB",
+            "2 × 80 GB with 25 GB of host memory or 1 × 141 GB with 13 GB of host memory; engine 1 × 24 GB",
         ),
         "sft": Recipe(
             "Supervised fine-tuning on stored rollouts: a warm start for models that never succeed. Name the runs under"
@@ -129,7 +129,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "training": {"steps": 50},
             },
             "Qwen2.5-3B",
-            "4 × 80 GB with 50 GB of host memory or 1 × 141 GB with 13 GB of host memory; engine 1 × 24 GB",
+            "1 × 80 GB with 13 GB of host memory; engine 1 × 24 GB",
         ),
         "online": Recipe(
             "Groups of one, for traffic in which each task comes once: a moving average is the baseline.",
@@ -139,7 +139,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "algorithm": {"type": "ppo_clip", "correction": _DECOUPLED},
             },
             "Qwen2.5-3B",
-            "4 × 80 GB with 50 GB of host memory or 1 × 141 GB with 13 GB of host memory; engine 1 × 24 GB",
+            "1 × 80 GB with 13 GB of host memory; engine 1 × 24 GB",
         ),
     }
 )

@@ -325,7 +325,7 @@ async def keep_computation(session: Session, run_id: str, here: Computation) -> 
     Args: here: as this trainer would resolve the document on its own device
     """
     table = tables.Computation
-    settings = here.model_dump(mode="json", include={"precision", "attention", "export_dtype", "correction"})
+    settings = here.model_dump(mode="json", exclude={"device", "moved_to"})
     row = {"run_id": run_id, "device": here.device, "settings": settings, "latest_device": here.device}
     kept = (
         insert_or_skip(table)

@@ -46,6 +46,9 @@ class Computation(Document):
     """Type of the weights in versions. Null: that of `precision`, and on a CPU float32 (ADR 46)."""
     correction: Correction
     """Null: decoupled for losses that bound a ratio on CUDA devices, where trainer and engine round differently."""
+    base_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type in which the matrices of LoRA's base model lie in memory. Null: that of `precision` on CUDA devices, else
+    float32."""
     moved_to: str | None = None
 
     @classmethod
@@ -65,20 +68,25 @@ class Computation(Document):
             attention=training.attention or ("flex" if on_cuda and device.flex else "dense"),
             # On a CPU bfloat16 rounds the factors of some products and no weights, in trainer and engine alike.
             export_dtype=training.export_dtype or ("float32" if device.kind == "cpu" else precision),
+            base_dtype=(training.lora and training.lora.base_dtype)
+            or (precision if on_cuda and training.lora else "float32"),
             correction=algorithm.correction or (DecoupledCorrection() if corrects else BypassCorrection()),
         )
 
-    @property
-    def of_training(self) -> dict[str, str]:
-        """The fields of `training` that it sets."""
-        return {"precision": self.precision, "attention": self.attention, "export_dtype": self.export_dtype}
+    def of_training(self, training: Training) -> Training:
+        """Returns `training` with these settings."""
+        lora = training.lora and training.lora.model_copy(update={"base_dtype": self.base_dtype})
+        own = {name: getattr(self, name) for name in ("precision", "attention", "export_dtype")}
+        return training.model_copy(update={**own, "lora": lora})
 
     @property
     def words(self) -> str:
         """The settings in one line, without devices."""
         weights = f" ({self.correction.weights})" if isinstance(self.correction, DecoupledCorrection) else ""
         kernel = "" if self.device == "cpu" else f", attention {self.attention}"
-        return f"{self.precision}{kernel}, versions in {self.export_dtype}, correction {self.correction.type}{weights}"
+        base = ", LoRA on a base model in bfloat16" if self.base_dtype == "bfloat16" else ""
+        correction = f"correction {self.correction.type}{weights}"
+        return f"{self.precision}{kernel}{base}, versions in {self.export_dtype}, {correction}"
 
 
 def tile_logits(device: str) -> int:

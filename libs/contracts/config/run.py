@@ -72,6 +72,8 @@ class RunConfig(Document):
         for part, name in (("training", "precision"), ("training", "attention"), ("algorithm", "correction")):
             if document[part][name] is None:
                 del document[part][name]
+        if self.training.lora is not None and self.training.lora.base_dtype is None:
+            del document["training"]["lora"]["base_dtype"]
         if self.algorithm.critic is not None:
             # The rule does not act, and the version before takes its own default alone.
             del document["credit"]["rule"]
@@ -116,7 +118,7 @@ class RunConfig(Document):
     def computed_as(self, computation: Computation) -> RunConfig:
         """The document with resolved settings in place of null."""
         algorithm = self.algorithm.model_copy(update={"correction": computation.correction})
-        training = self.training.model_copy(update=computation.of_training)
+        training = computation.of_training(self.training)
         return self.model_copy(update={"training": training, "algorithm": algorithm})
 
     @property

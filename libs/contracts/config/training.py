@@ -77,6 +77,10 @@ class Lora(Document):
     """The adapter's product is scaled by alpha / rank."""
     target_modules: Literal["all-linear"] | Annotated[list[Word], Field(min_length=1, max_length=100)] = "all-linear"
     """Linear layers of the decoder by the last part of their names, such as `q_proj`; the head is none of them."""
+    base_dtype: Literal["float32", "bfloat16"] | None = None
+    """Type in which the base model's matrices lie in memory. Adapters, their gradients and moments are float32, and so
+    are embeddings and norms. A base model that was published in bfloat16 loses nothing. Null: on CUDA devices that of
+    `training.precision`, elsewhere float32."""
 
 
 class Training(Document):

@@ -1,7 +1,7 @@
 """The memory that a run's trainer and engine need, by arithmetic from the document and the shape of its model.
 
     state         bytes a parameter  one process            each of n processes
-    weights       of the model       4                      4/n, and a gathered copy of 2 (bfloat16) or 4
+    weights       of the model       4 (LoRA's base: 2)     4/n, and a gathered copy of 2 (bfloat16) or 4
     gradients     of trained ones    4                      4 + 4/n
     moments       of trained ones    8, 4 or 2 (8bit)       the same divided by n; none with `optimizer.offload`
 
@@ -131,7 +131,8 @@ def _states(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Ite
     held, critic = shape.size + (trained if lora else 0), run.algorithm.critic
     if critic is not None and critic.trunk == "own" and critic.model is None:
         held, trained = held + shape.size, trained + shape.size
-    yield Need(place, "weights", FULL * held // ranks)
+    narrow = shape.matrices if lora and run.training.lora and run.training.lora.base_dtype == "bfloat16" else 0
+    yield Need(place, "weights", (FULL * held - (FULL - HALF) * narrow) // ranks)
     if ranks > 1:
         yield Need(place, "gathered weights", _compute_bytes(run, machine) * held)
     yield Need(place, "gradients", FULL * trained + (FULL * trained // ranks if ranks > 1 else 0))

@@ -72,6 +72,11 @@ class Shape:
         return _values(self.parameters.values())
 
     @property
+    def matrices(self) -> int:
+        """The parameters of linear layers, a head that is not tied included."""
+        return _values(axes for name, axes in self.parameters.items() if len(axes) == 2 and "embed_tokens" not in name)
+
+    @property
     def has_query_norms(self) -> bool:
         """Whether layers normalise queries and keys."""
         return any(name.endswith(".q_norm.weight") for name in self.parameters)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -90,12 +91,19 @@ def merged_state(
 
     Args: state, adapter: parts of the model's state, complete tensors; `adapter` is all of its adapters
     """
-    merged = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if not of_adapter(name)}
+    merged = {
+        name.replace(".base_layer.", "."): _wide(tensor) for name, tensor in state.items() if not of_adapter(name)
+    }
     for name, layer in _adapted_layers(model):
         if f"{name}.weight" in merged:
             narrow, wide = (adapter[f"{name}.lora_{part}.{_ADAPTER}.weight"] for part in "AB")
             merged[f"{name}.weight"] = merged[f"{name}.weight"] + wide @ narrow * layer.scaling[_ADAPTER]
     return merged
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In float32 at least: `hold_frozen` rounds what lies in memory, and no sum."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def adapter_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

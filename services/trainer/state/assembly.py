@@ -15,6 +15,7 @@ from leyden.libs.contracts.config import CPU, Computation, Critic, Device, RunCo
 from leyden.libs.telemetry import logger
 from leyden.services.trainer.model.cpu.products import use_fast_products
 from leyden.services.trainer.model.forward import Policy
+from leyden.services.trainer.model.held import hold_frozen
 from leyden.services.trainer.model.load import freeze, read_model
 from leyden.services.trainer.model.lora import adapter_parameters, add_adapters, read_adapter
 from leyden.services.trainer.model.remedies import raising_host_memory
@@ -68,10 +69,12 @@ def assemble_learner(
         `weights`
     """
     weights = weights or base
-    model, critic = _trained_model(base, weights, config, accelerator), config.algorithm.critic
+    model, critic = _trained_model(base, weights, config, accelerator.device), config.algorithm.critic
     shared = critic is not None and critic.trunk == "shared"
     checkpointing = config.training.activation_checkpointing
-    policy = Policy(model, values=shared, activation_checkpointing=checkpointing, **_kernels(config, accelerator))
+    policy = Policy(
+        model, values=shared, activation_checkpointing=checkpointing, **_kernels(config, accelerator.device)
+    )
     _place(policy, config, accelerator, ranks)
     if ranks.size == 1:
         # Autocast.
@@ -82,7 +85,7 @@ def assemble_learner(
     if config.algorithm.kl_coefficient > 0:
         found = _reference(base, reference or weights, policy, config, accelerator, ranks)
     torch.manual_seed(config.sampling.seed)
-    dtype = _export_dtype(config, accelerator)
+    dtype = _export_dtype(config, accelerator.device)
     return Learner(policy, optimizer, accelerator, found, ranks=ranks, value_model=values, export_dtype=dtype)
 
 
@@ -109,21 +112,21 @@ def compare_at(
     return gap_metrics(logprobs_K, tokens, tokens.policy_versions_K == version)
 
 
-def _computation(config: RunConfig, accelerator: Accelerator) -> Computation:
+def _computation(config: RunConfig, device: torch.device) -> Computation:
     """The settings of a document that the trainer has resolved, or of any other on this device."""
-    return config.computation(Device(accelerator.device.type))
+    return config.computation(Device(device.type))
 
 
-def _export_dtype(config: RunConfig, accelerator: Accelerator) -> torch.dtype | None:
+def _export_dtype(config: RunConfig, device: torch.device) -> torch.dtype | None:
     """The type to which versions round the weights; None where they do not."""
-    return torch.bfloat16 if _computation(config, accelerator).export_dtype == "bfloat16" else None
+    return torch.bfloat16 if _computation(config, device).export_dtype == "bfloat16" else None
 
 
 def _value_model(base: Path, critic: Critic, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> ValueModel:
     folder = base if critic.model is None else Path(critic.model)
     require_same_tokens(base, folder)
-    model, checkpointing = _read(folder, config, accelerator), config.training.activation_checkpointing
-    found = ValueModel(model, activation_checkpointing=checkpointing, **_kernels(config, accelerator))
+    model, checkpointing = _read(folder, config, accelerator.device), config.training.activation_checkpointing
+    found = ValueModel(model, activation_checkpointing=checkpointing, **_kernels(config, accelerator.device))
     _place(found, config, accelerator, ranks)
     return found
 
@@ -135,7 +138,7 @@ def _reference(
     if not config.training.lora:
         frozen = _frozen(base if every is None else weights, config, accelerator)
         _place(frozen, config, accelerator, ranks)
-        return Reference(frozen, every, dtype=_export_dtype(config, accelerator))
+        return Reference(frozen, every, dtype=_export_dtype(config, accelerator.device))
     if every is None:
         return Reference(BasePolicy(policy))
     # Adapters of zeros are the base model.
@@ -150,15 +153,15 @@ def _reference(
 
 def _frozen(weights: Path, config: RunConfig, accelerator: Accelerator) -> Policy:
     """A policy that computes log-probabilities alone, in host memory."""
-    model = _read(weights, config, accelerator).requires_grad_(requires_grad=False)
-    return Policy(model, **_kernels(config, accelerator))
+    model = _read(weights, config, accelerator.device).requires_grad_(requires_grad=False)
+    return Policy(model, **_kernels(config, accelerator.device))
 
 
-def _kernels(config: RunConfig, accelerator: Accelerator) -> dict[str, Any]:
-    return {"kernel": _computation(config, accelerator).attention, "compiled": config.training.compile}
+def _kernels(config: RunConfig, device: torch.device) -> dict[str, Any]:
+    return {"kernel": _computation(config, device).attention, "compiled": config.training.compile}
 
 
-def _trained_model(base: Path, weights: Path, config: RunConfig, accelerator: Accelerator) -> PreTrainedModel:
+def _trained_model(base: Path, weights: Path, config: RunConfig, device: torch.device) -> PreTrainedModel:
     lora = config.training.lora
     model = read_model(weights if lora is None else base)
     if lora is None:
@@ -168,7 +171,9 @@ def _trained_model(base: Path, weights: Path, config: RunConfig, accelerator: Ac
         add_adapters(model, lora, config.training.frozen, base)
         if weights != base:
             read_adapter(model, weights)
-    return _with_precision(model, config, accelerator)
+        if _computation(config, device).base_dtype == "bfloat16":
+            hold_frozen(model, model.get_input_embeddings().weight)
+    return _with_precision(model, config, device)
 
 
 def _place(policy: Policy, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> None:
@@ -176,16 +181,16 @@ def _place(policy: Policy, config: RunConfig, accelerator: Accelerator, ranks: R
     if ranks.size == 1:
         policy.to(accelerator.device)
     else:
-        bfloat16 = _computation(config, accelerator).precision == "bfloat16" and accelerator.device.type != "cpu"
+        bfloat16 = _computation(config, accelerator.device).precision == "bfloat16" and accelerator.device.type != "cpu"
         shard(policy, accelerator.device, ranks.size, bfloat16=bfloat16)
 
 
-def _read(folder: Path, config: RunConfig, accelerator: Accelerator) -> PreTrainedModel:
-    return _with_precision(read_model(folder), config, accelerator)
+def _read(folder: Path, config: RunConfig, device: torch.device) -> PreTrainedModel:
+    return _with_precision(read_model(folder), config, device)
 
 
-def _with_precision(model: PreTrainedModel, config: RunConfig, accelerator: Accelerator) -> PreTrainedModel:
-    if accelerator.device.type == "cpu":
-        bfloat16 = _computation(config, accelerator).precision == "bfloat16"
+def _with_precision(model: PreTrainedModel, config: RunConfig, device: torch.device) -> PreTrainedModel:
+    if device.type == "cpu":
+        bfloat16 = _computation(config, device).precision == "bfloat16"
         use_fast_products(model, head=model.get_output_embeddings(), bfloat16=bfloat16)
     return model

@@ -64,6 +64,28 @@ def test_a_loss_that_bounds_a_ratio_corrects_for_the_engine_on_cuda(algorithm: d
     assert resolved(changes, CPU)[3] == "bypass"
 
 
+@pytest.mark.parametrize(
+    ("training", "device", "expected"),
+    [
+        ({"lora": {}}, CUDA, "bfloat16"),
+        ({"lora": {}}, CPU, "float32"),
+        ({"lora": {}, "precision": "bfloat16"}, CPU, "float32"),
+        ({"lora": {}, "precision": "float32"}, CUDA, "float32"),
+        ({"lora": {"base_dtype": "bfloat16"}}, CPU, "bfloat16"),
+        ({"lora": {"base_dtype": "float32"}}, CUDA, "float32"),
+        ({}, CUDA, "float32"),
+    ],
+)
+def test_the_base_model_of_adapters_lies_in_bfloat16_on_cuda(
+    training: dict[str, Any], device: Device, expected: str
+) -> None:
+    run = RunConfig.model_validate(run_document(training=training))
+    found = run.computation(device)
+    assert found.base_dtype == expected
+    assert run.computed_as(found).computation(CPU).base_dtype == expected
+    assert ("base_dtype" in str(run.storable())) == ("base_dtype" in str(training))
+
+
 @pytest.mark.parametrize("device", [CPU, CUDA])
 def test_a_resolved_document_keeps_its_settings_on_every_device(device: Device) -> None:
     run = RunConfig.model_validate(run_document())

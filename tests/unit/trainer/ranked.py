@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from leyden.libs.contracts.config import Lora, RunConfig
 from leyden.services.trainer.model.forward import Policy
+from leyden.services.trainer.model.held import hold_frozen
 from leyden.services.trainer.model.lora import adapter_parameters, add_adapters
 from leyden.services.trainer.model.sharding import shard
 from leyden.services.trainer.model.tensors import gather, replace_values
@@ -51,7 +52,8 @@ MODELS = {
 }
 """Models and how they differ: Qwen makes four updates a step; those with critics two, and only values learn in their
 first step; versions of `critic` are in bfloat16; `lora` trains adapters behind a frozen first layer, and its base model
-is its reference; that of `refreshed lora` and of `qwen` is the version of every second step."""
+is its reference; that of `refreshed lora` and of `qwen` is the version of every second step, and the base model of
+`refreshed lora` is held in bfloat16."""
 SMALL = 512, 16
 """Sizes from which these models' parameters take 8-bit moments."""
 RESUMED = ("critic", "own critic", "lora")
@@ -75,6 +77,8 @@ def start(model: str, ranks: Ranks = ALONE) -> tuple[Learner, RunConfig]:
     if "lora" in model:
         torch.manual_seed(0)
         add_adapters(own, Lora(rank=3), ["model.layers.0.*"], Path("base"))
+        if model == "refreshed lora":
+            hold_frozen(own, own.get_input_embeddings().weight)
     policy, other = Policy(own, values=model == "critic"), Policy(make(1))
     values = ValueModel(make(2)) if model == "own critic" else None
     if ranks.size > 1:

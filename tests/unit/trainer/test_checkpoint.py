@@ -150,7 +150,9 @@ def test_a_large_version_has_files_of_bounded_size_and_an_index(
     [
         ({"precision": "bfloat16"}, "cuda", torch.bfloat16),
         ({"precision": "bfloat16"}, "cpu", None),
-        ({}, "cuda", None),
+        ({}, "cuda", torch.bfloat16),
+        ({}, "cpu", None),
+        ({"precision": "float32"}, "cuda", None),
         ({"precision": "bfloat16", "export_dtype": "float32"}, "cuda", None),
         ({"export_dtype": "bfloat16"}, "cpu", torch.bfloat16),
     ],

@@ -12,17 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leyden.services.trainer.model.held import HeldLinear
+
 _ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def use_fast_products(model: nn.Module, *, head: nn.Module | None = None, bfloat16: bool = False) -> None:
-    """Replaces the class of the model's float32 linear layers; parameters retain their names and values.
+    """Replaces the class of linear layers in float32, or held; parameters retain their names and values.
 
     The head always multiplies in float32, as the CPU engine's does, so that log-probabilities lose no digits.
     """
     for module in model.modules():
         narrow = bfloat16 and module is not head
-        if type(module) is nn.Linear and module.weight.dtype == torch.float32 and (narrow or _ONEDNN):
+        wide = type(module) is nn.Linear and module.weight.dtype == torch.float32
+        if (wide or type(module) is HeldLinear) and (narrow or _ONEDNN):
             module.__class__ = _NarrowLinear if narrow else _WideLinear
 
 
@@ -78,4 +81,4 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 def _product(left: Tensor, right: Tensor, narrow: bool) -> Tensor:
     """left · rightᵀ in float32."""
-    return (left.bfloat16() @ right.bfloat16().t()).float() if narrow else product(left, right)
+    return (left.bfloat16() @ right.bfloat16().t()).float() if narrow else product(left, right.to(left.dtype))
