@@ -1,4 +1,4 @@
-"""An agent that prints no reward learns from a scripted judge that is busy or talks nonsense now and then."""
+"""Agents that print no reward learn from scripted judges that are busy or talk nonsense now and then."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import psycopg
@@ -16,13 +17,13 @@ from leyden.libs.cli.local.platform import Platform
 from leyden.libs.cli.view.watch import watch_run
 from leyden.libs.client import Client
 from tests.campaigns.soak import QUICK, bandit_run, small_platform
-from tests.fakes.judge import Said, ScriptedJudge, judge_beside, scored
+from tests.fakes.judge import Said, ScriptedJudge, compared, judge_beside, ranked, scored
 from tests.invariants import violations
 
 STEPS = 26
 KEY = "the-key-of-the-judge"
 # The number of the task makes more questions than the two answers: equal ones are asked once.
-HELPFUL = {
+HELPFUL: dict[str, Any] = {
     "name": "helpful",
     "grader": {
         "type": "score_model",
@@ -32,6 +33,28 @@ HELPFUL = {
         "votes": 2,
     },
 }
+
+
+BETTER = {"name": "better", "grader": {**HELPFUL["grader"], "type": "relative_model"}}
+RIGHT = {"name": "right", "weight": 0.0, "grader": {"type": "regex", "pattern": '"odd"'}}
+
+
+def choosy() -> Callable[[dict[str, Any], int], Said]:
+    """As `moody`, and compares: it leaves out an output now and then."""
+    incomplete = Counter[str]()
+
+    def answered(body: dict[str, Any], number: int) -> Said:
+        rules = body["messages"][0]["content"]
+        if number % 9 == 3:
+            return Said(status=429, headers={"retry-after": "1"})
+        scores: dict[str, object] = {name: float('"odd"' in text) for name, text in compared(body).items()}
+        task = rules[rules.index("Task") :].partition(":")[0]
+        if number % 9 == 6 and incomplete[task] < 2:
+            incomplete[task] += 1
+            scores.popitem()
+        return ranked(scores)
+
+    return answered
 
 
 def moody() -> Callable[[dict[str, Any], int], Said]:
@@ -97,3 +120,34 @@ def test_an_agent_without_a_reward_line_learns_from_a_judge(
             [run.id],
         ).fetchall()
     assert [(extracted, value) for extracted, value, _ in stored] == [("1, 1", 0.0), ("5, 5", 1.0)]
+
+
+@pytest.mark.timeout(900)
+def test_an_agent_without_a_reward_line_learns_from_a_judge_that_compares(
+    platform: Platform, client: Client, judge: ScriptedJudge, received: Path
+) -> None:
+    judge.answer = choosy()
+    client.upload_dataset("judged", [{"number": number} for number in range(16)])
+    document = bandit_run(received, "compared", STEPS, reward={"components": [BETTER, RIGHT]}, **QUICK)
+    document["dataset"] = "judged"
+    document["agent"]["environment"]["BANDIT_SILENT"] = "1"
+    run = watch_run(client, client.create_run(document).id, Console(quiet=True))
+    assert (run.phase, run.reason) == ("completed", None)
+
+    metrics = client.metrics(run.id, ["component.right.mean", "component.better.failed_share"])
+    curves = {one.name: [value for _, _, value in one.points] for one in metrics.series}
+    assert len(curves["component.right.mean"]) == STEPS
+    assert fmean(curves["component.right.mean"][:2]) < 0.85
+    assert fmean(curves["component.right.mean"][-4:]) > 0.95
+    assert set(curves["component.better.failed_share"]) == {0.0}
+    assert violations(platform.facts.database_url, run.id) == {}
+    # Siblings have one comparison: two outputs have 0 and 1, and equal ones 0.5.
+    with psycopg.connect(platform.facts.database_url) as connection:
+        mixed = connection.execute(
+            "SELECT array_agg(DISTINCT w.value ORDER BY w.value) FROM rollout_rewards w"
+            " JOIN rollouts r ON r.id = w.rollout_id WHERE w.run_id = %s AND w.component = 'better'"
+            " GROUP BY r.group_id",
+            [run.id],
+        ).fetchall()
+    assert {tuple(values) for (values,) in mixed} <= {(0.0, 1.0), (0.5,)}
+    assert ([0.0, 1.0],) in mixed
