@@ -49,6 +49,12 @@ AGENT_FOLDERS ?=
 # The version of the flight agent that `make demo` trains: plain, langgraph, openai-agents or autogen.
 AGENT ?= plain
 DEMO_VENV := $(if $(filter plain,$(AGENT)),$(AGENTS_VENV),$(CACHE)/demo/$(AGENT))
+# The experiment of `make experiment`: sql or flight; ARGS="--air sparse --credit own" are choices of flight.
+NAME ?= sql
+SEEDS ?= 1
+STEPS ?= 10
+ARGS ?=
+EXPERIMENT_VENV := $(if $(filter flight,$(NAME)),$(AGENTS_VENV),$(CACHE)/demo/langgraph)
 # The versions of a framework are those of `make test-agents`.
 FRAMEWORK_PINS = tests/frameworks/environments/$(if $(filter autogen,$*),autogen,python).txt
 
@@ -62,7 +68,7 @@ NODE_PATH = PATH="$(abspath $(BIN)):$$PATH"
 CONSOLE_IF_POSSIBLE = $(MAKE) --silent console || echo "going on without the console: see the error above, then run make console"
 
 .DEFAULT_GOAL := help
-.PHONY: help console screenshots structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down demo bench bench-gpu bench-swap bench-page soak growth fuzz docs migrate migration clean
+.PHONY: experiment test-experiments help console screenshots structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down demo bench bench-gpu bench-swap bench-page soak growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -215,6 +221,13 @@ down: $(VENV)/.ready ## stop a platform that runs in the background
 demo: $(VENV)/.ready $(DEMO_VENV)/.ready ## train the flight agent's model and show it learn; AGENT=langgraph for another version
 	@$(CONSOLE_IF_POSSIBLE)
 	$(BIN)/leyden demo --agent $(AGENT) --agent-python $(DEMO_VENV)/bin/python $(DEMO_ARGS)
+
+experiment: $(VENV)/.ready $(EXPERIMENT_VENV)/.ready ## train NAME=sql or flight on SEEDS seeds for STEPS steps, and write docs/experiments
+	$(BIN)/python -m tests.campaigns.experiments $(NAME) --seeds $(SEEDS) --steps $(STEPS) \
+		--python $(abspath $(EXPERIMENT_VENV)/bin/python) --home $(CACHE)/experiments --page $(ARGS)
+
+test-experiments: setup $(CACHE)/demo/langgraph/.ready ## each experiment on a tiny model at three steps (nightly)
+	TEST_LANGGRAPH=$(abspath $(CACHE)/demo/langgraph/bin/python) $(BIN)/pytest tests/e2e/test_experiments.py
 
 bench: setup ## measure the budgets of docs/benchmarks.md; some parts alone: make bench parts="gateway store"
 	$(BIN)/python -m tests.bench $(parts)

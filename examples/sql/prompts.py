@@ -1,0 +1,33 @@
+"""The messages of the three roles. The first two words of a system line tell the roles apart."""
+
+SCHEMA = """artist(id, name)
+album(id, title, artist_id)
+genre(id, name)
+track(id, name, album_id, genre_id, seconds)
+customer(id, name, city, country)
+invoice(id, customer_id, total)"""
+WRITER = "You write SQL for SQLite. Answer with one query alone."
+CHECKER = "You check SQL. Answer yes or no."
+REWRITER = "You correct SQL for SQLite. Answer with one query alone."
+
+Messages = list[dict[str, str]]
+
+
+def conversation(system: str, user: str) -> Messages:
+    """Returns a conversation of one turn."""
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
+def to_writer(question: str) -> Messages:
+    """Returns the request for a first query."""
+    return conversation(WRITER, f"{SCHEMA}\n{question}")
+
+
+def to_checker(question: str, sql: str, result: str) -> Messages:
+    """Returns the question whether a query that ran has answered."""
+    return conversation(CHECKER, f"{question}\n{sql}\nResult: {result}\nDoes this answer the question?")
+
+
+def to_rewriter(question: str, sql: str, complaint: str) -> Messages:
+    """Returns the request for a better query."""
+    return conversation(REWRITER, f"{SCHEMA}\n{question}\n{sql}\n{complaint}")

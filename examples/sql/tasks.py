@@ -1,0 +1,104 @@
+"""Writes training and held-out tasks: questions about `chinook.sql` with their queries.
+
+    python tasks.py --out tasks --seed 0
+
+A held-out question has a subject that no training question of its template has. Every query is run: one without a row
+is no task.
+"""
+
+import argparse
+import json
+import random
+import sqlite3
+from pathlib import Path
+
+DATABASE = (Path(__file__).parent / "chinook.sql").read_text()
+ALBUMS_OF = "FROM album JOIN artist ON artist.id = album.artist_id WHERE artist.name = '{}'"
+TRACKS_OF = "FROM track JOIN album ON album.id = track.album_id WHERE album.title = '{}'"
+OF_GENRE = "FROM track JOIN genre ON genre.id = track.genre_id WHERE genre.name = '{}'"
+PAID = "FROM invoice JOIN customer ON customer.id = invoice.customer_id WHERE customer.{} = '{{}}'"
+OF_ARTIST = (
+    "FROM track JOIN album ON album.id = track.album_id JOIN artist ON artist.id = album.artist_id"
+    " WHERE artist.name = '{}'"
+)
+TEMPLATES = (
+    ("artist.name", "How many albums has {}?", f"SELECT COUNT(*) {ALBUMS_OF}"),
+    ("artist.name", "Which albums has {}?", f"SELECT album.title {ALBUMS_OF}"),
+    ("artist.name", "How long is the longest track of {}?", f"SELECT MAX(track.seconds) {OF_ARTIST}"),
+    ("artist.name", "How many tracks has {}?", f"SELECT COUNT(*) {OF_ARTIST}"),
+    ("album.title", "Which tracks are on the album {}?", f"SELECT track.name {TRACKS_OF}"),
+    ("album.title", "How long is the album {} in all?", f"SELECT SUM(track.seconds) {TRACKS_OF}"),
+    (
+        "album.title",
+        "Who made the album {}?",
+        "SELECT artist.name FROM artist JOIN album ON album.artist_id = artist.id WHERE album.title = '{}'",
+    ),
+    ("genre.name", "How many tracks are {}?", f"SELECT COUNT(*) {OF_GENRE}"),
+    ("track.name", "How long is the track {}?", "SELECT seconds FROM track WHERE name = '{}'"),
+    (
+        "track.name",
+        "Which genre has the track {}?",
+        "SELECT genre.name FROM genre JOIN track ON track.genre_id = genre.id WHERE track.name = '{}'",
+    ),
+    ("customer.country", "How many customers live in {}?", "SELECT COUNT(*) FROM customer WHERE country = '{}'"),
+    ("customer.country", "Which customers live in {}?", "SELECT name FROM customer WHERE country = '{}'"),
+    ("customer.country", "How much did customers in {} pay?", f"SELECT SUM(invoice.total) {PAID.format('country')}"),
+    ("customer.name", "Where does {} live?", "SELECT city FROM customer WHERE name = '{}'"),
+    ("customer.name", "How many invoices has {}?", f"SELECT COUNT(*) {PAID.format('name')}"),
+    ("customer.name", "How much did {} pay?", f"SELECT SUM(invoice.total) {PAID.format('name')}"),
+    ("seconds", "How many tracks are longer than {} seconds?", "SELECT COUNT(*) FROM track WHERE seconds > {}"),
+    (
+        "seconds",
+        "Which tracks are longer than {} seconds, longest first?",
+        "SELECT name FROM track WHERE seconds > {} ORDER BY seconds DESC",
+    ),
+)
+LENGTHS = (250, 300, 320, 350, 400, 450, 500, 600, 700, 800)
+HELD_OUT_SHARE = 0.25
+MOST_SUBJECTS = 16
+
+
+def questions(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Return training and held-out tasks, each in a random order that the seed decides."""
+    dice, connection = random.Random(seed), sqlite3.connect(":memory:")
+    connection.executescript(DATABASE)
+    training: list[dict[str, str]] = []
+    held_out: list[dict[str, str]] = []
+    for subject, question, sql in TEMPLATES:
+        values = subjects(connection, subject)
+        dice.shuffle(values)
+        values = values[:MOST_SUBJECTS]
+        kept = max(1, round(HELD_OUT_SHARE * len(values)))
+        for place, value in enumerate(values):
+            query = sql.format(value.replace("'", "''"))
+            if connection.execute(query).fetchone() is None:
+                continue
+            task = {"question": question.format(value), "sql": query, "database": DATABASE}
+            (held_out if place < kept else training).append(task)
+    dice.shuffle(training)
+    dice.shuffle(held_out)
+    return training, held_out
+
+
+def subjects(connection: sqlite3.Connection, name: str) -> list[str]:
+    """Return the values that a template may ask for."""
+    if name == "seconds":
+        return [str(one) for one in LENGTHS]
+    table, column = name.split(".")
+    return [row[0] for row in connection.execute(f"SELECT DISTINCT {column} FROM {table} ORDER BY 1")]  # noqa: S608
+
+
+def write(path: Path, tasks: list[dict[str, str]]) -> None:
+    """Write one task a line."""
+    path.write_text("".join(json.dumps(task, ensure_ascii=False) + "\n" for task in tasks))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    training, held_out = questions(options.seed)
+    write(options.out / "train.jsonl", training)
+    write(options.out / "heldout.jsonl", held_out)

@@ -1,0 +1,84 @@
+"""The command `make experiment`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from leyden.libs.cli.local.platform import Platform, platform_options
+from leyden.libs.cli.settings import Settings
+from leyden.libs.client import Client
+from tests.campaigns.experiments.choices import Choices, Experiment
+from tests.campaigns.experiments.flight import RULES, Flight
+from tests.campaigns.experiments.page import page
+from tests.campaigns.experiments.results import MAX_SEEDS, Seed, read_seed
+from tests.campaigns.experiments.runs import report
+from tests.campaigns.experiments.sql import Sql
+
+PAGES = Path(__file__).parents[3] / "docs" / "experiments"
+EXPERIMENTS: dict[str, type[Experiment]] = {"flight": Flight, "sql": Sql}
+READY_SECONDS = 600.0
+
+
+def experiment(one: Experiment, home: Path, seeds: range, choices: Choices) -> list[Seed]:
+    """Trains each seed and returns its figures."""
+    folder = home / "tasks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with one.environment(folder, seeds, choices) as variables:
+        options = platform_options(Settings(), free_ports=True)
+        platform = Platform(home, replace(options, environment=variables), report=report)
+        platform.start()
+        try:
+            platform.ready(READY_SECONDS)
+            with Client(platform.facts.url("api"), platform.token, patience_seconds=120) as client:
+                return [read_seed(client, seed, one.train(client, folder, seed, choices)) for seed in seeds]
+        finally:
+            platform.stop()
+
+
+def main() -> None:
+    """Prints the page, and the figures as the last line; `--page` stores the page."""
+    parser = argparse.ArgumentParser(prog="experiment", description=__doc__)
+    parser.add_argument("name", choices=list(EXPERIMENTS))
+    parser.add_argument("--seeds", type=int, default=1, choices=range(1, MAX_SEEDS + 1), metavar=f"1..{MAX_SEEDS}")
+    parser.add_argument("--steps", type=int, default=Choices.steps)
+    parser.add_argument("--held-out", type=int, default=Choices.held_out, help="tasks of an evaluation")
+    parser.add_argument("--warm-steps", type=int, default=Choices.warm_steps, help="steps of the warm start of sql")
+    parser.add_argument("--solutions", type=int, default=Choices.solutions, help="tasks that the teacher of sql solves")
+    parser.add_argument("--air", choices=["dense", "sparse"], default=Choices.air, help="of flight")
+    parser.add_argument("--credit", choices=list(RULES), default=Choices.credit, help="of flight")
+    parser.add_argument("--python", default=Choices.python, help="interpreter with the agent's packages")
+    parser.add_argument(
+        "--home", type=Path, required=True, help="folder of the platform; the same one finds its runs again"
+    )
+    parser.add_argument("--page", action="store_true", help="write docs/experiments")
+    given = parser.parse_args()
+    names = ("steps", "python", "held_out", "warm_steps", "solutions", "air", "credit")
+    choices = Choices(**{name: getattr(given, name) for name in names})
+    one = EXPERIMENTS[given.name]()
+    seeds = experiment(one, given.home.absolute(), range(given.seeds), choices)
+    written = page(one.title(choices), one.purpose, command(given), seeds)
+    if given.page:
+        PAGES.mkdir(exist_ok=True)
+        (PAGES / f"{one.page(choices)}.md").write_text(written)
+    sys.stdout.write(f"{written}\n{json.dumps([asdict(seed) for seed in seeds])}\n")
+
+
+def command(given: argparse.Namespace) -> str:
+    """Returns the command of the Makefile with the choices that are not the usual ones."""
+    usual = asdict(Choices())
+    chosen = [
+        f"--{name.replace('_', '-')} {getattr(given, name)}"
+        for name in ("held_out", "warm_steps", "solutions", "air", "credit")
+        if getattr(given, name) != usual[name]
+    ]
+    arguments = f" ARGS={shlex.quote(' '.join(chosen))}" if chosen else ""
+    return f"make experiment NAME={given.name} SEEDS={given.seeds} STEPS={given.steps}{arguments}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The choices of an experiment, and its seam."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from leyden.libs.client import Client
+from tests.campaigns.experiments.results import Stage
+
+Air = Literal["dense", "sparse"]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Sizes and variants.
+
+    Args: python: the interpreter of agents; held_out: tasks of an evaluation; warm_steps, solutions: of a warm start
+    """
+
+    steps: int = 10
+    python: str = "{python}"
+    held_out: int = 40
+    warm_steps: int = 20
+    solutions: int = 96
+    air: Air = "dense"
+    credit: str = "discounted"
+
+
+class Experiment(Protocol):
+    """Trains one seed after another on one platform."""
+
+    purpose: str
+
+    def title(self, choices: Choices) -> str:
+        """Returns the heading of its page."""
+        ...
+
+    def page(self, choices: Choices) -> str:
+        """Returns the name of its page."""
+        ...
+
+    def environment(
+        self, folder: Path, seeds: Sequence[int], choices: Choices
+    ) -> AbstractContextManager[dict[str, dict[str, str]]]:
+        """Writes tasks into the folder, and holds what services need, with their variables, by service."""
+        ...
+
+    def train(self, client: Client, folder: Path, seed: int, choices: Choices) -> list[Stage]:
+        """Returns the runs of a seed, completed, in their order."""
+        ...

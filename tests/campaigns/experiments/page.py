@@ -1,0 +1,63 @@
+"""The page of an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.campaigns.experiments.results import Seed, shown
+
+
+def page(title: str, purpose: str, command: str, seeds: Sequence[Seed]) -> str:
+    """Returns the page as Markdown."""
+    return "\n".join(
+        [
+            f"# {title}",
+            "",
+            purpose,
+            "",
+            f"`{command}` trained it and wrote this page from the store. {_intervals(seeds)}",
+            "",
+            f"Mean reward on {seeds[0].tasks} held-out tasks, one rollout each:",
+            "",
+            *held_out(seeds),
+            "",
+            "Mean reward of the training rollouts of each step:",
+            "",
+            *curve(seeds),
+            "",
+            f"Seconds from the creation of a seed's runs to their ends: {_listed(round(one.seconds) for one in seeds)}."
+            f" Runs: {_listed(', '.join(one.runs) for one in seeds)}.",
+            "",
+        ]
+    )
+
+
+def held_out(seeds: Sequence[Seed]) -> list[str]:
+    """Returns the table of evaluations."""
+    rows = [[label, *(f"{one.held_out[label]:.2f}" for one in seeds)] for label in seeds[0].held_out]
+    means = [shown([one.held_out[label] for one in seeds]) for label in seeds[0].held_out]
+    return _table(["policy"], seeds, [[*row, mean] for row, mean in zip(rows, means, strict=True)])
+
+
+def curve(seeds: Sequence[Seed]) -> list[str]:
+    """Returns the table of steps."""
+    rows = []
+    for number in range(max(len(one.curve) for one in seeds)):
+        values = [one.curve[number] if number < len(one.curve) else None for one in seeds]
+        rows.append([str(number + 1), *("–" if one is None else f"{one:.2f}" for one in values), shown(values)])
+    return _table(["step"], seeds, rows)
+
+
+def _table(first: list[str], seeds: Sequence[Seed], rows: list[list[str]]) -> list[str]:
+    head = [*first, *(f"seed {one.seed}" for one in seeds), "mean"]
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+
+
+def _intervals(seeds: Sequence[Seed]) -> str:
+    if len(seeds) == 1:
+        return "One seed has no interval: these figures show that it runs, and not how much it learns."
+    return f"Intervals are Student's t, 95 %, over {len(seeds)} seeds."
+
+
+def _listed(words: object) -> str:
+    return "; ".join(map(str, words))  # type: ignore[call-overload]

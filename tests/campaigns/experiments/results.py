@@ -1,0 +1,82 @@
+"""Figures of an experiment, read from the store, with intervals over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from leyden.libs.client import Client
+
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Student's t for two-sided 95 %, by degrees of freedom from 1."""
+MAX_SEEDS = len(T_975) + 1
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A run of one seed.
+
+    Args: label: the version that its last evaluation measured; base: that of its first, where it is shown
+    """
+
+    run_id: str
+    label: str
+    base: str | None = None
+
+
+@dataclass(frozen=True)
+class Seed:
+    """Figures of one seed.
+
+    Args: held_out: the mean reward of each evaluation by label, in order; curve: of the rollouts of each step; seconds:
+        from the creation of its runs to their ends
+    """
+
+    seed: int
+    runs: list[str]
+    tasks: int
+    held_out: dict[str, float]
+    curve: list[float | None]
+    seconds: float
+
+
+def read_seed(client: Client, seed: int, stages: Sequence[Stage]) -> Seed:
+    """Returns the figures of completed runs; the curve is that of the last."""
+    held_out: dict[str, float] = {}
+    tasks, seconds = 0, 0.0
+    for stage in stages:
+        run = client.run(stage.run_id)
+        assert run.finished_at is not None
+        seconds += (run.finished_at - run.created_at).total_seconds()
+        found = sorted(client.evaluations(stage.run_id), key=lambda one: one.number)
+        measured = [one.results.reward for one in found if one.results.reward is not None]
+        if stage.base is not None:
+            held_out[stage.base] = measured[0].mean
+        held_out[stage.label] = measured[-1].mean
+        tasks = measured[-1].count
+    curve = [step.reward_mean for step in client.steps(stages[-1].run_id)]
+    return Seed(seed, [one.run_id for one in stages], tasks, held_out, curve, seconds)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Returns the 95 % interval of the mean by Student's t; None for one value, which has no spread.
+
+    >>> interval([0.5]), [round(bound, 4) for bound in interval([0.4, 0.5, 0.6])]
+    (None, [0.2516, 0.7484])
+    """
+    if len(values) < 2:
+        return None
+    half = T_975[len(values) - 2] * stdev(values) / math.sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
+def shown(values: Sequence[float | None]) -> str:
+    """Returns the mean with its interval, where all seeds have a value."""
+    found = [one for one in values if one is not None]
+    if not found or len(found) < len(values):
+        return "–"
+    bounds = interval(found)
+    mean = f"{fmean(found):.2f}"
+    return mean if bounds is None else f"{mean} [{bounds[0]:.2f}, {bounds[1]:.2f}]"

@@ -1,0 +1,105 @@
+"""Experiments: tasks and teacher of the SQL agent, documents of runs, intervals and pages."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leyden.libs.contracts.config import Component, RunConfig
+from leyden.libs.contracts.overlay import overlay
+from leyden.libs.grading.facts import AttemptFacts
+from leyden.libs.grading.grade import grade
+from tests.campaigns.experiments import results, sql
+from tests.campaigns.experiments.choices import Choices
+from tests.campaigns.experiments.flight import RULES, Flight
+from tests.campaigns.experiments.page import curve, held_out, page
+from tests.campaigns.experiments.results import Seed, interval, shown
+
+
+def written(folder: Path, seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    command = [sys.executable, str(sql.AGENT / "tasks.py"), "--out", str(folder), "--seed", str(seed)]
+    subprocess.run(command, check=True)
+    files = (folder / "train.jsonl", folder / "heldout.jsonl")
+    training, kept = ([json.loads(line) for line in file.read_text().splitlines()] for file in files)
+    return training, kept
+
+
+def test_every_reference_has_its_own_result_and_no_question_is_in_both_sets(tmp_path: Path) -> None:
+    training, kept = written(tmp_path / "0", 0)
+    assert (len(training), len(kept)) == (160, 51)
+    questions = [{row["question"] for row in rows} for rows in (training, kept)]
+    assert not questions[0] & questions[1]
+    component = Component.model_validate(sql.run_document(0, Choices())["reward"]["components"][0])
+    for task in [*training, *kept]:
+        facts = AttemptFacts(task, json.dumps({"sql": task["sql"], "rewritten": False}))
+        assert grade(component, facts).value == 1.0, task["question"]
+        assert grade(component, AttemptFacts(task, '{"sql": "SELECT \'no answer\'"}')).value == 0.0, task["question"]
+
+
+def test_a_seed_decides_the_tasks(tmp_path: Path) -> None:
+    assert written(tmp_path / "a", 1) == written(tmp_path / "b", 1) != written(tmp_path / "c", 2)
+
+
+def test_the_teacher_solves_tasks_and_sends_some_to_the_rewriter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(sql.AGENT))
+    teacher, prompts = importlib.import_module("teacher"), importlib.import_module("prompts")
+    solutions = {f"Question {number}?": f"SELECT {number}" for number in range(9)}
+
+    def said(messages: list[dict[str, Any]]) -> str:
+        answer: str = teacher.solution(solutions, messages)
+        return answer
+
+    assert said(prompts.to_writer("Question 3?")) == "SELECT 3"
+    assert said(prompts.to_rewriter("Question 3?", "SELECT", "Error: incomplete input")) == "SELECT 3"
+    assert said(prompts.to_writer("Another?")) == ""
+    checked = [said(prompts.to_checker(question, "SELECT 1", "[[1]]")) for question in solutions]
+    assert {"yes", "no"} == set(checked)
+
+
+def test_documents_of_the_sql_experiment_are_valid() -> None:
+    choices = Choices(steps=7)
+    shown_ = RunConfig.model_validate(sql.demonstrations(0, choices))
+    assert ({role.policy for role in shown_.roles}, shown_.training.steps) == ({"teacher"}, 0)
+    warm = RunConfig.model_validate(sql.warm_start(0, choices, "run-k3m9x2abcd"))
+    assert (warm.algorithm.type, warm.optimizer.schedule, warm.train) == ("sft", "linear", ["writer", "rewriter"])
+    trained = RunConfig.model_validate(overlay(warm.model_dump(mode="json"), sql.changes(0, choices)))
+    assert (trained.algorithm.type, trained.optimizer.schedule, trained.training.steps) == ("ppo_clip", "constant", 7)
+    assert (trained.reward, trained.roles) == (warm.reward, warm.roles)
+
+
+@pytest.mark.parametrize("air", ["dense", "sparse"])
+@pytest.mark.parametrize("rule", list(RULES))
+def test_documents_of_the_flight_experiment_are_valid(rule: str, air: Any) -> None:
+    document = Flight().document(3, Choices(steps=2, air=air, credit=rule))
+    assert (document.credit.rule.type, document.sampling.seed, document.training.steps) == (rule, 3, 2)
+    assert (document.credit.air is not None) == (air == "dense")
+
+
+def test_an_interval_is_students_t_and_one_seed_has_none() -> None:
+    assert doctest.testmod(results).failed == 0
+    # Means of 1, 2, 3, 4 have s = 1.2910 and t(3) = 3.182.
+    assert interval([1.0, 2.0, 3.0, 4.0]) == pytest.approx((0.44603, 4.55397), abs=1e-4)
+    assert (shown([0.5]), shown([0.5, 0.5]), shown([0.5, None])) == ("0.50", "0.50 [0.50, 0.50]", "–")
+
+
+def test_a_page_has_each_seed_and_their_mean() -> None:
+    seeds = [
+        Seed(0, ["run-a"], 40, {"base model": 0.0, "trained": 0.5}, [0.1, 0.2], 60.0),
+        Seed(1, ["run-b"], 40, {"base model": 0.1, "trained": 0.7}, [0.3], 61.6),
+    ]
+    assert held_out(seeds)[2:] == [
+        "| base model | 0.00 | 0.10 | 0.05 [-0.59, 0.69] |",
+        "| trained | 0.50 | 0.70 | 0.60 [-0.67, 1.87] |",
+    ]
+    assert curve(seeds)[2:] == ["| 1 | 0.10 | 0.30 | 0.20 [-1.07, 1.47] |", "| 2 | 0.20 | – | – |"]
+    text = page("Title", "Purpose.", "make experiment", seeds)
+    assert "over 2 seeds" in text
+    assert "60; 62" in text
+    assert "One seed has no interval" in page("Title", "Purpose.", "make experiment", seeds[:1])
