@@ -16,6 +16,7 @@ from leyden.libs.client.transport import Content, Parameters, Transport, file_ch
 from leyden.libs.contracts.api.alarms import Alarm
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.datasets import Dataset, Task
+from leyden.libs.contracts.api.groups import Group
 from leyden.libs.contracts.api.platform import Engine, Health, Pool, Recipe
 from leyden.libs.contracts.api.rollouts import (
     Call,
@@ -230,6 +231,10 @@ class Client:
             "task": task,
         }
         return self._pages("/v1/rollouts", Rollout, parameters)
+
+    def group(self, group_id: str, *, calls: int = 50) -> Group:
+        """Returns a group: its siblings with the parts of their rewards, and the first calls of each."""
+        return Group.model_validate_json(self._http.get(f"/v1/groups/{_part(group_id)}", {"calls": calls}))
 
     def rollout(self, rollout_id: str) -> RolloutDetail:
         """Returns a rollout with its task, attempts, outcomes and rewards."""

@@ -19,6 +19,7 @@ from leyden.libs.service.app import create_app as create_service
 from leyden.libs.store.access import KeyReused
 from leyden.libs.store.database import BadValue, Database, StoreAway
 from leyden.libs.store.datasets import DatasetConflict, DatasetInUse, UnknownDataset
+from leyden.libs.store.read.groups import UnknownGroup
 from leyden.libs.store.read.paging import BadCursor
 from leyden.libs.store.read.runs import UnknownRun
 from leyden.libs.store.read.views import RewardConflict, UnknownCall, UnknownRollout
@@ -27,6 +28,7 @@ from leyden.libs.store.runs.feedback import FeedbackRefused, UnknownComponent
 from leyden.libs.store.runs.retention import RecordsInUse
 from leyden.libs.store.schema import check_schema
 from leyden.services.api import access, audit, console_page, datasets, docs_page, platform, rollouts, runs, session
+from leyden.services.api.read import groups
 from leyden.services.api.refusals import on_refused
 from leyden.services.api.settings import Settings
 from leyden.services.api.upload import BadUpload, UploadTooLarge
@@ -40,6 +42,7 @@ MAX_UPLOADS = 4
 _STATUSES: dict[type[Exception], tuple[int, str]] = {
     UnknownDataset: (404, "unknown"),
     UnknownRun: (404, "unknown"),
+    UnknownGroup: (404, "unknown"),
     UnknownRollout: (404, "unknown"),
     UnknownCall: (404, "unknown"),
     DatasetConflict: (409, "conflict"),
@@ -93,7 +96,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.first_admin_token = settings.first_admin_token()
-    for module in (datasets, runs, rollouts, platform, access, session, audit, docs_page, console_page):
+    for module in (datasets, runs, rollouts, groups, platform, access, session, audit, docs_page, console_page):
         app.include_router(module.router)
     return app
 

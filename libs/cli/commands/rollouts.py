@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +27,7 @@ from leyden.libs.cli.view.output import (
 from leyden.libs.cli.view.report import answer_text, last_question, tool_spans, unmatched_spans
 from leyden.libs.cli.view.token_text import TokenText, find_tokenizer
 from leyden.libs.client import Client
+from leyden.libs.contracts.api.groups import Sibling
 from leyden.libs.contracts.api.rollouts import Attempt, Call, Feedback, RewardComponent, RolloutDetail, Span
 
 TAIL_LINES, TAIL_CHARACTERS = 10, 2000
@@ -89,6 +91,44 @@ def show(
     parts = trajectory(found, calls, spans, attempt=attempt, output=output, token_rows=tokens, texts=texts)
     parts += [NO_TEXTS] if tokens and texts is None else []
     print_result(as_json, {**found.model_dump(mode="json"), "calls": calls, "spans": spans}, *parts)
+
+
+@app.command("group")
+def group(
+    ctx: typer.Context,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="Id of a group: a rollout's without its last part.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show the siblings of one task side by side: rewards with their parts, calls and advantages, the best first."""
+    with context_of(ctx).client() as leyden:
+        found = leyden.group(group)
+    best = sorted(found.siblings, key=lambda one: (math.inf if one.reward is None else -one.reward, one.sibling))
+    names = list(dict.fromkeys(part.component for one in best for part in one.components))
+    rows = [
+        (one.id, one.state, one.reward, *_parts(one, names), _advantages(one), one.call_count, one.sampled_tokens)
+        for one in best
+    ]
+    head = ("rollout", "state", "reward", *names, "advantage", "calls", "tokens")
+    words = facts(
+        ("group", found.id),
+        ("task", json.dumps(found.task, ensure_ascii=False)),
+        ("verdict", found.consumption or found.verdict or found.state),
+        ("mean reward", found.reward_mean),
+        ("standard deviation", found.reward_std),
+        ("step", found.step),
+    )
+    print_result(as_json, found, words, table(head, rows))
+
+
+def _parts(sibling: Sibling, names: Sequence[str]) -> list[float | str | None]:
+    by_name = {one.component: one.state if one.value is None else one.value for one in sibling.components}
+    return [by_name.get(name) for name in names]
+
+
+def _advantages(sibling: Sibling) -> str | None:
+    """One number where all calls have the same, else the least and the largest."""
+    found = sorted({one.credit.advantage for one in sibling.calls if one.credit is not None})
+    return None if not found else " to ".join(f"{value:+.3f}" for value in dict.fromkeys((found[0], found[-1])))
 
 
 # A value may be negative: without the setting it would be taken for an option.

@@ -122,6 +122,12 @@ def _rollout(row: Row[tables.Rollout, tables.Group, int | None, float | None, st
     )
 
 
+async def rollouts_of_group(session: ReadSession, group_id: str) -> list[Rollout]:
+    """The siblings of a group by number."""
+    query = _rollouts().where(tables.Rollout.group_id == group_id).order_by(tables.Rollout.sibling)
+    return [_rollout(row) for row in (await session.execute(query)).all()]
+
+
 async def get_rollout(session: ReadSession, rollout_id: str) -> RolloutDetail:
     """A rollout with its task, attempts, outcomes and rewards.
 

@@ -114,6 +114,7 @@ API = {
     ("GET", "/v1/rollouts/{rollout_id}"): READ,
     ("GET", "/v1/rollouts/{rollout_id}/calls"): READ,
     ("GET", "/v1/rollouts/{rollout_id}/spans"): READ,
+    ("GET", "/v1/groups/{group_id}"): READ,
     ("POST", "/v1/rollouts/{rollout_id}/rewards"): Row(for_people(403, 201, 200), {"key": "k", "value": 1.0}),
     ("POST", "/v1/rollouts/{rollout_id}/feedback"): Row(
         for_people(403, 422, 422), {"key": "k", "component": "thumbs", "value": 1.0}
@@ -253,6 +254,7 @@ async def stage(database: Database, redis_url: str, tmp_path: Path, tiny_model: 
         "dataset_id": runs[0].dataset_id,
         "run_id": runs[0].id,
         "rollout_id": own.id,
+        "group_id": own.group_id,
         "rollout": own.id,
         "attempt": "1",
         "number": "1",

@@ -203,6 +203,8 @@ def test_a_trajectory_is_shown_call_by_call_with_credit_and_tools(leyden: Leyden
         assert words in shown
     found = json.loads(leyden("rollout", "show", rollout_id, "--json").stdout)
     assert (found["calls"][0]["prompt_ids"], found["spans"][0]["tool"]) == ([1, 2, 3], "memory")
+    siblings = leyden("rollout", "group", rollout_id.rpartition(".")[0]).stdout
+    assert rollout_id in siblings and "+0.750" in siblings, siblings
     listed = json.loads(leyden("rollout", "list", "--run", run_id, "--state", "finished", "--json").stdout)
     assert [item["id"] for item in listed] == [rollout_id]
     assert leyden("run", "watch", run_id).exit_code == Exit.ERROR

@@ -13,6 +13,9 @@ export type RolloutDetail = Schemas["RolloutDetail"];
 export type Attempt = Schemas["Attempt"];
 export type Call = Schemas["Call"];
 export type Turn = Schemas["Turn"];
+export type Group = Schemas["Group"];
+export type Sibling = Schemas["Sibling"];
+export type SiblingCall = Schemas["SiblingCall"];
 export interface Page<Item> {
   items: Item[];
   next_cursor?: string | null;

@@ -3,6 +3,7 @@
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, SIGNED_OUT, signIn, signOut } from "./api";
+import { GroupPage } from "./pages/group";
 import { RolloutPage } from "./pages/rollout";
 import { RunPage } from "./pages/run";
 import { Runs } from "./pages/runs";
@@ -28,6 +29,7 @@ function Page({ address }: { address: string }) {
   const [, kind, id] = address.replace(/^#/, "").split("/");
   if (kind === "runs" && id) return <RunPage key={id} id={decodeURIComponent(id)} />;
   if (kind === "rollouts" && id) return <RolloutPage key={id} id={decodeURIComponent(id)} />;
+  if (kind === "groups" && id) return <GroupPage key={id} id={decodeURIComponent(id)} />;
   return <Runs />;
 }
 

@@ -14,7 +14,7 @@ export const signed = (value: number) => `${value < 0 ? "−" : "+"}${Math.abs(v
 
 export const time = (value: string | null | undefined) => (value ? new Date(value).toLocaleString() : "–");
 
-export const link = (kind: "runs" | "rollouts", id: string) => `#/${kind}/${encodeURIComponent(id)}`;
+export const link = (kind: "runs" | "groups" | "rollouts", id: string) => `#/${kind}/${encodeURIComponent(id)}`;
 
 /** A text of an agent, cut where it is long: a million characters would take the browser seconds. */
 export function AgentText({ text }: { text: string }) {

@@ -66,6 +66,8 @@ function Siblings({ rollout }: { rollout: RolloutDetail }) {
   return (
     <Loaded answer={answer}>
       {({ items }) => (
+        <>
+        <p><a href={link("groups", rollout.group_id)}>Side by side</a></p>
         <ul class="siblings">
           {[...items].sort((one, other) => one.sibling - other.sibling).map((one) => (
             <li key={one.id}>
@@ -74,6 +76,7 @@ function Siblings({ rollout }: { rollout: RolloutDetail }) {
             </li>
           ))}
         </ul>
+        </>
       )}
     </Loaded>
   );

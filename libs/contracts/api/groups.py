@@ -1,0 +1,77 @@
+"""A group: the siblings of one task side by side."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from leyden.libs.contracts.api.body import Body
+from leyden.libs.contracts.api.rollouts import CallCredit, RewardComponent, Rollout
+from leyden.libs.contracts.conversation import Json
+
+
+class SiblingCall(Body):
+    """A model call of a sibling, without its tokens and messages."""
+
+    id: str
+    status: str
+    trainable: bool
+    untrainable_reason: str | None
+    role: str | None
+    prompt_tokens: int
+    completion_tokens: int
+    finish_reason: str | None
+    asked: str
+    """Digest of the tokens that the prompt adds to those of earlier calls: two siblings with equal ones were asked the
+    same."""
+    answered: str
+    """Digest of the sampled tokens: two siblings with equal ones answered the same."""
+    text: str
+    """The first 300 characters of the answer; empty without one."""
+    tools: list[str]
+    """Names of the tools that the answer calls."""
+    credit: CallCredit | None
+
+
+class Sibling(Rollout):
+    """A rollout of a group with the parts of its reward and its calls; those of its counted attempt, else the last."""
+
+    components: list[RewardComponent]
+    calls: list[SiblingCall]
+    """The first ones, in the order of their arrival."""
+    call_count: int
+    """Count of all its calls."""
+    sampled_tokens: int
+    """Tokens that the model sampled in all its calls."""
+
+
+class Group(Body):
+    """The siblings of one task: the unit of a baseline."""
+
+    id: str
+    run_id: str
+    evaluation_id: str | None
+    number: int
+    dataset_id: str
+    task_number: int
+    task: Json
+    admitted_version: int
+    state: str
+    """open, complete or cancelled."""
+    verdict: str | None
+    """credited or excluded; null before credit, and in evaluations."""
+    reason: str | None
+    """The cause of an exclusion."""
+    reward_mean: float | None
+    """Over the siblings that credit counted; null before credit."""
+    reward_std: float | None
+    """The standard deviation of the population, over the same siblings."""
+    has_variance: bool | None
+    """False: the siblings earned alike and every advantage is zero; null before credit."""
+    step: int | None
+    """The optimiser step that consumed it."""
+    consumption: str | None
+    """The trainer's verdict: trained, no_variance, untrainable or stale; null before it."""
+    siblings: list[Sibling]
+    """By number."""
+    created_at: datetime
+    finished_at: datetime | None

@@ -1,0 +1,129 @@
+"""A group with its siblings, their components and the beginnings of their calls, in four statements."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import select, text
+
+from leyden.libs.contracts.api.groups import Group, Sibling, SiblingCall
+from leyden.libs.contracts.api.rollouts import CallCredit, RewardComponent
+from leyden.libs.store import tables
+from leyden.libs.store.database import ReadSession
+from leyden.libs.store.read.views import rollouts_of_group
+
+TEXT_CHARACTERS = 300
+"""Shown of an answer."""
+
+
+class UnknownGroup(LookupError):
+    """No group has this id."""
+
+    def __init__(self, group_id: str) -> None:
+        super().__init__(f"no group has the id {group_id!r}: the answer about a rollout names its group")
+
+
+# A call of a sibling that has no counted attempt yet is one of its last.
+_ATTEMPTS = """
+    SELECT id, coalesce(attempt, (SELECT max(number) FROM attempts WHERE rollout_id = rollouts.id)) AS attempt
+    FROM rollouts WHERE group_id = :group_id
+"""
+
+_CALLS = text(f"""
+    SELECT calls.*, credits.parent_call_id, credits.depth, credits.state_key, credits.tools AS credit_tools,
+        credits.intermediate_reward, credits.return, credits.baseline, credits.advantage
+    FROM ({_ATTEMPTS}) AS shown
+    CROSS JOIN LATERAL (
+        SELECT id, rollout_id, sequence, status, trainable, untrainable_reason, role, prompt_tokens, completion_tokens,
+            finish_reason, md5(prompt_ids) AS asked, md5(sampled_ids || coalesce(written_ids, '')) AS answered,
+            left(coalesce(answer ->> 'content', ''), {TEXT_CHARACTERS}) AS text,
+            jsonb_path_query_array(coalesce(answer, '{{}}'), '$.tool_calls[*].name') AS tools
+        FROM model_calls
+        WHERE run_id = :run_id AND rollout_id = shown.id AND attempt = shown.attempt ORDER BY sequence, id LIMIT :calls
+    ) AS calls
+    LEFT JOIN credits ON credits.run_id = :run_id AND credits.call_id = calls.id
+    ORDER BY calls.sequence, calls.id
+""")  # noqa: S608  # constants alone
+
+_COUNTS = text(f"""
+    SELECT shown.id, count(calls.id) AS calls, coalesce(sum(calls.completion_tokens), 0)::bigint AS tokens
+    FROM ({_ATTEMPTS}) AS shown
+    LEFT JOIN model_calls AS calls
+        ON calls.run_id = :run_id AND calls.rollout_id = shown.id AND calls.attempt = shown.attempt
+    GROUP BY shown.id
+""")  # noqa: S608  # constants alone
+
+
+async def get_group(session: ReadSession, group_id: str, *, calls: int) -> Group:
+    """A group with its siblings.
+
+    Args: calls: at most so many of each sibling, the first ones
+    Raises: UnknownGroup
+    """
+    group = await session.get(tables.Group, group_id)
+    if group is None:
+        raise UnknownGroup(group_id)
+    credit = await session.get(tables.GroupCredit, (group_id, group.run_id))
+    consumed = await session.get(tables.StepGroup, (group_id, group.run_id))
+    task = await session.get(tables.Task, (group.dataset_id, group.task_number))
+    return Group(
+        id=group.id,
+        run_id=group.run_id,
+        evaluation_id=group.evaluation_id,
+        number=group.number,
+        dataset_id=group.dataset_id,
+        task_number=group.task_number,
+        task=task.payload if task else {},
+        admitted_version=group.admitted_version,
+        state=group.state,
+        verdict=credit.verdict if credit else None,
+        reason=credit.reason if credit else None,
+        reward_mean=credit.reward_mean if credit else None,
+        reward_std=credit.reward_std if credit else None,
+        has_variance=credit.has_variance if credit else None,
+        step=consumed.step if consumed else None,
+        consumption=consumed.verdict if consumed else None,
+        siblings=await _siblings(session, group, calls),
+        created_at=group.created_at,
+        finished_at=group.finished_at,
+    )
+
+
+async def _siblings(session: ReadSession, group: tables.Group, limit: int) -> list[Sibling]:
+    scope = {"group_id": group.id, "run_id": group.run_id, "calls": limit}
+    counts = {row.id: row for row in await session.execute(_COUNTS, scope)}
+    calls: dict[str, list[SiblingCall]] = defaultdict(list)
+    for record in (await session.execute(_CALLS, scope)).mappings():
+        calls[record["rollout_id"]].append(_call(record))
+    components = await _components(session, group.id)
+    return [
+        Sibling(
+            **rollout.model_dump(),
+            components=[one for one in components[rollout.id] if one.attempt == rollout.attempt],
+            calls=calls[rollout.id],
+            call_count=counts[rollout.id].calls,
+            sampled_tokens=counts[rollout.id].tokens,
+        )
+        for rollout in await rollouts_of_group(session, group.id)
+    ]
+
+
+async def _components(session: ReadSession, group_id: str) -> dict[str, Sequence[RewardComponent]]:
+    table = tables.RolloutReward
+    siblings = select(tables.Rollout.id).where(tables.Rollout.group_id == group_id)
+    query = select(table).where(table.rollout_id.in_(siblings)).order_by(table.position, table.revision)
+    found: dict[str, list[RewardComponent]] = defaultdict(list)
+    for row in await session.scalars(query):
+        found[row.rollout_id].append(RewardComponent.model_validate(row, from_attributes=True))
+    return defaultdict(list, found)
+
+
+def _call(record: Mapping[Any, Any]) -> SiblingCall:
+    values = {name: record[name] for name in SiblingCall.model_fields.keys() - {"credit"}}
+    if record["advantage"] is None:
+        return SiblingCall(**values, credit=None)
+    credit = {name: record[name] for name in CallCredit.model_fields.keys() - {"return_", "tools"}}
+    credit |= {"return": record["return"], "tools": record["credit_tools"]}
+    return SiblingCall(**values, credit=CallCredit.model_validate(credit))

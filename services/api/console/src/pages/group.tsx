@@ -1,0 +1,214 @@
+// The siblings of one task side by side: why did one earn more than another?
+
+import type { ComponentChildren } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { request, usePolled, type Call, type Group, type Page, type Sibling, type SiblingCall } from "../api";
+import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, link, number, signed, time } from "../parts";
+
+const CALLS = 50;
+
+export function GroupPage({ id }: { id: string }) {
+  const group = usePolled<Group>(`v1/groups/${encodeURIComponent(id)}?calls=${CALLS}`, (data) => data.state === "open" || data.verdict === null);
+  return (
+    <>
+      <h1>Group {id}</h1>
+      <Loaded answer={group}>{(data) => <Siblings group={data} />}</Loaded>
+    </>
+  );
+}
+
+function Siblings({ group }: { group: Group }) {
+  const best = [...group.siblings].sort((one, other) => (other.reward ?? -Infinity) - (one.reward ?? -Infinity) || one.sibling - other.sibling);
+  return (
+    <>
+      {group.reason && <p role="alert" class="problem"><AgentLine text={group.reason} /></p>}
+      {group.has_variance === false && (
+        <p class="warning">All siblings earned alike: every advantage is zero, and the group teaches nothing.</p>
+      )}
+      <Facts
+        facts={[
+          ["Run", <a href={link("runs", group.run_id)}>{group.run_id}</a>],
+          ["State", <><State state={group.state} /> {group.consumption ?? group.verdict ?? ""}</>],
+          ["Task", `${group.task_number} of ${group.dataset_id}`],
+          ["Version", group.admitted_version],
+          ["Mean reward", number(group.reward_mean)],
+          ["Deviation", number(group.reward_std)],
+          ["Step", group.step ?? "–"],
+          ["Created", time(group.created_at)],
+        ]}
+      />
+      <Commands commands={[`leyden rollout group ${group.id}`]} />
+      <Fold title="Task">{() => <AgentText text={JSON.stringify(group.task, null, 2)} />}</Fold>
+      <h2>Siblings, the best first</h2>
+      {best[0] && <SideBySide siblings={best} first={best[0]} />}
+      <h2>From the first difference on</h2>
+      {best.length > 1 ? <Difference siblings={best} /> : <p>This group has one rollout.</p>}
+    </>
+  );
+}
+
+/** A column for each sibling; a cell says where it does as the best one does. */
+function SideBySide({ siblings, first }: { siblings: Sibling[]; first: Sibling }) {
+  const names = [...new Set(siblings.flatMap((one) => one.components.map((component) => component.component)))];
+  const places = [...Array(Math.max(...siblings.map((one) => one.calls.length))).keys()];
+  return (
+    <div class="table" role="region" aria-label="Siblings" tabIndex={0}>
+      <table class="columns">
+        <thead>
+          <tr>
+            <td />
+            {siblings.map((one) => (
+              <th key={one.id} scope="col"><a href={link("rollouts", one.id)}>Sibling {one.sibling}</a>{one.greedy && " (greedy)"}</th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>
+          <Row name="State" siblings={siblings}>{(one) => <><State state={one.state} /> <AgentLine text={one.reason} /></>}</Row>
+          <Row name="Reward" siblings={siblings}>{(one) => <strong>{number(one.reward)}</strong>}</Row>
+          {names.map((name) => <Row key={name} name={name} siblings={siblings}>{(one) => <Component sibling={one} name={name} />}</Row>)}
+          <Row name="Advantage" siblings={siblings}>{(one) => <Advantage calls={one.calls} />}</Row>
+          <Row name="Calls" siblings={siblings}>{(one) => `${one.call_count}, ${one.sampled_tokens.toLocaleString()} tokens`}</Row>
+          {places.map((place) => (
+            <Row key={place} name={`Call ${place + 1}`} siblings={siblings}>
+              {(one) => <Cell call={one.calls[place]} best={one === first ? undefined : first.calls[place]} />}
+            </Row>
+          ))}
+        </tbody>
+      </table>
+      {siblings.some((one) => one.calls.length < one.call_count) && <p class="quiet">These are the first {CALLS} calls of each.</p>}
+    </div>
+  );
+}
+
+function Row({ name, siblings, children }: { name: string; siblings: Sibling[]; children: (one: Sibling) => ComponentChildren }) {
+  return (
+    <tr>
+      <th scope="row"><AgentLine text={name} /></th>
+      {siblings.map((one) => <td key={one.id}>{children(one)}</td>)}
+    </tr>
+  );
+}
+
+function Component({ sibling, name }: { sibling: Sibling; name: string }) {
+  const found = sibling.components.find((one) => one.component === name);
+  if (!found) return <>–</>;
+  if (found.value === null) return <>{found.state}</>;
+  return <>{number(found.value)}{found.contribution != null && ` (adds ${signed(found.contribution)})`}</>;
+}
+
+/** One number where all calls have the same, else the least and the largest. */
+function Advantage({ calls }: { calls: SiblingCall[] }) {
+  const found = calls.flatMap((one) => (one.credit ? [one.credit.advantage] : []));
+  if (found.length === 0) return <>–</>;
+  const [low, high] = [Math.min(...found), Math.max(...found)];
+  return <>{low === high ? signed(low) : `${signed(low)} to ${signed(high)}`}</>;
+}
+
+function Cell({ call, best }: { call: SiblingCall | undefined; best: SiblingCall | undefined }) {
+  if (!call) return <>–</>;
+  const likeness = best === undefined ? "" : best.answered === call.answered ? "as the best" : "differs";
+  const facts = [
+    likeness,
+    `${call.completion_tokens} tokens`,
+    call.credit ? signed(call.credit.advantage) : "",
+    call.trainable ? "" : "does not train",
+    call.finish_reason === "length" ? "cut" : "",
+  ].filter(Boolean);
+  return (
+    <div class={likeness === "differs" ? "differs" : ""}>
+      <p class="quiet">{facts.join(" · ")}</p>
+      <AgentLine text={call.text} />
+      {call.tools.length > 0 && <p class="role">calls <AgentLine text={call.tools.join(", ")} /></p>}
+    </div>
+  );
+}
+
+/** The index of the first call in which two siblings differ, and whether the question or the answer does. */
+function firstDifference(one: Sibling, other: Sibling): { place: number; part: "question" | "answer" } | undefined {
+  for (let place = 0; place < Math.max(one.calls.length, other.calls.length); place++) {
+    const [left, right] = [one.calls[place], other.calls[place]];
+    if (!left || !right || left.asked !== right.asked) return { place, part: "question" };
+    if (left.answered !== right.answered) return { place, part: "answer" };
+  }
+  return undefined;
+}
+
+function Difference({ siblings }: { siblings: Sibling[] }) {
+  const [left, setLeft] = useState(siblings[0]?.id ?? "");
+  const [right, setRight] = useState(siblings[siblings.length - 1]?.id ?? "");
+  const [one, other] = [left, right].map((id) => siblings.find((sibling) => sibling.id === id));
+  if (!one || !other) return <p>Choose two siblings.</p>;
+  const found = firstDifference(one, other);
+  return (
+    <>
+      <p>
+        <Choice label="Sibling" value={left} siblings={siblings} onChange={setLeft} />{" "}
+        <Choice label="beside" value={right} siblings={siblings} onChange={setRight} />
+      </p>
+      <p role="status">
+        {one === other || !found
+          ? "Both did the same."
+          : `${found.place === 0 ? "They differ from the first call on" : `Same until call ${found.place}`}: the ${found.part} of call ${found.place + 1} differs.`}
+      </p>
+      {found && one !== other && (
+        <div class="beside">
+          <Later key={one.id} sibling={one} from={found.place} />
+          <Later key={other.id} sibling={other} from={found.place} />
+        </div>
+      )}
+    </>
+  );
+}
+
+function Choice({ label, value, siblings, onChange }: { label: string; value: string; siblings: Sibling[]; onChange: (id: string) => void }) {
+  return (
+    <>
+      <label for={label}>{label}</label>{" "}
+      <select id={label} value={value} onChange={(event) => onChange(event.currentTarget.value)}>
+        {siblings.map((one) => <option key={one.id} value={one.id}>{one.sibling}, reward {number(one.reward)}</option>)}
+      </select>
+    </>
+  );
+}
+
+/** The answers of a sibling from a call on, in full. */
+function Later({ sibling, from }: { sibling: Sibling; from: number }) {
+  const [calls, setCalls] = useState<Call[]>();
+  const [problem, setProblem] = useState("");
+  useEffect(() => {
+    const attempt = sibling.attempt === null ? "" : `&attempt=${sibling.attempt}`;
+    const stop = new AbortController();
+    request<Page<Call>>("GET", `v1/rollouts/${encodeURIComponent(sibling.id)}/calls?limit=${CALLS}${attempt}`, undefined, stop.signal)
+      .then(({ items }) => setCalls(items))
+      .catch((error: Error) => !stop.signal.aborted && setProblem(error.message));
+    return () => stop.abort();
+  }, [sibling.id, sibling.call_count]);
+  return (
+    <section aria-label={`Sibling ${sibling.sibling}`}>
+      <h3>Sibling {sibling.sibling}, reward {number(sibling.reward)}</h3>
+      {problem && <p role="alert" class="problem">{problem}</p>}
+      {!problem && !calls && <p role="status">Loading …</p>}
+      {calls?.slice(from).map((call, index) => <Answer key={call.id} call={call} place={from + index + 1} />)}
+      {calls && calls.length <= from && <p>It made no call {from + 1}.</p>}
+    </section>
+  );
+}
+
+function Answer({ call, place }: { call: Call; place: number }) {
+  const asked = call.turns?.[call.turns.length - 1];
+  return (
+    <article aria-label={`Call ${place}`}>
+      <h4>Call {place}</h4>
+      {asked && <div class={`turn ${asked.role}`}><p class="role">{asked.role}</p><AgentText text={asked.content} /></div>}
+      {call.answer ? (
+        <div class="turn assistant">
+          <p class="role">assistant</p>
+          <AgentText text={call.answer.content} />
+          {(call.answer.tool_calls ?? []).map((one, index) => (
+            <div key={index}><p class="role">calls <AgentLine text={one.name} /></p><AgentText text={one.arguments} /></div>
+          ))}
+        </div>
+      ) : <p class="quiet">No answer.</p>}
+    </article>
+  );
+}

@@ -1,0 +1,106 @@
+"""A group in the API: each sibling with the parts of its reward, its calls and their credit."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import httpx
+
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from tests.support import builders
+
+
+async def add_credit(database: Database, call: tables.ModelCall, advantage: float) -> None:
+    async with database.session() as session:
+        session.add(
+            tables.CallCredit(
+                run_id=call.run_id,
+                call_id=call.id,
+                rollout_id=call.rollout_id,
+                depth=0,
+                state_key="",
+                tools={"calls": []},
+                intermediate_reward=0.0,
+                return_=1.0,
+                baseline=1.0 - advantage,
+                advantage=advantage,
+            )
+        )
+
+
+async def add_component(database: Database, rollout: tables.Rollout, value: float) -> None:
+    async with database.session() as session:
+        lease = {"tries": 1, "lease_id": rollout.id, "owner": "test", "lease_expires_at": datetime.now(tz=UTC)}
+        session.add(tables.Grading(rollout_id=rollout.id, attempt=1, run_id=rollout.run_id, **lease))
+        await session.flush()
+        session.add(
+            tables.RolloutReward(
+                rollout_id=rollout.id,
+                attempt=1,
+                component="right",
+                revision=1,
+                run_id=rollout.run_id,
+                position=0,
+                state="scored",
+                weight=0.5,
+                value=value,
+                contribution=0.5 * value,
+                extracted="4",
+                explanation="equal",
+                source="exact",
+                duration_seconds=0.0,
+            )
+        )
+
+
+async def test_siblings_come_with_the_parts_of_their_rewards_their_calls_and_credit(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    group, siblings = await builders.add_group(database, run, size=3)
+    answer = {
+        "role": "assistant",
+        "content": "x" * 1000,
+        "tool_calls": [{"id": "1", "name": "search", "arguments": "{}"}],
+    }
+    for sibling, second in ((siblings[0], (6, 7)), (siblings[1], (6, 8))):
+        first = await builders.add_call(database, sibling, answer=answer)
+        later = await builders.add_call(
+            database, sibling, (9,), second, parent_call_id=first.id, shared_tokens=5, trainable=False
+        )
+        await add_credit(database, later, 0.25)
+        await builders.finish_rollout(database, sibling, reward=0.5)
+        await add_component(database, sibling, 1.0)
+    # The calls of an attempt that failed and was repeated are not those of the reward.
+    await builders.add_attempt(database, siblings[2], state="expired")
+    await builders.add_call(database, siblings[2])
+    await builders.add_attempt(database, siblings[2], 2)
+    await builders.add_credited_group(database, group, has_variance=False)
+
+    answered = await api_http.get(f"/v1/groups/{group.id}", params={"calls": 1})
+    assert answered.status_code == 200, answered.text
+    found = answered.json()
+    assert (found["verdict"], found["has_variance"], found["step"]) == ("credited", False, None)
+    assert [one["sibling"] for one in found["siblings"]] == [0, 1, 2]
+    assert [(one["reward"], one["call_count"], one["sampled_tokens"]) for one in found["siblings"]] == [
+        (0.5, 2, 4),
+        (0.5, 2, 4),
+        (None, 0, 0),
+    ]
+    assert [len(one["calls"]) for one in found["siblings"]] == [1, 1, 0]
+    [call] = found["siblings"][0]["calls"]
+    assert (call["text"], call["tools"], call["credit"]) == ("x" * 300, ["search"], None)
+    [component] = found["siblings"][0]["components"]
+    assert (component["component"], component["value"], component["contribution"]) == ("right", 1.0, 0.5)
+
+    whole = (await api_http.get(f"/v1/groups/{group.id}")).json()
+    one, other = (sibling["calls"] for sibling in whole["siblings"][:2])
+    assert [a["asked"] == b["asked"] for a, b in zip(one, other, strict=True)] == [True, True]
+    assert [a["answered"] == b["answered"] for a, b in zip(one, other, strict=True)] == [True, False]
+    assert (one[1]["credit"]["advantage"], one[1]["credit"]["return"], one[1]["trainable"]) == (0.25, 1.0, False)
+
+
+async def test_an_unknown_group_is_named_with_the_remedy(api_http: httpx.AsyncClient) -> None:
+    answer = await api_http.get("/v1/groups/nowhere")
+    assert answer.status_code == 404 and "names its group" in answer.json()["detail"]

@@ -1,0 +1,68 @@
+"""Pages of the console in a real browser, against the API with rows that tests insert."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+from playwright.sync_api import Browser
+
+from leyden.libs.cli.view.console_link import console_link
+from leyden.libs.client import Client
+from leyden.libs.store.database import Database
+from tests.fakes.served_api import TOKEN
+from tests.support.browser import Visitor, running_browser
+
+HOSTILE = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>\x1b[2J\u202eevil"
+SHOWN = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>\\x1b[2J\\u202eevil"
+"""The hostile text as the console writes it out."""
+
+Made = TypeVar("Made")
+Insert = Callable[[Callable[[Database], Awaitable[Made]]], Made]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with running_browser() as started:
+        yield started
+
+
+@pytest.fixture
+def insert(postgres_dsn: str) -> Insert[Made]:
+    """Runs a coroutine function on the database; Playwright has this thread's event loop, so in another thread."""
+
+    async def on_database(work: Callable[[Database], Awaitable[Made]]) -> Made:
+        database = Database(postgres_dsn)
+        try:
+            return await work(database)
+        finally:
+            await database.close()
+
+    def run(work: Callable[[Database], Awaitable[Made]]) -> Made:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(lambda: asyncio.run(on_database(work))).result()
+
+    return run
+
+
+@pytest.fixture
+def open_page(browser: Browser, api_url: str) -> Iterator[Callable[[str], Visitor]]:
+    """Opens a page of the console, signed in, in a browser of its own; afterwards no page may have complained."""
+    visitors = list[Visitor]()
+
+    def open_(page: str) -> Visitor:
+        visitor = Visitor(browser.new_context().new_page())
+        visitors.append(visitor)
+        with Client(api_url, TOKEN) as client:
+            visitor.page.goto(console_link(client, api_url, page))
+        return visitor
+
+    yield open_
+    complaints = [line for visitor in visitors for line in visitor.complaints]
+    hacked = [visitor.page.evaluate("window.hacked") for visitor in visitors]
+    for visitor in visitors:
+        visitor.page.context.close()
+    assert (complaints, set(hacked) - {None}) == ([], set())
