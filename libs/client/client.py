@@ -219,8 +219,17 @@ class Client:
         step: int | None = None,
         version: int | None = None,
         task: int | None = None,
+        failed: bool | None = None,
+        reward_min: float | None = None,
+        reward_max: float | None = None,
+        text: str | None = None,
+        sort: str | None = None,
     ) -> Iterator[Rollout]:
-        """Lists rollouts, newest first; `evaluation="none"` selects training rollouts."""
+        """Lists rollouts, newest first; `evaluation="none"` selects training rollouts.
+
+        Args: text: a part of the reason, the output, the task or an answer; needs `run`; sort: newest, oldest, highest
+            or lowest
+        """
         parameters: Parameters = {
             "run": run,
             "group": group,
@@ -229,6 +238,11 @@ class Client:
             "step": step,
             "version": version,
             "task": task,
+            "failed": failed,
+            "reward_min": reward_min,
+            "reward_max": reward_max,
+            "text": text,
+            "sort": sort,
         }
         return self._pages("/v1/rollouts", Rollout, parameters)
 

@@ -17,17 +17,19 @@ from leyden.libs.contracts.api.rollouts import (
     GradeRequest,
     Reward,
     RewardRequest,
-    Rollout,
     RolloutDetail,
+    RolloutPage,
     Span,
 )
 from leyden.libs.contracts.states import ShownRolloutState
 from leyden.libs.grading.ledger import ledger
 from leyden.libs.grading.pool import Pool
 from leyden.libs.queue.notifications import Notifications, Topic
+from leyden.libs.service import Problem
 from leyden.libs.store.database import Session
 from leyden.libs.store.read import views
 from leyden.libs.store.read.attempt_facts import attempt_facts
+from leyden.libs.store.read.rollouts import RolloutFilter, RolloutSort, list_rollouts
 from leyden.libs.store.runs.feedback import add_feedback
 from leyden.services.api.auth import Caller, GuardedRoute, Reader, Writer
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
@@ -53,23 +55,38 @@ async def get_rollouts(
         int | None, Query(ge=0, le=MAX_NUMBER, description="The policy version they were admitted at.")
     ] = None,
     task: Annotated[int | None, Query(ge=0, le=MAX_NUMBER, description="Number of the task in its dataset.")] = None,
+    failed: Annotated[
+        bool | None, Query(description="Whether agent or platform failed: excluded, or finished without success.")
+    ] = None,
+    reward_min: Annotated[float | None, Query(allow_inf_nan=False, description="The least reward.")] = None,
+    reward_max: Annotated[float | None, Query(allow_inf_nan=False, description="The largest reward.")] = None,
+    text: Annotated[
+        str | None,
+        Query(min_length=1, max_length=200, description="Part of reason, output, task or answers; needs `run`."),
+    ] = None,
+    sort: Annotated[RolloutSort, Query(description="`highest` and `lowest` sort by reward.")] = "newest",
+    count: Annotated[bool, Query(description="Whether the first page gives `total`.")] = False,
     cursor: Cursor = None,
     limit: Limit = 50,
-) -> Page[Rollout]:
+) -> RolloutPage:
     """List rollouts, newest first."""
+    if text is not None and run is None:
+        raise Problem(422, "text: name the run whose rollouts it is searched in, as `run`", cause="invalid")
+    wanted = RolloutFilter(
+        run_id=run,
+        group_id=group,
+        evaluation=evaluation,
+        state=state,
+        failed=failed,
+        step=step,
+        version=version,
+        task_number=task,
+        reward_min=reward_min,
+        reward_max=reward_max,
+        text=text,
+    )
     async with store.read() as session:
-        return await views.list_rollouts(
-            session,
-            run_id=run,
-            group_id=group,
-            evaluation=evaluation,
-            state=state,
-            step=step,
-            version=version,
-            task_number=task,
-            cursor=cursor,
-            limit=limit,
-        )
+        return await list_rollouts(session, wanted, sort=sort, count=count, cursor=cursor, limit=limit)
 
 
 @router.get("/{rollout_id}")

@@ -48,13 +48,37 @@ def list_(
     ] = None,
     step: Annotated[int | None, typer.Option(min=1, help="The optimiser step that consumed them.")] = None,
     version: Annotated[int | None, typer.Option(min=0, help="The policy version they were admitted at.")] = None,
+    task: Annotated[int | None, typer.Option(min=0, help="Number of the task in its dataset.")] = None,
+    failed: Annotated[
+        bool | None, typer.Option("--failed/--succeeded", help="Whether agent or platform failed.", show_default=False)
+    ] = None,
+    reward_min: Annotated[float | None, typer.Option(help="The least reward.")] = None,
+    reward_max: Annotated[float | None, typer.Option(help="The largest reward.")] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Part of the reason, the output, the task or an answer; needs --run.")
+    ] = None,
+    sort: Annotated[
+        str | None, typer.Option(help="newest, oldest, highest or lowest reward.", show_default="newest")
+    ] = None,
     limit: Count = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List rollouts, newest first."""
+    """List rollouts that the filters leave, newest first."""
     with context_of(ctx).client() as leyden:
         run_id = leyden.find_run(run).id if run else None
-        listed = leyden.rollouts(run=run_id, state=state, evaluation=evaluation, step=step, version=version)
+        listed = leyden.rollouts(
+            run=run_id,
+            state=state,
+            evaluation=evaluation,
+            step=step,
+            version=version,
+            task=task,
+            failed=failed,
+            reward_min=reward_min,
+            reward_max=reward_max,
+            text=text,
+            sort=sort,
+        )
         found = list(itertools.islice(listed, limit))
     rows = [
         (r.id, r.state, ended(r.reason), r.reward, r.task_number, r.admitted_version, r.step, r.created_at)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from leyden.libs.contracts.api.body import Body, RequestBody
+from leyden.libs.contracts.api.body import Body, Page, RequestBody
 from leyden.libs.contracts.config import Reward as RewardConfig
 from leyden.libs.contracts.conversation import Dialect, Json, Turn
 from leyden.libs.contracts.rewards import RewardValue
@@ -40,6 +40,13 @@ class Rollout(Body):
     reason: str | None
     created_at: datetime
     finished_at: datetime | None
+
+
+class RolloutPage(Page[Rollout]):
+    """A page of rollouts."""
+
+    total: int | None = None
+    """Count of all rollouts that the filter leaves; only with `count=true`, and on the first page alone."""
 
 
 class Outcome(Body):

@@ -12,7 +12,7 @@ from leyden.libs.contracts.api.groups import Group, Sibling, SiblingCall
 from leyden.libs.contracts.api.rollouts import CallCredit, RewardComponent
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
-from leyden.libs.store.read.views import rollouts_of_group
+from leyden.libs.store.read.rollouts import rollouts_of_group
 
 TEXT_CHARACTERS = 300
 """Shown of an answer."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import struct
-from datetime import datetime
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Row, Select, func, literal_column, select, text, tuple_
+from sqlalchemy import ColumnElement, Select, func, select, text, tuple_
 
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.platform import Engine, Pool
@@ -19,7 +18,6 @@ from leyden.libs.contracts.api.rollouts import (
     Reward,
     RewardComponent,
     RewardRequest,
-    Rollout,
     RolloutDetail,
     Sample,
     Span,
@@ -27,13 +25,12 @@ from leyden.libs.contracts.api.rollouts import (
 from leyden.libs.contracts.api.runs import PolicyVersion
 from leyden.libs.contracts.conversation import parse_turn
 from leyden.libs.contracts.ids import run_of
-from leyden.libs.contracts.states import RunIntent, ShownRolloutState
+from leyden.libs.contracts.states import RunIntent
 from leyden.libs.store import tables
-from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.read.paging import decode_cursor, page
+from leyden.libs.store.read.rollouts import select_rollouts, shown_rollout
 from leyden.libs.store.records.chains import FullCall, MissingParent, full_calls
-from leyden.libs.store.rewards import REWARD
 
 
 class UnknownRollout(LookupError):
@@ -51,92 +48,15 @@ class RewardConflict(ValueError):
     """The key was used for another reward, or the reward came after its group was credited."""
 
 
-_STATE: ColumnElement[str] = literal_column(ROLLOUT_STATE)
-
-
-def _rollouts() -> Select[tables.Rollout, tables.Group, int | None, float | None, str]:
-    rollout, group, consumed = tables.Rollout, tables.Group, tables.StepGroup
-    reward: ColumnElement[float | None] = literal_column(REWARD)
-    joined = select(rollout, group, consumed.step, reward, _STATE).join(group, group.id == rollout.group_id)
-    return joined.outerjoin(consumed, (consumed.group_id == group.id) & (consumed.run_id == group.run_id))
-
-
-async def list_rollouts(
-    session: ReadSession,
-    *,
-    run_id: str | None = None,
-    group_id: str | None = None,
-    evaluation: str | None = None,
-    state: ShownRolloutState | None = None,
-    step: int | None = None,
-    version: int | None = None,
-    task_number: int | None = None,
-    cursor: str | None,
-    limit: int,
-) -> Page[Rollout]:
-    """Rollouts, newest first.
-
-    Args: evaluation: id of an evaluation, or `none` for training rollouts alone; version: the admitted one
-    """
-    rollout, group = tables.Rollout, tables.Group
-    equal = (
-        (rollout.run_id, run_id),
-        (rollout.group_id, group_id),
-        # Why: the column has an index; the computed state has none.
-        (rollout.state, "queued" if state in (ShownRolloutState.RUNNING, ShownRolloutState.GRADING) else state),
-        (_STATE, state),
-        (tables.StepGroup.step, step),
-        (group.admitted_version, version),
-        (group.task_number, task_number),
-    )
-    conditions: list[ColumnElement[bool]] = [column == value for column, value in equal if value is not None]
-    if evaluation is not None:
-        is_training = group.evaluation_id.is_(None)
-        conditions.append(is_training if evaluation == "none" else group.evaluation_id == evaluation)
-    if key := decode_cursor(cursor, "rollouts", datetime, str):
-        conditions.append(tuple_(rollout.created_at, rollout.id) < tuple_(*key))
-    query = _rollouts().where(*conditions).order_by(rollout.created_at.desc(), rollout.id.desc()).limit(limit + 1)
-    rows = (await session.execute(query)).all()
-    return page("rollouts", rows, limit, _rollout, lambda row: (row[0].created_at, row[0].id))
-
-
-def _rollout(row: Row[tables.Rollout, tables.Group, int | None, float | None, str]) -> Rollout:
-    rollout, group, step, reward, state = row
-    return Rollout(
-        id=rollout.id,
-        run_id=rollout.run_id,
-        group_id=rollout.group_id,
-        evaluation_id=group.evaluation_id,
-        sibling=rollout.sibling,
-        greedy=rollout.greedy,
-        dataset_id=group.dataset_id,
-        task_number=group.task_number,
-        admitted_version=group.admitted_version,
-        step=step,
-        state=state,
-        attempt=rollout.attempt,
-        reward=reward,
-        reason=rollout.reason,
-        created_at=rollout.created_at,
-        finished_at=rollout.finished_at,
-    )
-
-
-async def rollouts_of_group(session: ReadSession, group_id: str) -> list[Rollout]:
-    """The siblings of a group by number."""
-    query = _rollouts().where(tables.Rollout.group_id == group_id).order_by(tables.Rollout.sibling)
-    return [_rollout(row) for row in (await session.execute(query)).all()]
-
-
 async def get_rollout(session: ReadSession, rollout_id: str) -> RolloutDetail:
     """A rollout with its task, attempts, outcomes and rewards.
 
     Raises: UnknownRollout
     """
-    row = (await session.execute(_rollouts().where(tables.Rollout.id == rollout_id))).one_or_none()
+    row = (await session.execute(select_rollouts().where(tables.Rollout.id == rollout_id))).one_or_none()
     if row is None:
         raise UnknownRollout(rollout_id)
-    rollout = _rollout(row)
+    rollout = shown_rollout(row)
     task = await session.get(tables.Task, (rollout.dataset_id, rollout.task_number))
     return RolloutDetail(
         **rollout.model_dump(),

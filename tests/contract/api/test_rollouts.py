@@ -357,6 +357,51 @@ async def test_rollouts_are_filtered_by_run_state_evaluation_step_and_version(
     assert await found(evaluation=f"{run.id}.e1") == set()
 
 
+async def test_rollouts_are_filtered_by_reward_failure_and_text_sorted_and_counted(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run, other = await builders.add_run(database), await builders.add_run(database)
+    _, siblings = await builders.add_group(database, run, size=4)
+    rewards = zip(siblings[:3], (0.5, -1.0, 2.0), ("succeeded", "agent_error", "succeeded"), strict=True)
+    for rollout, reward, kind in rewards:
+        await builders.finish_rollout(database, rollout, reward=reward, kind=kind, stdout_tail=f"ends 100% {reward}")
+    calls = [{"id": "1", "name": "look", "arguments": '{"at": "x\ny"}'}]
+    said = {"role": "assistant", "content": 'says "a_b"\nDrüben', "tool_calls": calls}
+    await builders.add_call(database, siblings[3], answer=said)
+    _, [stranger] = await builders.add_group(database, other, size=1)
+    await builders.add_call(database, stranger, answer=said)
+
+    async def found(**query: Any) -> list[int]:
+        items = (await get(api_http, "/v1/rollouts", run=run.id, **query))["items"]
+        return [item["sibling"] for item in items]
+
+    assert await found(sort="highest") == [2, 0, 1, 3]
+    assert await found(sort="lowest") == [1, 0, 2, 3]
+    assert await found(sort="oldest") == [0, 1, 2, 3]
+    assert await found(reward_min=0.5, sort="lowest") == [0, 2]
+    assert await found(reward_max=0.5, sort="lowest") == [1, 0]
+    assert (await found(failed=True), await found(failed=False, sort="lowest")) == ([1], [0, 2])
+    assert await found(text="100% -1") == [1]
+    assert await found(text="100_ -1") == []
+    assert await found(text='"A_B"\ndrüben') == [3]
+    assert await found(text="agent_err") == [1]
+    assert await found(text='"x\ny') == [3]
+    assert sorted(await found(text="QUESTION")) == [0, 1, 2, 3]
+    for sort in ("newest", "oldest", "highest", "lowest"):
+        whole, paged, cursor = await found(sort=sort), list[int](), None
+        while True:
+            query = {"run": run.id, "sort": sort, "limit": 1, "count": True, **({"cursor": cursor} if cursor else {})}
+            one = await get(api_http, "/v1/rollouts", **query)
+            paged += [item["sibling"] for item in one["items"]]
+            assert one["total"] == (None if cursor else 4)
+            if (cursor := one["next_cursor"]) is None:
+                break
+        assert paged == whole, sort
+    assert (await api_http.get("/v1/rollouts", params={"text": "a"})).json()["cause"] == "invalid"
+    assert (await api_http.get("/v1/rollouts", params={"reward_min": "nan"})).status_code == 422
+    assert (await api_http.get("/v1/rollouts", params={"sort": "best"})).status_code == 422
+
+
 async def test_a_reward_with_the_same_key_changes_nothing_and_with_another_value_is_refused(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:

@@ -11,9 +11,11 @@ from sqlalchemy import func, select, update
 from leyden.libs.contracts.api.rollouts import FeedbackRequest, RewardRequest, RolloutDetail
 from leyden.libs.contracts.api.runs import StepComponent
 from leyden.libs.contracts.ledger import NewComponent
+from leyden.libs.contracts.states import ShownRolloutState
 from leyden.libs.store import tables
 from leyden.libs.store.read import views
 from leyden.libs.store.read.results import get_metrics, list_evaluations, list_steps
+from leyden.libs.store.read.rollouts import RolloutFilter, list_rollouts
 from leyden.libs.store.runs.feedback import add_feedback
 from leyden.libs.store.runs.grading import Settled, lease_gradings, settle_gradings
 from leyden.libs.store.runs.retention import delete_run
@@ -68,7 +70,8 @@ async def test_a_group_waits_until_each_of_its_rollouts_is_graded(scene: Scene) 
     assert await states(scene, run) == [("queued", None, None)] * 2
     assert (await shown(scene, first.id)).state == "grading"
     async with scene.database.read() as session:
-        page = await views.list_rollouts(session, run_id=run.id, state="grading", cursor=None, limit=9)
+        wanted = RolloutFilter(run_id=run.id, state=ShownRolloutState.GRADING)
+        page = await list_rollouts(session, wanted, cursor=None, limit=9)
     assert {one.id for one in page.items} == {first.id, second.id}
 
     assert await grade(scene, 1, 0.8) == [first.id]

@@ -9,6 +9,7 @@ export type Alarm = Schemas["Alarm"];
 export type Metrics = Schemas["Metrics"];
 export type Evaluation = Schemas["Evaluation"];
 export type Rollout = Schemas["Rollout"];
+export type RolloutPage = Schemas["RolloutPage"];
 export type RolloutDetail = Schemas["RolloutDetail"];
 export type Attempt = Schemas["Attempt"];
 export type Call = Schemas["Call"];

@@ -26,7 +26,7 @@ async function signInByLink(): Promise<string> {
 }
 
 function Page({ address }: { address: string }) {
-  const [, kind, id] = address.replace(/^#/, "").split("/");
+  const [, kind, id] = (address.split("?")[0] ?? "").replace(/^#/, "").split("/");
   if (kind === "runs" && id) return <RunPage key={id} id={decodeURIComponent(id)} />;
   if (kind === "rollouts" && id) return <RolloutPage key={id} id={decodeURIComponent(id)} />;
   if (kind === "groups" && id) return <GroupPage key={id} id={decodeURIComponent(id)} />;

@@ -1,12 +1,9 @@
-import { useState } from "preact/hooks";
 import { Alarms } from "../alarms";
-import { usePolled, type Answer, type Evaluation, type Metrics, type Page, type Rollout, type Run } from "../api";
+import { usePolled, type Evaluation, type Metrics, type Page, type Run } from "../api";
 import { Chart, type Point } from "../chart";
-import { AgentLine, Commands, Facts, Loaded, State, Table, link, number, time } from "../parts";
+import { AgentLine, Commands, Facts, Loaded, State, number, time } from "../parts";
+import { RolloutList } from "./rollout_list";
 
-const SHOWN = 100;
-const TRAINING = "none";
-const ALL = "all";
 const ENDED = new Set(["completed", "failed", "cancelled"]);
 
 export function RunPage({ id }: { id: string }) {
@@ -14,9 +11,6 @@ export function RunPage({ id }: { id: string }) {
   const run = usePolled<Run>(path);
   const metrics = usePolled<Metrics>(`${path}/metrics?names=reward_mean`);
   const evaluations = usePolled<Page<Evaluation>>(`${path}/evaluations?limit=1000`);
-  const [which, setWhich] = useState(TRAINING);
-  const filter = which === ALL ? "" : `&evaluation=${encodeURIComponent(which)}`;
-  const rollouts = usePolled<Page<Rollout>>(`v1/rollouts?run=${encodeURIComponent(id)}&limit=${SHOWN}${filter}`);
   return (
     <>
       <h1><AgentLine text={run.data?.name ?? id} /></h1>
@@ -31,17 +25,7 @@ export function RunPage({ id }: { id: string }) {
         </Loaded>
       </div>
       <h2>Rollouts</h2>
-      <p>
-        <label for="which">Of</label>{" "}
-        <select id="which" value={which} onChange={(event) => setWhich(event.currentTarget.value)}>
-          <option value={TRAINING}>training</option>
-          {evaluations.data?.items.map((one) => (
-            <option key={one.id} value={one.id}>held-out tasks, version {one.measured_version ?? "–"}</option>
-          ))}
-          <option value={ALL}>both</option>
-        </select>
-      </p>
-      <Rollouts answer={rollouts} />
+      <RolloutList run={id} evaluations={evaluations.data?.items ?? []} />
     </>
   );
 }
@@ -101,35 +85,4 @@ function computation({ computation: found }: Run): [string, string][] {
 function commands(run: Run): string[] {
   const follow = ENDED.has(run.phase) ? "show" : "watch";
   return [follow, ...run.allowed_actions].map((action) => `leyden run ${action} ${run.id}`);
-}
-
-function Rollouts({ answer }: { answer: Answer<Page<Rollout>> }) {
-  return (
-    <Loaded answer={answer}>
-      {({ items, next_cursor }) =>
-        items.length === 0 ? (
-          <>
-            <p>No such rollout yet: they begin once an engine serves the model. See its state:</p>
-            <Commands commands={["leyden status"]} />
-          </>
-        ) : (
-          <>
-            <Table label="Rollouts" head={["Rollout", "Task", "Version", "State", "Reward", "Reason"]} numbers={["Task", "Version", "Reward"]}>
-              {items.map((one) => (
-                <tr key={one.id}>
-                  <th scope="row"><a href={link("rollouts", one.id)}>{one.id}</a></th>
-                  <td class="number">{one.task_number}</td>
-                  <td class="number">{one.admitted_version}</td>
-                  <td><State state={one.state} />{one.evaluation_id !== null && " held out"}</td>
-                  <td class="number">{number(one.reward)}</td>
-                  <td class="reason"><AgentLine text={one.reason} /></td>
-                </tr>
-              ))}
-            </Table>
-            {next_cursor && <p class="quiet">These are the newest {SHOWN}; `leyden rollout list` shows all.</p>}
-          </>
-        )
-      }
-    </Loaded>
-  );
 }

@@ -1,0 +1,198 @@
+"""Lists of rollouts: filtered, sorted and counted in Postgres."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, cast
+
+from sqlalchemy import ColumnElement, Row, Select, String, bindparam, func, literal_column, select, text, tuple_
+
+from leyden.libs.contracts.api.rollouts import Rollout, RolloutPage
+from leyden.libs.contracts.states import ShownRolloutState
+from leyden.libs.store import tables
+from leyden.libs.store.attempts import ROLLOUT_STATE
+from leyden.libs.store.database import ReadSession
+from leyden.libs.store.read.paging import BadCursor, decode_cursor, page
+from leyden.libs.store.rewards import REWARD
+
+RolloutSort = Literal["newest", "oldest", "highest", "lowest"]
+RolloutRow = Row[tables.Rollout, tables.Group, int | None, float | None, str]
+RolloutQuery = Select[tables.Rollout, tables.Group, int | None, float | None, str]
+
+_STATE: ColumnElement[str] = literal_column(ROLLOUT_STATE)
+_REWARD: ColumnElement[float | None] = literal_column(REWARD)
+
+# Tool calls and tasks are searched as JSON, which has line ends and quotes written out. Requests are not searched: each
+# repeats those before it.
+_FOUND = """
+    rollouts.id IN (
+        SELECT r.id FROM rollouts r WHERE r.run_id = :run_id AND r.reason ILIKE :words
+        UNION ALL
+        SELECT o.rollout_id FROM outcomes o
+        WHERE o.run_id = :run_id AND concat_ws(E'\\n', o.detail, o.stdout_tail, o.stderr_tail) ILIKE :words
+        UNION ALL
+        SELECT c.rollout_id FROM model_calls c
+        WHERE c.run_id = :run_id
+            AND (c.answer ->> 'content' ILIKE :words OR c.answer ->> 'tool_calls' ILIKE :json_words)
+    ) OR (groups.dataset_id, groups.task_number) IN (
+        SELECT t.dataset_id, t.number FROM tasks t
+        WHERE t.dataset_id IN (SELECT dataset_id FROM groups g WHERE g.run_id = :run_id)
+            AND t.payload::text ILIKE :json_words
+    )
+"""
+
+
+@dataclass(frozen=True)
+class RolloutFilter:
+    """The rollouts that a list shows; a field that is None filters nothing.
+
+    `evaluation`: the id of one, or `none` for training rollouts alone. `version`: the admitted one. `failed`: whether
+    the agent or the platform failed: finished otherwise than `succeeded`, or excluded. `text`: a part of the reason,
+    the output, the task or an answer of the model, capital or small; needs `run_id`.
+    """
+
+    run_id: str | None = None
+    group_id: str | None = None
+    evaluation: str | None = None
+    state: ShownRolloutState | None = None
+    failed: bool | None = None
+    step: int | None = None
+    version: int | None = None
+    task_number: int | None = None
+    reward_min: float | None = None
+    reward_max: float | None = None
+    text: str | None = None
+
+
+def select_rollouts() -> RolloutQuery:
+    """Rollouts with their group, the step that consumed it, the reward and the shown state."""
+    rollout, group, consumed = tables.Rollout, tables.Group, tables.StepGroup
+    joined = select(rollout, group, consumed.step, _REWARD, _STATE).join(group, group.id == rollout.group_id)
+    return joined.outerjoin(consumed, (consumed.group_id == group.id) & (consumed.run_id == group.run_id))
+
+
+async def list_rollouts(
+    session: ReadSession,
+    wanted: RolloutFilter,
+    *,
+    sort: RolloutSort = "newest",
+    count: bool = False,
+    cursor: str | None,
+    limit: int,
+) -> RolloutPage:
+    """A page of rollouts; by reward, those without one come last.
+
+    Args: count: whether the first page counts all that the filter leaves
+    Raises: BadCursor
+    """
+    query = select_rollouts().where(*_conditions(wanted))
+    total = None
+    if count and cursor is None:
+        # Why: a window over the page's own statement reads all its columns; this takes a third of the time.
+        total = await session.scalar(select(func.count()).select_from(query.subquery()))
+    rows = (await session.execute(_sorted(query, sort, cursor).limit(limit + 1))).all()
+    found = page(f"rollouts {sort}", rows, limit, shown_rollout, lambda row: _key(row, sort))
+    return RolloutPage(items=found.items, next_cursor=found.next_cursor, total=total)
+
+
+def _conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
+    rollout, group, state = tables.Rollout, tables.Group, wanted.state
+    equal: tuple[tuple[Any, object], ...] = (
+        (rollout.run_id, wanted.run_id),
+        (rollout.group_id, wanted.group_id),
+        # Why: the column has an index; the computed state has none.
+        (rollout.state, "queued" if state in (ShownRolloutState.RUNNING, ShownRolloutState.GRADING) else state),
+        (_STATE, state),
+        (tables.StepGroup.step, wanted.step),
+        (group.admitted_version, wanted.version),
+        (group.task_number, wanted.task_number),
+    )
+    found: list[ColumnElement[bool]] = [column == value for column, value in equal if value is not None]
+    if wanted.evaluation is not None:
+        is_training = group.evaluation_id.is_(None)
+        found.append(is_training if wanted.evaluation == "none" else group.evaluation_id == wanted.evaluation)
+    if wanted.failed is not None:
+        failed = (rollout.state == "excluded") | ((rollout.state == "finished") & (rollout.reason != "succeeded"))
+        found.append(failed if wanted.failed else (rollout.state == "finished") & (rollout.reason == "succeeded"))
+    if wanted.reward_min is not None:
+        found.append(cast("ColumnElement[float]", _REWARD) >= wanted.reward_min)
+    if wanted.reward_max is not None:
+        found.append(cast("ColumnElement[float]", _REWARD) <= wanted.reward_max)
+    if wanted.text:
+        found.append(_has_text(wanted.run_id, wanted.text))
+    return found
+
+
+def _has_text(run_id: str | None, words: str) -> ColumnElement[bool]:
+    as_json = json.dumps(words, ensure_ascii=False)[1:-1]
+    values = {"run_id": run_id, "words": _pattern(words), "json_words": _pattern(as_json)}
+    parameters = [bindparam(name, value, String) for name, value in values.items()]
+    return cast("ColumnElement[bool]", text(f"({_FOUND})").bindparams(*parameters))
+
+
+def _pattern(words: str) -> str:
+    """A pattern of LIKE that stands for itself anywhere."""
+    for special in ("\\", "%", "_"):
+        words = words.replace(special, f"\\{special}")
+    return f"%{words}%"
+
+
+def _sorted(query: RolloutQuery, sort: RolloutSort, cursor: str | None) -> RolloutQuery:
+    created, key_id = tables.Rollout.created_at, tables.Rollout.id
+    if sort in ("newest", "oldest"):
+        order = tuple_(created, key_id)
+        if key := decode_cursor(cursor, f"rollouts {sort}", datetime, str):
+            query = query.where(order < tuple_(*key) if sort == "newest" else order > tuple_(*key))
+        columns = (created, key_id)
+        return query.order_by(*((column.desc() for column in columns) if sort == "newest" else columns))
+    sign = "-" if sort == "highest" else ""
+    place: ColumnElement[float] = literal_column(f"coalesce({sign}{REWARD}, 'Infinity'::float8)")
+    if key := decode_cursor(cursor, f"rollouts {sort}", str, str):
+        query = query.where(tuple_(place, key_id) > tuple_(_float(key[0]), key[1]))
+    return query.order_by(place, key_id)
+
+
+def _float(part: object) -> float:
+    try:
+        return float(str(part))
+    except ValueError:
+        raise BadCursor("cursor does not belong to this list: leave it out to begin at the first page") from None
+
+
+def _key(row: RolloutRow, sort: RolloutSort) -> tuple[str | datetime, str]:
+    rollout, reward = row[0], row[3]
+    if sort in ("newest", "oldest"):
+        return rollout.created_at, rollout.id
+    place = float("inf") if reward is None else -reward if sort == "highest" else reward
+    return repr(place), rollout.id
+
+
+def shown_rollout(row: RolloutRow) -> Rollout:
+    """The row of `select_rollouts` as the API shows it."""
+    rollout, group, step, reward, state = row
+    return Rollout(
+        id=rollout.id,
+        run_id=rollout.run_id,
+        group_id=rollout.group_id,
+        evaluation_id=group.evaluation_id,
+        sibling=rollout.sibling,
+        greedy=rollout.greedy,
+        dataset_id=group.dataset_id,
+        task_number=group.task_number,
+        admitted_version=group.admitted_version,
+        step=step,
+        state=state,
+        attempt=rollout.attempt,
+        reward=reward,
+        reason=rollout.reason,
+        created_at=rollout.created_at,
+        finished_at=rollout.finished_at,
+    )
+
+
+async def rollouts_of_group(session: ReadSession, group_id: str) -> list[Rollout]:
+    """The siblings of a group by number."""
+    query = select_rollouts().where(tables.Rollout.group_id == group_id).order_by(tables.Rollout.sibling)
+    return [shown_rollout(row) for row in (await session.execute(query)).all()]

@@ -1,0 +1,94 @@
+"""A run's rollouts on its page: filters that the address holds, sorting and pages, of 10,000 rollouts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import psycopg
+from playwright.sync_api import expect
+
+from leyden.libs.store.database import Database
+from tests.contract.console.conftest import HOSTILE, SHOWN, Insert
+from tests.support import builders
+from tests.support.browser import Visitor
+
+GROUPS, SIBLINGS = 1250, 8
+ROLLOUTS = GROUPS * SIBLINGS
+
+# As ended rollouts would be; every hundredth group failed.
+MANY = """
+    SET session_replication_role = replica;
+    INSERT INTO groups (id, run_id, number, dataset_id, task_number, size, admitted_version, state)
+        SELECT :run || '.' || n, :run, n, 'd', n % 50, :siblings, n / 100, 'complete'
+        FROM generate_series(0, :groups - 1) n;
+    INSERT INTO rollouts (id, run_id, group_id, sibling, state, attempt, reward, reason, created_at)
+        SELECT id || '.' || s, :run, id, s, 'finished', 1, number + s / 10.0,
+            CASE WHEN number % 100 = 99 THEN 'agent_error' ELSE 'succeeded' END,
+            now() + number * interval '1 second' + s * interval '1 millisecond'
+        FROM groups, generate_series(0, :siblings - 1) s;
+    INSERT INTO outcomes (rollout_id, attempt, run_id, kind, facts, stdout_tail, stderr_tail)
+        SELECT id, 1, :run, 'succeeded', '{}', 'output of ' || id, '' FROM rollouts;
+    ANALYZE
+"""
+
+
+def add_many(dsn: str, run_id: str) -> None:
+    statements = MANY.replace(":run", f"'{run_id}'").replace(":groups", str(GROUPS)).replace(":siblings", str(SIBLINGS))
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for statement in statements.split(";"):
+            connection.execute(statement.encode())
+
+
+def test_ten_thousand_rollouts_are_filtered_sorted_and_paged_by_an_address(
+    insert: Insert[str], open_page: Callable[[str], Visitor], postgres_dsn: str
+) -> None:
+    async def run_of(database: Database) -> str:
+        return (await builders.add_run(database)).id
+
+    run = insert(run_of)
+    add_many(postgres_dsn, run)
+    visitor = open_page(f"/runs/{run}?sort=highest")
+    page, rows = visitor.page, visitor.page.get_by_role("region", name="Rollouts").locator("tbody tr")
+    expect(page.get_by_text(f"1 to 100 of {ROLLOUTS:,}")).to_be_visible()
+    expect(rows.first).to_contain_text(f"{GROUPS - 1}.700")
+    page.get_by_role("button", name="Next page").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_text(f"101 to 200 of {ROLLOUTS:,}")).to_be_visible()
+    page.get_by_role("button", name="Page before").click()
+
+    page.get_by_label("Failed").select_option("yes")
+    failed = GROUPS // 100 * SIBLINGS
+    expect(page.get_by_text(f"1 to {failed} of {failed}")).to_be_visible()
+    expect(page).to_have_url(re.compile(r"\?failed=true&sort=highest$"))
+    page.get_by_label("Reward from").fill("1000")
+    page.get_by_label("to", exact=True).fill("1099.2")
+    expect(page.get_by_text("1 to 3 of 3")).to_be_visible()
+    expect(page.get_by_text(f"leyden rollout list --run {run} --evaluation none --failed")).to_contain_text(
+        "--reward-min 1000 --reward-max 1099.2 --sort highest"
+    )
+    assert visitor.violations() == []
+
+    again = open_page(page.url.partition("#")[2])
+    expect(again.page.get_by_text("1 to 3 of 3")).to_be_visible()
+    expect(again.page.get_by_label("Reward from")).to_have_value("1000")
+    again.page.get_by_label("Failed").select_option("any")
+    expect(again.page.get_by_text("1 to 100 of 795")).to_be_visible()
+    again.page.get_by_label("Text").fill(f"{run}.1002.3")
+    expect(again.page.get_by_text("1 to 1 of 1")).to_be_visible()
+    again.page.get_by_label("Text").fill(HOSTILE)
+    expect(again.page.get_by_text("No rollout matches the filter.")).to_be_visible()
+
+
+def test_a_hostile_reason_is_shown_as_text(insert: Insert[str], open_page: Callable[[str], Visitor]) -> None:
+    async def hostile(database: Database) -> str:
+        run = await builders.add_run(database)
+        _, [rollout] = await builders.add_group(database, run, size=1)
+        await builders.finish_rollout(database, rollout, kind="agent_error", reward=None)
+        async with database.session() as session:
+            (await session.get_one(type(rollout), rollout.id)).reason = HOSTILE
+        return run.id
+
+    visitor = open_page(f"/runs/{insert(hostile)}?text=evil")
+    expect(visitor.page.get_by_role("cell", name=SHOWN)).to_be_visible()
+    assert visitor.violations() == []
