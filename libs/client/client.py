@@ -15,6 +15,7 @@ from leyden.libs.client.errors import NotFound
 from leyden.libs.client.transport import Content, Parameters, Transport, file_chunks
 from leyden.libs.contracts.api.alarms import Alarm
 from leyden.libs.contracts.api.body import Page
+from leyden.libs.contracts.api.comparison import Comparison
 from leyden.libs.contracts.api.datasets import Dataset, Task
 from leyden.libs.contracts.api.groups import Group
 from leyden.libs.contracts.api.platform import Engine, Health, Pool, Recipe
@@ -193,6 +194,14 @@ class Client:
     def metrics(self, run_id: str, names: Sequence[str] = ()) -> Metrics:
         """Returns time series over the steps; all of them when `names` is empty."""
         return Metrics.model_validate_json(self._http.get(f"/v1/runs/{_part(run_id)}/metrics", {"names": list(names)}))
+
+    def compare_runs(self, run_ids: Sequence[str], names: Sequence[str] = ()) -> Comparison:
+        """Compares runs with the first one.
+
+        Args: names: series wanted; `reward_mean` when left out
+        """
+        parameters: Parameters = {"run": list(run_ids), "names": list(names)}
+        return Comparison.model_validate_json(self._http.get("/v1/comparison", parameters))
 
     def agents(self, run_id: str) -> Iterator[RunAgent]:
         """Lists the agents that called the model, in the order of their first call."""

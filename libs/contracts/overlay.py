@@ -1,8 +1,9 @@
-"""Lays changes over a document."""
+"""Lays changes over a document, and finds the changes between documents."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -25,3 +26,27 @@ def overlay(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
         else:
             merged[name] = value
     return merged
+
+
+def document_differences(documents: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
+    """The values of each path that is not the same in all documents, as JSON; None where a document has no such path.
+
+    >>> document_differences([{"a": 1, "b": {"c": [1, 2]}}, {"a": 1, "b": {"c": [1]}, "d": None}])
+    {'b.c.1': ['2', None], 'd': [None, 'null']}
+    """
+    found = [dict(_leaves("", document)) for document in documents]
+    paths = dict.fromkeys(path for leaves in found for path in leaves)
+    values = {path: [leaves.get(path) for leaves in found] for path in paths}
+    return {path: values[path] for path in sorted(values) if len(set(values[path])) > 1}
+
+
+def _leaves(path: str, value: object) -> Iterator[tuple[str, str]]:
+    below: dict[str, object] = {}
+    if isinstance(value, Mapping):
+        below = {str(name): part for name, part in value.items()}
+    elif isinstance(value, list):
+        below = {str(number): part for number, part in enumerate(value)}
+    for name, part in below.items():
+        yield from _leaves(f"{path}.{name}" if path else name, part)
+    if not below:
+        yield path, json.dumps(value, ensure_ascii=False)

@@ -14,6 +14,7 @@ from leyden.libs.cli.cluster.release import copy_from_storage
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.document import read_document, set_values
 from leyden.libs.cli.errors import CommandError, Exit
+from leyden.libs.cli.view.comparison import comparison_parts
 from leyden.libs.cli.view.output import AsJson, Count, Part, console, error_console, facts, print_result, table
 from leyden.libs.cli.view.run_report import write_report
 from leyden.libs.cli.view.watch import ENDED, alarm_lines, call_lines, evaluation_table, step_table, watch_run
@@ -105,6 +106,18 @@ def show(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
     tables += [evaluation_table(evaluations)] if evaluations else []
     document = {**found.model_dump(mode="json"), "step_list": steps, "evaluations": evaluations}
     print_result(as_json, document, shown, *tables)
+
+
+@app.command("compare")
+def compare(
+    ctx: typer.Context,
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Ids or names of runs, the first one first.")],
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs with the first one: figures, differences of their documents, and tasks won and lost."""
+    with context_of(ctx).client() as leyden:
+        found = leyden.compare_runs([leyden.find_run(run).id for run in runs])
+    print_result(as_json, found, *comparison_parts(found))
 
 
 @app.command("watch")

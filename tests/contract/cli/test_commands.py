@@ -207,6 +207,12 @@ def test_a_trajectory_is_shown_call_by_call_with_credit_and_tools(leyden: Leyden
     assert rollout_id in siblings and "+0.750" in siblings, siblings
     listed = json.loads(leyden("rollout", "list", "--run", run_id, "--state", "finished", "--json").stdout)
     assert [item["id"] for item in listed] == [rollout_id]
+    beside = leyden("run", "compare", run_id, run_id).stdout
+    assert run_id in beside and "Differences of the documents" in beside and "Nothing yet." in beside
+    filtered = leyden("rollout", "list", "--run", run_id, "--text", "four", "--sort", "highest", "--failed", "--json")
+    assert json.loads(filtered.stdout) == []
+    filtered = leyden("rollout", "list", "--run", run_id, "--text", "four", "--reward-max", "99", "--json")
+    assert [item["id"] for item in json.loads(filtered.stdout)] == [rollout_id]
     assert leyden("run", "watch", run_id).exit_code == Exit.ERROR
 
 

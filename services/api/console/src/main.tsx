@@ -3,6 +3,7 @@
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, SIGNED_OUT, signIn, signOut } from "./api";
+import { ComparePage } from "./pages/compare";
 import { GroupPage } from "./pages/group";
 import { RolloutPage } from "./pages/rollout";
 import { RunPage } from "./pages/run";
@@ -30,6 +31,7 @@ function Page({ address }: { address: string }) {
   if (kind === "runs" && id) return <RunPage key={id} id={decodeURIComponent(id)} />;
   if (kind === "rollouts" && id) return <RolloutPage key={id} id={decodeURIComponent(id)} />;
   if (kind === "groups" && id) return <GroupPage key={id} id={decodeURIComponent(id)} />;
+  if (kind === "compare") return <ComparePage />;
   return <Runs />;
 }
 
@@ -53,6 +55,7 @@ function App({ problem }: { problem: string }) {
         {isSignedIn && (
           <nav aria-label="Main">
             <a href="#/">Runs</a>
+            <a href="#/compare">Compare</a>
             <button type="button" onClick={() => void signOut().then(() => setSignedIn(false))}>Sign out</button>
           </nav>
         )}

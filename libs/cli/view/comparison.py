@@ -1,0 +1,44 @@
+"""Runs beside each other on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from leyden.libs.cli.view.output import Part, heading, mean_and_interval, table
+from leyden.libs.contracts.api.comparison import Comparison, TaskComparison
+from leyden.libs.contracts.api.runs import Evaluation, Run
+
+
+def comparison_parts(found: Comparison) -> Iterator[Part]:
+    """Figures of each run in a column, differences of the documents by path, and tasks won over the first run."""
+    columns = [f"{run.name} ({run.id})" for run in found.runs]
+    yield table(("", *columns), list(_figures(found)))
+    yield heading("Differences of the documents")
+    yield table(
+        ("path", *columns), [(one.path, *("–" if v is None else v for v in one.values)) for one in found.differences]
+    )
+    if found.tasks:
+        yield heading(f"Held-out tasks, beside {columns[0]}")
+        head = ("run", "dataset", "won", "lost", "same", "difference")
+        yield table(head, [_tasks(one, found.runs) for one in found.tasks])
+
+
+def _figures(found: Comparison) -> Iterator[tuple[object, ...]]:
+    runs = found.runs
+    yield ("phase", *(run.phase for run in runs))
+    yield ("step", *(f"{run.progress.step} of {run.progress.steps}" for run in runs))
+    yield ("last reward", *(run.progress.reward_mean for run in runs))
+    yield ("held-out reward", *map(_held_out, found.evaluations))
+    yield ("best version", *(run.best_version for run in runs))
+    yield ("dataset", *(run.dataset_id for run in runs))
+
+
+def _held_out(evaluations: Sequence[Evaluation]) -> str | None:
+    measured = [one.results.reward for one in evaluations if one.results.reward is not None]
+    return mean_and_interval(measured[-1], ".3f") if measured else None
+
+
+def _tasks(one: TaskComparison, runs: Sequence[Run]) -> tuple[object, ...]:
+    name = next(run.name for run in runs if run.id == one.run_id)
+    interval = "" if one.low is None or one.high is None else f" [{one.low:+.3f}, {one.high:+.3f}]"
+    return (f"{name} ({one.run_id})", one.dataset_id, one.won, one.lost, one.same, f"{one.difference:+.3f}{interval}")

@@ -1,0 +1,49 @@
+"""Several runs beside each other."""
+
+from __future__ import annotations
+
+from leyden.libs.contracts.api.body import Body
+from leyden.libs.contracts.api.runs import Evaluation, Metrics, Run
+
+
+class Difference(Body):
+    """A field in which the documents of the runs differ."""
+
+    path: str
+    """Such as `optimizer.learning_rate`; an item of a list has its number, from 0."""
+    values: list[str | None]
+    """One of each run, as JSON; null where its document has no such field."""
+
+
+class TaskComparison(Body):
+    """The tasks that the first run and another one were both evaluated on, by the last evaluation of each on one
+    dataset that has measured something."""
+
+    run_id: str
+    """The other run."""
+    dataset_id: str
+    evaluation_ids: tuple[str, str]
+    """The first run's, and the other one's."""
+    won: int
+    """Tasks whose mean reward is higher in the other run."""
+    lost: int
+    same: int
+    difference: float
+    """The other run's mean over these tasks minus the first one's, each task weighing the same."""
+    low: float | None
+    """95 % interval of the difference by Student over tasks; null, as `high`, for one task."""
+    high: float | None
+
+
+class Comparison(Body):
+    """Runs beside each other, in the order asked for."""
+
+    runs: list[Run]
+    differences: list[Difference]
+    """By path, names of the runs left out."""
+    metrics: list[Metrics]
+    """The series asked for, of each run."""
+    evaluations: list[list[Evaluation]]
+    """The first 1,000 evaluations of each run."""
+    tasks: list[TaskComparison]
+    """One for each further run that was evaluated on a dataset of the first one."""

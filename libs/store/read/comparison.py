@@ -1,0 +1,85 @@
+"""Several runs beside each other: documents, series, evaluations, and the tasks that one won over another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from sqlalchemy import text
+
+from leyden.libs.contracts.api.comparison import Comparison, Difference, TaskComparison
+from leyden.libs.contracts.api.runs import Evaluation
+from leyden.libs.contracts.overlay import document_differences
+from leyden.libs.store.database import ReadSession
+from leyden.libs.store.read import results, runs
+from leyden.libs.store.read.intervals import student_95
+from leyden.libs.store.rewards import REWARD
+
+EVALUATIONS = 1000
+
+_TASK_MEANS = text(f"""
+    SELECT groups.evaluation_id, groups.task_number, avg(earned.reward) AS mean
+    FROM groups JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished'
+    CROSS JOIN LATERAL (SELECT {REWARD} AS reward) AS earned
+    WHERE groups.evaluation_id = ANY(:evaluation_ids) AND earned.reward IS NOT NULL
+    GROUP BY groups.evaluation_id, groups.task_number
+""")  # noqa: S608  # constants alone
+
+
+async def compare_runs(session: ReadSession, run_ids: Sequence[str], names: Sequence[str]) -> Comparison:
+    """The runs in this order.
+
+    Args: names: the wanted series, at least one
+    Raises: UnknownRun
+    """
+    found = [await runs.get_run(session, run_id) for run_id in run_ids]
+    documents = [run.config.model_dump(mode="json", by_alias=True, exclude={"name"}) for run in found]
+    pages = [await results.list_evaluations(session, run_id, cursor=None, limit=EVALUATIONS) for run_id in run_ids]
+    evaluations = [page.items for page in pages]
+    return Comparison(
+        runs=found,
+        differences=[Difference(path=path, values=values) for path, values in document_differences(documents).items()],
+        metrics=[await results.get_metrics(session, run_id, names) for run_id in run_ids],
+        evaluations=evaluations,
+        tasks=await _tasks(session, evaluations),
+    )
+
+
+async def _tasks(session: ReadSession, evaluations: Sequence[Sequence[Evaluation]]) -> list[TaskComparison]:
+    pairs = [pair for other in evaluations[1:] if (pair := _last_pair(evaluations[0], other)) is not None]
+    scope = {"evaluation_ids": sorted({one.id for pair in pairs for one in pair})}
+    means: dict[str, dict[int, float]] = {evaluation: {} for evaluation in scope["evaluation_ids"]}
+    for row in await session.execute(_TASK_MEANS, scope):
+        means[row.evaluation_id][row.task_number] = row.mean
+    made = [_compared(first, other, means) for first, other in pairs]
+    return [one for one in made if one is not None]
+
+
+def _last_pair(first: Sequence[Evaluation], other: Sequence[Evaluation]) -> tuple[Evaluation, Evaluation] | None:
+    """The last measured evaluation of the other run on a dataset of the first one, and the first one's last on it."""
+    last = {one.dataset_id: one for one in first if one.results.reward is not None}
+    measured = [one for one in other if one.results.reward is not None and one.dataset_id in last]
+    return (last[measured[-1].dataset_id], measured[-1]) if measured else None
+
+
+def _compared(first: Evaluation, other: Evaluation, means: Mapping[str, Mapping[int, float]]) -> TaskComparison | None:
+    both = means[first.id].keys() & means[other.id].keys()
+    gains = [means[other.id][task] - means[first.id][task] for task in sorted(both)]
+    if not gains:
+        return None
+    interval: dict[str, Any] = {"low": None, "high": None}
+    if len(gains) > 1:
+        half = student_95(len(gains) - 1) * stdev(gains) / math.sqrt(len(gains))
+        interval = {"low": fmean(gains) - half, "high": fmean(gains) + half}
+    return TaskComparison(
+        run_id=other.run_id,
+        dataset_id=first.dataset_id,
+        evaluation_ids=(first.id, other.id),
+        won=sum(gain > 0 for gain in gains),
+        lost=sum(gain < 0 for gain in gains),
+        same=sum(gain == 0 for gain in gains),
+        difference=fmean(gains),
+        **interval,
+    )

@@ -1,0 +1,188 @@
+// Runs beside each other: what changed between them, and what came of it. The address holds their ids.
+
+import type { ComponentChildren } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { usePolled, type Comparison, type Evaluation, type Page, type Run, type TaskComparison } from "../api";
+import { Curves, type Curve } from "../curves";
+import { AgentLine, Commands, Loaded, State, Table, link, number, signed, time } from "../parts";
+
+const AXES = { step: 0, seconds: 1 } as const;
+const MOST_RUNS = 8;
+
+function readRuns(): string[] {
+  const words = new URLSearchParams(location.hash.split("?")[1] ?? "");
+  return (words.get("runs") ?? "").split(",").filter(Boolean).slice(0, MOST_RUNS);
+}
+
+export function ComparePage() {
+  const [ids, setIds] = useState(readRuns);
+  const [metric, setMetric] = useState("reward_mean");
+  useEffect(() => {
+    const onMove = () => setIds(readRuns());
+    window.addEventListener("hashchange", onMove);
+    return () => window.removeEventListener("hashchange", onMove);
+  }, []);
+  function choose(next: string[]): void {
+    history.replaceState(null, "", `#/compare${next.length ? `?runs=${next.map(encodeURIComponent).join(",")}` : ""}`);
+    setIds(readRuns());
+  }
+  return (
+    <>
+      <h1>Compare runs</h1>
+      <Chosen ids={ids} choose={choose} />
+      {ids.length > 1 ? <Beside key={ids.join()} ids={ids} metric={metric} setMetric={setMetric} /> : <p>Choose two runs or more.</p>}
+    </>
+  );
+}
+
+function Chosen({ ids, choose }: { ids: string[]; choose: (ids: string[]) => void }) {
+  const answer = usePolled<Page<Run>>("v1/runs?limit=1000", () => false);
+  return (
+    <Loaded answer={answer}>
+      {({ items }) => (
+        <fieldset class="chosen">
+          <legend>Runs, the first one is the measure of the others</legend>
+          {items.map((run) => (
+            <label key={run.id}>
+              <input
+                type="checkbox"
+                checked={ids.includes(run.id)}
+                disabled={!ids.includes(run.id) && ids.length === MOST_RUNS}
+                onChange={(event) => choose(event.currentTarget.checked ? [...ids, run.id] : ids.filter((one) => one !== run.id))}
+              />{" "}
+              <AgentLine text={run.name} /> <span class="quiet">{run.id}</span>
+            </label>
+          ))}
+          {items.length === 0 && <p>No run yet.</p>}
+        </fieldset>
+      )}
+    </Loaded>
+  );
+}
+
+function Beside({ ids, metric, setMetric }: { ids: string[]; metric: string; setMetric: (name: string) => void }) {
+  const [axis, setAxis] = useState<keyof typeof AXES>("step");
+  const words = new URLSearchParams([...ids.map((id) => ["run", id]), ["names", metric]]);
+  const answer = usePolled<Comparison>(`v1/comparison?${words}`, ({ runs }) => runs.some((run) => run.finished_at === null));
+  return (
+    <Loaded answer={answer}>
+      {(found) => (
+        <>
+          <Commands commands={[`leyden run compare ${ids.join(" ")}`]} />
+          <h2>Curves</h2>
+          <p>
+            <label for="metric">Series</label>{" "}
+            <select id="metric" value={metric} onChange={(event) => setMetric(event.currentTarget.value)}>
+              {[...new Set(["reward_mean", ...found.metrics.flatMap((one) => one.names)])].map((name) => <option key={name} value={name}>{name}</option>)}
+            </select>{" "}
+            <label for="axis">by</label>{" "}
+            <select id="axis" value={axis} onChange={(event) => setAxis(event.currentTarget.value as keyof typeof AXES)}>
+              {Object.keys(AXES).map((name) => <option key={name} value={name}>{name}</option>)}
+            </select>
+          </p>
+          <div class="charts">
+            <Curves title={metric} axis={axis} curves={curves(found, metric, axis)} />
+            <Curves title="Mean reward of held-out tasks" axis="version" curves={found.runs.map((run, index) => ({ name: run.name, points: heldOut(found.evaluations[index] ?? []) }))} />
+          </div>
+          <h2>Figures</h2>
+          <Figures found={found} />
+          <h2>Held-out tasks, beside the first run</h2>
+          <Tasks found={found} />
+          <h2>Differences of the documents</h2>
+          <Differences found={found} />
+        </>
+      )}
+    </Loaded>
+  );
+}
+
+function curves(found: Comparison, metric: string, axis: keyof typeof AXES): Curve[] {
+  return found.runs.map((run, index) => ({
+    name: run.name,
+    points: (found.metrics[index]?.series.find((one) => one.name === metric)?.points ?? []).map((point): [number, number] => [point[AXES[axis]], point[2]]),
+  }));
+}
+
+function heldOut(evaluations: Evaluation[]): [number, number][] {
+  return evaluations
+    .flatMap(({ measured_version: x, results: { reward } }): [number, number][] => (x === null || reward === null ? [] : [[x, reward.mean]]))
+    .sort(([one], [other]) => one - other);
+}
+
+function Figures({ found }: { found: Comparison }) {
+  const rows: [string, (run: Run, index: number) => ComponentChildren][] = [
+    ["State", (run) => <State state={run.phase} />],
+    ["Step", (run) => `${run.progress.step} of ${run.progress.steps}`],
+    ["Last reward", (run) => number(run.progress.reward_mean)],
+    ["Held-out reward", (_run, index) => number(lastHeldOut(found.evaluations[index] ?? []))],
+    ["Best version", (run) => run.best_version ?? "–"],
+    ["Dataset", (run) => run.dataset_id],
+    ["Started", (run) => time(run.started_at)],
+    ["Ended", (run) => time(run.finished_at)],
+  ];
+  return (
+    <RunTable label="Figures" first="" runs={found.runs}>
+      {rows.map(([name, cell]) => (
+        <tr key={name}>
+          <th scope="row">{name}</th>
+          {found.runs.map((run, index) => <td key={index}>{cell(run, index)}</td>)}
+        </tr>
+      ))}
+    </RunTable>
+  );
+}
+
+const lastHeldOut = (evaluations: Evaluation[]) => evaluations.flatMap((one) => one.results.reward?.mean ?? []).pop();
+
+function Tasks({ found }: { found: Comparison }) {
+  const name = (one: TaskComparison) => found.runs.find((run) => run.id === one.run_id)?.name ?? one.run_id;
+  if (found.tasks.length === 0) return <p>No further run was evaluated on a dataset of the first one.</p>;
+  return (
+    <Table label="Held-out tasks" head={["Run", "Dataset", "Won", "Lost", "Same", "Difference", "95 % interval"]} numbers={["Won", "Lost", "Same", "Difference"]}>
+      {found.tasks.map((one) => (
+        <tr key={one.run_id}>
+          <th scope="row"><AgentLine text={name(one)} /></th>
+          <td>{one.dataset_id}</td>
+          <td class="number">{one.won}</td>
+          <td class="number">{one.lost}</td>
+          <td class="number">{one.same}</td>
+          <td class="number">{signed(one.difference)}</td>
+          <td>{one.low === null || one.high === null ? "–" : `${signed(one.low)} to ${signed(one.high)}`}</td>
+        </tr>
+      ))}
+    </Table>
+  );
+}
+
+function Differences({ found }: { found: Comparison }) {
+  if (found.differences.length === 0) return <p>The documents are the same but for the names.</p>;
+  return (
+    <RunTable label="Differences" first="Field" runs={found.runs}>
+      {found.differences.map((one) => (
+        <tr key={one.path}>
+          <th scope="row"><AgentLine text={one.path} /></th>
+          {one.values.map((value, index) => <td key={index}>{value === null ? "–" : <AgentLine text={value} />}</td>)}
+        </tr>
+      ))}
+    </RunTable>
+  );
+}
+
+/** A column for each run. */
+function RunTable({ label, first, runs, children }: { label: string; first: string; runs: Run[]; children: ComponentChildren }) {
+  return (
+    <div class="table" role="region" aria-label={label} tabIndex={0}>
+      <table class="columns">
+        <thead>
+          <tr>
+            {first ? <th scope="col">{first}</th> : <td />}
+            {runs.map((run, index) => (
+              <th key={index} scope="col"><a href={link("runs", run.id)}><AgentLine text={run.name} /></a></th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>{children}</tbody>
+      </table>
+    </div>
+  );
+}

@@ -1,0 +1,68 @@
+"""The page that compares runs: curves in one chart, figures, differences of documents, tasks won and lost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from playwright.sync_api import expect
+
+from leyden.libs.store.database import Database
+from tests.contract.api.test_comparison import measured_run
+from tests.contract.console.conftest import HOSTILE, SHOWN, Insert
+from tests.support import builders
+from tests.support.browser import Visitor
+
+
+def test_two_runs_are_chosen_and_stand_beside_each_other(
+    insert: Insert[tuple[str, str]], open_page: Callable[[str], Visitor]
+) -> None:
+    async def two_runs(database: Database) -> tuple[str, str]:
+        dataset = (await builders.add_run(database)).dataset_id
+        first = await measured_run(database, dataset, 1e-6, [0.0, 0.5, 1.0, 0.25])
+        other = await measured_run(database, dataset, 1e-5, [1.0, 0.5, 0.5, 0.75])
+        return first.id, other.id
+
+    first, other = insert(two_runs)
+    visitor = open_page("/")
+    page = visitor.page
+    page.get_by_role("link", name="Compare").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("Choose two runs or more.")).to_be_visible()
+    assert visitor.violations() == []
+    for run in (first, other):
+        page.get_by_role("checkbox", name=re.compile(run)).focus()
+        page.keyboard.press("Space")
+    expect(page).to_have_url(re.compile(rf"#/compare\?runs={first},{other}$"))
+    differences = page.get_by_role("region", name="Differences").locator("tbody tr")
+    expect(differences).to_have_count(1)
+    expect(differences).to_have_text(re.compile("optimizer.learning_rate.*1e-06.*1e-05"))
+    expect(page.get_by_role("region", name="Held-out tasks")).to_contain_text("+0.250")
+    expect(page.get_by_role("row", name="Held-out reward").get_by_role("cell")).to_have_text(["0.438", "0.688"])
+    held_out = page.get_by_role("img", name="Mean reward of held-out tasks")
+    expect(held_out).to_have_attribute("aria-label", re.compile("rate 1e-06 0.438 at 0; rate 1e-05 0.688 at 0"))
+    page.get_by_label("Series").select_option("loss")
+    expect(page.get_by_role("img", name="loss: ")).to_be_visible()
+    page.get_by_label("by", exact=True).select_option("seconds")
+    assert visitor.violations() == []
+
+
+def test_hostile_documents_are_shown_as_text(
+    insert: Insert[tuple[str, str]], open_page: Callable[[str], Visitor]
+) -> None:
+    async def hostile_run(database: Database) -> tuple[str, str]:
+        agent = {"command": ["a"], "environment": {"WORDS": HOSTILE}}
+        plain = await builders.add_run(database)
+        return plain.id, (await builders.add_run(database, config=builders.run_document(agent=agent))).id
+
+    visitor = open_page(f"/compare?runs={','.join(insert(hostile_run))}")
+    row = visitor.page.get_by_role("row", name="agent.environment.WORDS")
+    # A document is JSON: a control character is an escape, and its backslash stands.
+    expect(row).to_contain_text(SHOWN.replace("\\x1b", "\\u001b"))
+    expect(visitor.page.get_by_text("No further run was evaluated")).to_be_visible()
+    assert visitor.violations() == []
+
+
+def test_a_run_that_is_gone_is_named(open_page: Callable[[str], Visitor]) -> None:
+    page = open_page("/compare?runs=nobody,none").page
+    expect(page.get_by_role("alert")).to_contain_text("nobody")
