@@ -15,6 +15,7 @@ from leyden.libs.client.errors import NotFound
 from leyden.libs.client.transport import Content, Parameters, Transport, file_chunks
 from leyden.libs.contracts.api.alarms import Alarm
 from leyden.libs.contracts.api.body import Page
+from leyden.libs.contracts.api.call_tokens import CallTokens
 from leyden.libs.contracts.api.comparison import Comparison
 from leyden.libs.contracts.api.datasets import Dataset, Task
 from leyden.libs.contracts.api.groups import Group
@@ -267,6 +268,11 @@ class Client:
         """Lists the model calls of a rollout with their tokens and credit."""
         parameters: Parameters = {"attempt": attempt, "prompt": prompt}
         return self._pages(f"/v1/rollouts/{_part(rollout_id)}/calls", Call, parameters)
+
+    def call_tokens(self, rollout_id: str, call_id: str, *, start: int | None = None, limit: int = 500) -> CallTokens:
+        """Returns a window of a call's tokens, from the first sampled one when `start` is left out."""
+        path = f"/v1/rollouts/{_part(rollout_id)}/calls/{_part(call_id)}/tokens"
+        return CallTokens.model_validate_json(self._http.get(path, {"start": start, "limit": limit}))
 
     def spans(self, rollout_id: str, *, attempt: int | None = None, kind: str | None = None) -> Iterator[Span]:
         """Lists the spans of a rollout by start time."""

@@ -25,10 +25,10 @@ from leyden.libs.cli.view.output import (
     table,
 )
 from leyden.libs.cli.view.report import answer_text, last_question, tool_spans, unmatched_spans
-from leyden.libs.cli.view.token_text import TokenText, find_tokenizer
 from leyden.libs.client import Client
 from leyden.libs.contracts.api.groups import Sibling
 from leyden.libs.contracts.api.rollouts import Attempt, Call, Feedback, RewardComponent, RolloutDetail, Span
+from leyden.libs.contracts.token_text import TokenText, find_tokenizer
 
 TAIL_LINES, TAIL_CHARACTERS = 10, 2000
 DELIVERED = {True: "yes", False: "no: its client had left", None: "unknown"}
@@ -278,7 +278,7 @@ def words_of_override(call: Call) -> str:
 
 def _tokens(call: Call, texts: TokenText | None) -> Part:
     rows = [
-        (token, texts(token) if texts else None, f"{logprob:.4f}", version)
+        (token, json.dumps(texts(token), ensure_ascii=False) if texts else None, f"{logprob:.4f}", version)
         for token, logprob, version in zip(call.sampled_ids, call.logprobs, call.policy_versions, strict=True)
     ]
     return table(("token", "text", "log-probability", "version"), rows)

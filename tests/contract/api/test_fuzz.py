@@ -26,9 +26,16 @@ async def _filled(dsn: str) -> dict[str, str]:
     database = Database(dsn)
     run = await builders.add_run(database)
     _, [rollout, _] = await builders.add_group(database, run)
-    await builders.add_call(database, rollout)
+    call = await builders.add_call(database, rollout)
     await database.close()
-    return {"run_id": run.id, "dataset_id": run.dataset_id, "rollout_id": rollout.id, "number": "1"}
+    return {
+        "run_id": run.id,
+        "dataset_id": run.dataset_id,
+        "group_id": rollout.group_id,
+        "rollout_id": rollout.id,
+        "call_id": call.id,
+        "number": "1",
+    }
 
 
 @pytest.fixture

@@ -114,6 +114,7 @@ API = {
     ("GET", "/v1/rollouts/{rollout_id}"): READ,
     ("GET", "/v1/rollouts/{rollout_id}/calls"): READ,
     ("GET", "/v1/rollouts/{rollout_id}/spans"): READ,
+    ("GET", "/v1/rollouts/{rollout_id}/calls/{call_id}/tokens"): Row(for_people(404, 404, 404)),
     ("GET", "/v1/groups/{group_id}"): READ,
     # A run must be named.
     ("GET", "/v1/comparison"): Row(for_people(422, 422, 422)),
@@ -257,6 +258,7 @@ async def stage(database: Database, redis_url: str, tmp_path: Path, tiny_model: 
         "run_id": runs[0].id,
         "rollout_id": own.id,
         "group_id": own.group_id,
+        "call_id": "c-none",
         "rollout": own.id,
         "attempt": "1",
         "number": "1",

@@ -1,5 +1,6 @@
 import { useState } from "preact/hooks";
 import { usePolled, type Attempt, type Call, type Page, type Rollout, type RolloutDetail, type Turn } from "../api";
+import { TokenOverlay } from "../token_overlay";
 import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, Table, link, number, signed, time } from "../parts";
 
 const LIVE = new Set(["queued", "running", "grading"]);
@@ -19,7 +20,7 @@ export function RolloutPage({ id }: { id: string }) {
         {({ items, next_cursor }) => (
           <>
             {items.length === 0 && <p>No model call yet: the agent has asked nothing.</p>}
-            {items.map((call, index) => <CallView key={call.id} call={call} place={index + 1} />)}
+            {items.map((call, index) => <CallView key={call.id} call={call} place={index + 1} isLive={rollout.data?.step == null && !rollout.data?.evaluation_id} />)}
             {next_cursor && shown < 1000 && (
               <button type="button" onClick={() => setShown(1000)}>Show more calls</button>
             )}
@@ -163,7 +164,7 @@ function AttemptView({ attempt }: { attempt: Attempt }) {
   );
 }
 
-function CallView({ call, place }: { call: Call; place: number }) {
+function CallView({ call, place, isLive }: { call: Call; place: number; isLive: boolean }) {
   const versions = [...new Set(call.policy_versions)].join(", ");
   const facts = [
     call.agent_name ?? call.role ?? "",
@@ -186,6 +187,7 @@ function CallView({ call, place }: { call: Call; place: number }) {
         </Fold>
       )}
       {call.answer ? <TurnView turn={call.answer} /> : <p class="quiet">No answer.</p>}
+      <Fold title="Tokens">{() => <TokenOverlay rollout={call.rollout_id} call={call.id} isLive={isLive} />}</Fold>
     </article>
   );
 }

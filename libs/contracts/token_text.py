@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ TokenText = Callable[[int], str]
 def find_tokenizer(folders: Iterable[Path]) -> TokenText | None:
     """The tokenizer of the first folder that has one; None without one or without the package `tokenizers`.
 
-    A token's text is quoted; bytes that are no complete character are shown as "�".
+    A token's bytes that are no complete character are shown as "�".
     """
     path = next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()), None)
     if path is None or importlib.util.find_spec("tokenizers") is None:
@@ -21,4 +20,4 @@ def find_tokenizer(folders: Iterable[Path]) -> TokenText | None:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(path))
-    return lambda token: json.dumps(tokenizer.decode([token], skip_special_tokens=False), ensure_ascii=False)
+    return lambda token: str(tokenizer.decode([token], skip_special_tokens=False))

@@ -1,0 +1,155 @@
+"""Windows of a call's tokens, with the mask and the advantages of the row that trains them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy import Row, select, text
+
+from leyden.libs.contracts.api.call_tokens import CallToken, CallTokens
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.store import tables
+from leyden.libs.store.database import ReadSession
+from leyden.libs.store.read.views import UnknownCall, UnknownRollout
+from leyden.libs.store.records.chains import MissingParent, full_calls
+
+TOKEN_BYTES = 4
+
+# A call is trained in one row of its rollout, at the same place as in its own tokens: its prompt, then its answer. Runs
+# that carry further policies have rows of their own.
+_ROW = text("""
+    SELECT s.id, s.run_id, step_samples.step,
+        substr(s.mask, CAST(:begin AS int) + 1, CAST(:count AS int)) AS mask,
+        substr(s.advantages, 4 * CAST(:begin AS int) + 1, 4 * CAST(:count AS int)) AS advantages
+    FROM model_calls c JOIN runs ON runs.id = c.run_id OR runs.lead_run_id = c.run_id
+    JOIN samples s ON s.run_id = runs.id AND s.group_id = :group_id AND s.rollout_id = c.rollout_id
+    LEFT JOIN step_samples ON step_samples.run_id = s.run_id AND step_samples.sample_id = s.id
+    WHERE c.run_id = :run_id AND c.id = :call_id AND c.completion_tokens > 0
+        AND substr(s.token_ids, 4 * c.prompt_tokens + 1, 4 * c.completion_tokens) = c.sampled_ids
+        AND position('\\x01'::bytea IN substr(s.mask, c.prompt_tokens + 1, c.completion_tokens)) > 0
+    ORDER BY s.branch LIMIT 1
+""")
+
+Number = TypeVar("Number", int, float)
+
+
+class Trained(NamedTuple):
+    """The part of a row for the loss that lies in a window."""
+
+    begin: int
+    mask: bytes
+    advantages: Sequence[float]
+
+
+async def read_call_tokens(
+    session: ReadSession, rollout_id: str, call_id: str, *, start: int | None, limit: int
+) -> tuple[CallTokens, list[Path]]:
+    """A window of the tokens of a call without their texts, and the folders where their tokenizer may be.
+
+    Args: start: position of the first one, from the beginning of the prompt; None: the first sampled one
+    Raises: UnknownRollout; UnknownCall
+    """
+    rollout = await session.get(tables.Rollout, rollout_id)
+    if rollout is None:
+        raise UnknownRollout(rollout_id)
+    call = await session.get(tables.ModelCall, (rollout.run_id, call_id))
+    if call is None or call.rollout_id != rollout_id:
+        raise UnknownCall(f"rollout {rollout_id} has no model call {call_id!r}: list its calls")
+    whole = call.prompt_tokens + call.completion_tokens
+    begin = call.prompt_tokens if start is None else min(start, whole)
+    window = range(begin, min(begin + limit, whole))
+    prompt, missing = await _prompt(session, call, window)
+    row = await _row(session, rollout, call, window)
+    reason = None if row else await _reason(session, rollout, call)
+    found = CallTokens(
+        call_id=call.id,
+        prompt_tokens=call.prompt_tokens,
+        completion_tokens=call.completion_tokens,
+        start=begin,
+        tokens=[*prompt, *_sampled(call, window, row and _trained(row, window), is_known=reason is not None)],
+        reason=reason or (None if row else "credit has not computed its group yet"),
+        step=row.step if row else None,
+        missing_parent=missing,
+    )
+    return found, await _folders(session, call)
+
+
+async def _prompt(session: ReadSession, call: tables.ModelCall, window: range) -> tuple[list[CallToken], str | None]:
+    places = range(window.start, min(window.stop, call.prompt_tokens))
+    if not places:
+        return [], None
+    [full] = await full_calls(session, [call])
+    if isinstance(full, MissingParent):
+        return [], str(full)
+    ids = _numbers(full.prompt_ids, "i", places)
+    nothing: dict[str, Any] = dict.fromkeys(("text", "logprob", "policy_version", "advantage"))
+    shown = zip(places, ids, strict=True)
+    return [CallToken(position=place, id=one, sampled=False, trains=False, **nothing) for place, one in shown], None
+
+
+def _sampled(call: tables.ModelCall, window: range, trained: Trained | None, *, is_known: bool) -> Iterable[CallToken]:
+    places = range(max(0, window.start - call.prompt_tokens), window.stop - call.prompt_tokens)
+    columns = ((call.sampled_ids, "i"), (call.generator_logprobs, "f"), (call.policy_versions, "i"))
+    for place, *values in zip(places, *(_numbers(array, kind, places) for array, kind in columns), strict=True):
+        position = call.prompt_tokens + place
+        trains = (False if is_known else None) if trained is None else bool(trained.mask[position - trained.begin])
+        yield CallToken(
+            position=position,
+            id=int(values[0]),
+            text=None,
+            sampled=True,
+            logprob=values[1],
+            policy_version=int(values[2]),
+            trains=trains,
+            advantage=trained.advantages[position - trained.begin] if trained and trains else None,
+        )
+
+
+def _numbers(array: bytes, kind: str, places: range) -> list[Any]:
+    """The numbers at some places of an array of four bytes each."""
+    part = array[TOKEN_BYTES * places.start : TOKEN_BYTES * places.stop]
+    return list(struct.unpack(f"<{len(part) // TOKEN_BYTES}{kind}", part))
+
+
+async def _row(session: ReadSession, rollout: tables.Rollout, call: tables.ModelCall, window: range) -> Row[Any] | None:
+    scope = {"run_id": call.run_id, "call_id": call.id, "group_id": rollout.group_id}
+    return (await session.execute(_ROW, {**scope, "begin": window.start, "count": len(window)})).one_or_none()
+
+
+def _trained(row: Row[Any], window: range) -> Trained:
+    return Trained(window.start, row.mask, _numbers(row.advantages, "f", range(len(window))))
+
+
+async def _reason(session: ReadSession, rollout: tables.Rollout, call: tables.ModelCall) -> str | None:
+    """Why a call without a row for the loss does not train; None while credit has not decided."""
+    group = await session.get_one(tables.Group, rollout.group_id)
+    credit = await session.get(tables.GroupCredit, (rollout.group_id, rollout.run_id))
+    consumed = await session.get(tables.StepGroup, (rollout.group_id, rollout.run_id))
+    if not call.trainable:
+        return call.untrainable_reason or "a trainer cannot reproduce it"
+    if group.evaluation_id is not None:
+        return "its rollout belongs to an evaluation"
+    if rollout.greedy:
+        return "its rollout is greedy: the baseline of its siblings"
+    if rollout.attempt is not None and call.attempt != rollout.attempt:
+        return f"its attempt does not count: attempt {rollout.attempt} does"
+    if credit is None:
+        return None
+    if credit.verdict == "excluded":
+        return f"its group is excluded: {credit.reason}"
+    return f"the verdict on its group: {consumed.verdict}" if consumed else "credit made no row of it"
+
+
+async def _folders(session: ReadSession, call: tables.ModelCall) -> list[Path]:
+    """Folders with weights of the policy that answered, the newest first."""
+    run = await session.get_one(tables.Run, call.run_id)
+    policy = next((one.policy for one in RunConfig.stored(run.config).roles if one.name == call.role), None)
+    run_id: str | None = run.id
+    if policy is not None:
+        carried = select(tables.Run.id).where(tables.Run.lead_run_id == run.id, tables.Run.policy == policy)
+        run_id = await session.scalar(carried)
+    versions = select(tables.PolicyVersion.path).where(tables.PolicyVersion.run_id == run_id)
+    return [Path(path) for path in await session.scalars(versions.order_by(tables.PolicyVersion.version.desc()))]

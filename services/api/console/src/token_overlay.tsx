@@ -1,0 +1,105 @@
+// The tokens of a call, coloured by one of their numbers; asked for by windows, so that no call is too long.
+
+import { useState } from "preact/hooks";
+import { usePolled, type CallToken, type CallTokens } from "./api";
+import { AgentLine, Loaded, number, signed } from "./parts";
+
+const WINDOW = 500;
+const OVERLAYS = {
+  probability: ["at least 0.9", "0.5 to 0.9", "0.1 to 0.5", "0.01 to 0.1", "below 0.01"],
+  advantage: ["none", "above 0", "below 0"],
+  training: ["trains", "does not", "not decided"],
+} as const;
+type Overlay = keyof typeof OVERLAYS;
+
+export function TokenOverlay({ rollout, call, isLive }: { rollout: string; call: string; isLive: boolean }) {
+  const [start, setStart] = useState<number>();
+  const [overlay, setOverlay] = useState<Overlay>("probability");
+  const path = `v1/rollouts/${encodeURIComponent(rollout)}/calls/${encodeURIComponent(call)}/tokens?limit=${WINDOW}`;
+  const answer = usePolled<CallTokens>(start === undefined ? path : `${path}&start=${start}`, () => isLive);
+  return (
+    <Loaded answer={answer}>
+      {(found) => (
+        <>
+          <p class="quiet">
+            {found.prompt_tokens.toLocaleString()} tokens of the prompt, {found.completion_tokens.toLocaleString()} sampled.{" "}
+            {found.reason ? <>None trains: <AgentLine text={found.reason} />.</> : `Trained in step ${found.step ?? "–, not yet"}.`}
+          </p>
+          {found.missing_parent && <p class="warning"><AgentLine text={found.missing_parent} /></p>}
+          <Windows found={found} onStart={setStart} />
+          <p>
+            <label for={`overlay-${call}`}>Colour by</label>{" "}
+            <select id={`overlay-${call}`} value={overlay} onChange={(event) => setOverlay(event.currentTarget.value as Overlay)}>
+              {Object.keys(OVERLAYS).map((name) => <option key={name} value={name}>{name}</option>)}
+            </select>{" "}
+            {OVERLAYS[overlay].map((name, place) => <span key={name} class={`token ${overlay}-${place}`}>{name}</span>)}
+          </p>
+          <Tokens key={found.start} tokens={found.tokens} overlay={overlay} />
+        </>
+      )}
+    </Loaded>
+  );
+}
+
+function Windows({ found, onStart }: { found: CallTokens; onStart: (start: number) => void }) {
+  const whole = found.prompt_tokens + found.completion_tokens;
+  const end = Math.min(found.start + WINDOW, whole);
+  return (
+    <p class="pages">
+      <button type="button" disabled={found.start === 0} onClick={() => onStart(0)}>From the prompt's begin</button>
+      <button type="button" disabled={found.start === 0} onClick={() => onStart(Math.max(0, found.start - WINDOW))}>Tokens before</button>
+      <button type="button" disabled={end >= whole} onClick={() => onStart(end)}>Next tokens</button>
+      <button type="button" disabled={end >= whole} onClick={() => onStart(Math.max(0, whole - WINDOW))}>To the end</button>
+      <span role="status" class="quiet">
+        {found.tokens.length === 0 ? "No token here" : `${found.start + 1} to ${end} of ${whole.toLocaleString()}`}
+      </span>
+    </p>
+  );
+}
+
+/** One of them is chosen, by a click or by the arrow keys; its numbers stand below. */
+function Tokens({ tokens, overlay }: { tokens: CallToken[]; overlay: Overlay }) {
+  const [chosen, choose] = useState(0);
+  const token = tokens[chosen];
+  function onKey(event: KeyboardEvent): void {
+    const moves: Record<string, number> = { ArrowRight: 1, ArrowLeft: -1, Home: -tokens.length, End: tokens.length };
+    const move = moves[event.key];
+    if (move === undefined) return;
+    event.preventDefault();
+    choose(Math.min(tokens.length - 1, Math.max(0, chosen + move)));
+  }
+  function onClick(event: Event): void {
+    const place = (event.target as HTMLElement).dataset.place;
+    if (place !== undefined) choose(Number(place));
+  }
+  if (!token) return null;
+  return (
+    <>
+      <div class="tokens" role="group" aria-label="Tokens: the arrow keys choose one" tabIndex={0} onKeyDown={onKey} onClick={onClick}>
+        {tokens.map((one, place) => (
+          <span key={one.position} data-place={place} class={`token ${overlay}-${level(one, overlay)}${place === chosen ? " chosen" : ""}${one.sampled ? "" : " context"}`}>
+            <AgentLine text={one.text ?? `⟨${one.id}⟩`} />
+          </span>
+        ))}
+      </div>
+      <p role="status" class="quiet">{words(token)}</p>
+    </>
+  );
+}
+
+function words(token: CallToken): string {
+  const facts = [`token ${token.position + 1}`, `id ${token.id}`];
+  if (!token.sampled) return [...facts, "of the prompt: does not train"].join(" · ");
+  facts.push(`log-probability ${number(token.logprob, 4)}`, `version ${token.policy_version ?? "–"}`);
+  if (token.trains) facts.push(`trains with advantage ${signed(token.advantage ?? 0)}`);
+  else facts.push(token.trains === null ? "not decided whether it trains" : "does not train");
+  return facts.join(" · ");
+}
+
+/** The class of the overlay; tokens of the prompt have the first one. */
+function level(token: CallToken, overlay: Overlay): number {
+  if (overlay === "training") return token.trains === null ? 2 : token.trains ? 0 : 1;
+  if (overlay === "advantage") return !token.advantage ? 0 : token.advantage > 0 ? 1 : 2;
+  const probability = token.logprob === null ? 1 : Math.exp(token.logprob);
+  return [0.9, 0.5, 0.1, 0.01].filter((bound) => probability < bound).length;
+}

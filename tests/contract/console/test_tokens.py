@@ -1,0 +1,61 @@
+"""The tokens of a call on a rollout's page, by windows of a call of 200,000 tokens, with hostile texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from playwright.sync_api import expect
+
+from leyden.libs.store.database import Database
+from tests.contract.console.conftest import Insert
+from tests.support import builders
+from tests.support.browser import Visitor
+
+SAMPLED = 200_000
+# Tokens of the tiny model are bytes.
+HOSTILE = "<b>\x1b[2J"
+
+
+def test_a_call_of_200_000_tokens_is_shown_by_windows(
+    insert: Insert[str], open_page: Callable[[str], Visitor], tiny_model: Path
+) -> None:
+    from tokenizers import Tokenizer
+
+    words = Tokenizer.from_file(str(tiny_model / "tokenizer.json")).encode(HOSTILE, add_special_tokens=False).ids
+
+    async def long_call(database: Database) -> str:
+        run = await builders.add_run(database)
+        await builders.add_policy_version(database, run, 0, path=str(tiny_model))
+        group, [rollout, _] = await builders.add_group(database, run)
+        sampled = np.resize(np.asarray(words), SAMPLED)
+        logprobs = np.where(np.arange(SAMPLED) % 2, -0.01, -3.0)
+        await builders.add_call(database, rollout, (40, 41, 42), sampled.tolist(), logprobs=logprobs.tolist())
+        await builders.finish_rollout(database, rollout)
+        await builders.add_credited_group(database, group)
+        await builders.add_sample(database, rollout, (40, 41, 42), sampled.tolist(), advantage=-0.25)
+        return rollout.id
+
+    visitor = open_page(f"/rollouts/{insert(long_call)}")
+    page = visitor.page
+    page.get_by_text("Tokens", exact=True).click()
+    tokens = page.get_by_role("group", name="Tokens")
+    expect(tokens.locator("span.token")).to_have_count(500)
+    expect(tokens).to_contain_text("<b>\\x1b[2J")
+    expect(page.get_by_text(f"4 to 503 of {SAMPLED + 3:,}")).to_be_visible()
+    tokens.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_text("token 5 ·")).to_contain_text(
+        "log-probability -0.0100 · version 0 · trains with advantage −0.250"
+    )
+    assert visitor.violations() == []
+    for overlay in ("advantage", "training"):
+        page.get_by_label("Colour by").select_option(overlay)
+    assert visitor.violations() == []
+    page.get_by_role("button", name="To the end").click()
+    expect(page.get_by_text(f"{SAMPLED + 3 - 499} to {SAMPLED + 3} of {SAMPLED + 3:,}")).to_be_visible()
+    expect(tokens.locator("span.token")).to_have_count(500)
+    page.get_by_role("button", name="From the prompt's begin").click()
+    expect(tokens.locator("span.context")).to_have_count(3)
+    assert page.locator("main b").count() == 0
