@@ -1,13 +1,15 @@
 """Compares model folders (Hugging Face format): can engines that were started with one load the weights of the other?
 
 An engine builds its layers, its limits and its table of tokens once, from the folder that it was started with. New
-weights change none of them, so a run's model must agree with its pool's in all that the engine keeps.
+weights change none of them, so a run's model must agree with its pool's in all that the engine keeps. A folder has a
+tokenizer, too, which gives the text of a token.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +76,21 @@ def _read(path: Path) -> dict[str, Any]:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+TokenText = Callable[[int], str]
+"""The text of a token alone."""
+
+
+def find_tokenizer(folders: Iterable[Path]) -> TokenText | None:
+    """The tokenizer of the first folder that has one; None without one or without the package `tokenizers`.
+
+    A token's bytes that are no complete character are shown as "�".
+    """
+    path = next((folder / "tokenizer.json" for folder in folders if (folder / "tokenizer.json").is_file()), None)
+    if path is None or importlib.util.find_spec("tokenizers") is None:
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    return lambda token: str(tokenizer.decode([token], skip_special_tokens=False))

@@ -89,6 +89,8 @@ class _Server(uvicorn.Server):
 async def _stop(server: _Server, task: asyncio.Task[None], app: Starlette, seconds: float) -> None:
     """Accepts nothing more and finishes the requests; after this time or a cancellation, ends the remaining ones."""
     server.should_exit = True
+    if hasattr(app.state, "stopping"):
+        app.state.stopping.set()
     requests, connections = server.server_state.tasks, server.server_state.connections
     try:
         await asyncio.wait({task}, timeout=seconds)

@@ -28,7 +28,7 @@ from leyden.libs.store.runs.feedback import FeedbackRefused, UnknownComponent
 from leyden.libs.store.runs.retention import RecordsInUse
 from leyden.libs.store.schema import check_schema
 from leyden.services.api import access, audit, console_page, datasets, docs_page, platform, rollouts, runs, session
-from leyden.services.api.read import call_tokens, comparison, groups
+from leyden.services.api.read import call_tokens, comparison, events, groups
 from leyden.services.api.refusals import on_refused
 from leyden.services.api.settings import Settings
 from leyden.services.api.upload import BadUpload, UploadTooLarge
@@ -71,6 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.graders = Pool(1, GRADE_SECONDS)
         app.state.notifications = Notifications(settings.redis_url)
         app.state.uploads = asyncio.Semaphore(MAX_UPLOADS)
+        app.state.stopping = asyncio.Event()
         app.state.checks.add("database", database.ping)
         app.state.checks.add("schema", lambda: check_schema(database))
         try:
@@ -96,7 +97,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.first_admin_token = settings.first_admin_token()
-    for module in (datasets, runs, rollouts, call_tokens, groups, comparison, platform, access, session, audit):
+    for module in (datasets, runs, rollouts, call_tokens, groups, comparison, events, platform, access, session, audit):
         app.include_router(module.router)
     for page in (docs_page, console_page):
         app.include_router(page.router)

@@ -28,7 +28,7 @@ from leyden.libs.cli.view.report import answer_text, last_question, tool_spans, 
 from leyden.libs.client import Client
 from leyden.libs.contracts.api.groups import Sibling
 from leyden.libs.contracts.api.rollouts import Attempt, Call, Feedback, RewardComponent, RolloutDetail, Span
-from leyden.libs.contracts.token_text import TokenText, find_tokenizer
+from leyden.libs.contracts.model_folder import TokenText, find_tokenizer
 
 TAIL_LINES, TAIL_CHARACTERS = 10, 2000
 DELIVERED = {True: "yes", False: "no: its client had left", None: "unknown"}

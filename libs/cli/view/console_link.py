@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 from rich.console import Group
 from rich.text import Text
 
@@ -17,7 +19,7 @@ def console_link(client: Client, url: str, page: str = "/") -> str:
     The token stands in the fragment, which browsers never send: no log of a proxy holds it.
     """
     issued = client.create_token("console", [ApiScope.READ], expires_seconds=HOURS * 3600)
-    return f"{url}/#sign-in={issued.token}&to={page}"
+    return f"{url}/#sign-in={issued.token}&to={quote(page)}"
 
 
 def link_line(link: str) -> Group:

@@ -10,7 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from leyden.libs.contracts.api.call_tokens import CallTokens
-from leyden.libs.contracts.token_text import TokenText, find_tokenizer
+from leyden.libs.contracts.model_folder import TokenText, find_tokenizer
 from leyden.libs.store.read.call_tokens import read_call_tokens
 from leyden.services.api.auth import GuardedRoute, Reader
 from leyden.services.api.parameters import MAX_NUMBER, Store

@@ -2,6 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import type { components } from "../schema";
+import { hasStream, onChange, type Part } from "./live";
 
 type Schemas = components["schemas"];
 export type Run = Schemas["Run"];
@@ -27,6 +28,8 @@ export interface Page<Item> {
 }
 
 export const POLL_MILLISECONDS = 3000;
+/** While a stream tells of changes. */
+const STREAMED_MILLISECONDS = 30_000;
 export const SIGNED_OUT = "signed-out";
 
 export class ApiError extends Error {
@@ -62,32 +65,50 @@ export interface Answer<T> {
   at?: Date;
 }
 
-/** The answer to a GET, asked again every three seconds while the page is visible and `isLive` says so. */
-export function usePolled<T>(path: string, isLive: (data: T) => boolean = () => true): Answer<T> {
+/**
+ * The answer to a GET, asked again every three seconds while the page is visible and `isLive` says so; at once when the
+ * stream tells that one of the parts has changed, and then seldom otherwise.
+ */
+export function usePolled<T>(path: string, isLive: (data: T) => boolean = () => true, parts: readonly Part[] = []): Answer<T> {
   const [answer, setAnswer] = useState<Answer<T>>({});
   useEffect(() => {
     const stop = new AbortController();
     let timer: ReturnType<typeof setTimeout> | undefined;
+    let [isAsking, isStale, isOver] = [false, false, false];
     async function poll(): Promise<void> {
-      let again = true;
       if (!document.hidden) {
+        [isAsking, isStale] = [true, false];
         try {
           const data = await request<T>("GET", path, undefined, stop.signal);
           if (stop.signal.aborted) return;
           setAnswer({ data, at: new Date() });
-          again = isLive(data);
+          isOver = !isLive(data);
         } catch (error) {
           if (stop.signal.aborted || !(error instanceof ApiError)) return;
           if (error.status === 401) window.dispatchEvent(new Event(SIGNED_OUT));
           setAnswer((before) => ({ ...before, error }));
+        } finally {
+          isAsking = false;
         }
       }
-      if (again) timer = setTimeout(() => void poll(), POLL_MILLISECONDS);
+      if (!isOver) timer = setTimeout(() => void poll(), pause());
+    }
+    function pause(): number {
+      if (isStale) return 0;
+      return parts.length > 0 && hasStream() && !document.hidden ? STREAMED_MILLISECONDS : POLL_MILLISECONDS;
+    }
+    function onNews(): void {
+      isStale = true;
+      if (isAsking || isOver) return;
+      clearTimeout(timer);
+      void poll();
     }
     setAnswer({});
     void poll();
+    const deafen = parts.length > 0 ? onChange(parts, onNews) : undefined;
     return () => {
       stop.abort();
+      deafen?.();
       clearTimeout(timer);
     };
   }, [path]);

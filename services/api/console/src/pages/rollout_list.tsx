@@ -122,7 +122,7 @@ function Pages({ asked, run, filter }: { asked: string; run: string; filter: Fil
   const cursor = cursors[cursors.length - 1];
   const path = `v1/rollouts?${asked}${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`;
   // A search of texts reads them all: once is enough.
-  const answer = usePolled<RolloutPage>(path, () => !filter.text);
+  const answer = usePolled<RolloutPage>(path, () => !filter.text, ["rollouts"]);
   const count = useRef<number | null>(null);
   count.current = answer.data?.total ?? count.current;
   return (

@@ -1,6 +1,7 @@
 import { Alarms } from "../alarms";
 import { usePolled, type Evaluation, type Metrics, type Page, type Run } from "../api";
 import { Chart, type Point } from "../chart";
+import { useRunEvents } from "../live";
 import { AgentLine, Commands, Facts, Loaded, State, number, time } from "../parts";
 import { RolloutList } from "./rollout_list";
 
@@ -8,9 +9,10 @@ const ENDED = new Set(["completed", "failed", "cancelled"]);
 
 export function RunPage({ id }: { id: string }) {
   const path = `v1/runs/${encodeURIComponent(id)}`;
-  const run = usePolled<Run>(path);
-  const metrics = usePolled<Metrics>(`${path}/metrics?names=reward_mean`);
-  const evaluations = usePolled<Page<Evaluation>>(`${path}/evaluations?limit=1000`);
+  useRunEvents(id);
+  const run = usePolled<Run>(path, undefined, ["run", "steps", "rollouts"]);
+  const metrics = usePolled<Metrics>(`${path}/metrics?names=reward_mean`, undefined, ["steps"]);
+  const evaluations = usePolled<Page<Evaluation>>(`${path}/evaluations?limit=1000`, undefined, ["evaluations", "rollouts"]);
   return (
     <>
       <h1><AgentLine text={run.data?.name ?? id} /></h1>

@@ -1,0 +1,33 @@
+"""Marks of what a run has: a mark that differs from an earlier one says that there is something new to read."""
+
+from __future__ import annotations
+
+from sqlalchemy import text
+
+from leyden.libs.store.database import ReadSession
+from leyden.libs.store.read.runs import unknown_run
+
+PARTS = ("run", "steps", "evaluations", "rollouts")
+"""The names of the marks, in their order."""
+
+# Each is the end of an index or one row, so that a stream may ask every few seconds.
+_MARKS = text("""
+    SELECT md5(concat_ws('|', runs.intent, s.phase, s.reason)) AS run,
+        (SELECT max(number) FROM steps WHERE run_id = runs.id) AS steps,
+        (SELECT concat(count(*), '|', max(created_at)) FROM evaluations WHERE run_id = runs.id) AS evaluations,
+        concat_ws('|', (SELECT max(created_at) FROM rollouts WHERE run_id = runs.id),
+            (SELECT max(created_at) FROM outcomes WHERE run_id = runs.id),
+            (SELECT max(created_at) FROM group_credits WHERE run_id = runs.id)) AS rollouts
+    FROM runs LEFT JOIN run_status s ON s.run_id = runs.id WHERE runs.id = :run_id
+""")
+
+
+async def read_marks(session: ReadSession, run_id: str) -> list[str]:
+    """A mark of each part: of the run's state, its newest step, evaluations, and its newest rollouts, ends and credit.
+
+    Raises: UnknownRun
+    """
+    row = (await session.execute(_MARKS, {"run_id": run_id})).one_or_none()
+    if row is None:
+        raise unknown_run(run_id)
+    return [str(getattr(row, part)) for part in PARTS]

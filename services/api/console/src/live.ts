@@ -1,0 +1,52 @@
+// What changed in a run, as the API streams it. Pages ask again at once for what changed, and otherwise seldom; where
+// no stream comes through, such as behind a proxy that keeps it, they ask every three seconds.
+
+import { useEffect } from "preact/hooks";
+
+export type Part = "run" | "steps" | "evaluations" | "rollouts";
+const CHANGED = "run-changed";
+let isStreaming = false;
+
+/** Whether a stream tells of changes. */
+export const hasStream = () => isStreaming;
+
+/** Calls when one of the parts has changed, or the stream was cut. Returns the end of it. */
+export function onChange(parts: readonly Part[], call: () => void): () => void {
+  const onEvent = (event: Event) => {
+    const changed = (event as CustomEvent<string[] | undefined>).detail;
+    if (!changed || parts.some((part) => changed.includes(part))) call();
+  };
+  window.addEventListener(CHANGED, onEvent);
+  return () => window.removeEventListener(CHANGED, onEvent);
+}
+
+/** Listens to a run while its page is seen: browsers open six connections to an address, which all tabs share. */
+export function useRunEvents(run: string): void {
+  useEffect(() => {
+    let stream: EventSource | undefined;
+    function listen(): void {
+      stream?.close();
+      stream = undefined;
+      isStreaming = false;
+      if (document.hidden) return;
+      stream = new EventSource(`v1/events?run=${encodeURIComponent(run)}`);
+      stream.onmessage = ({ data }: MessageEvent<string>) => {
+        isStreaming = true;
+        window.dispatchEvent(new CustomEvent(CHANGED, { detail: JSON.parse(data) as string[] }));
+      };
+      // The browser connects again by itself where that can help; the first event then says that the stream is back.
+      stream.onerror = () => {
+        if (!isStreaming) return;
+        isStreaming = false;
+        window.dispatchEvent(new CustomEvent(CHANGED));
+      };
+    }
+    listen();
+    document.addEventListener("visibilitychange", listen);
+    return () => {
+      document.removeEventListener("visibilitychange", listen);
+      stream?.close();
+      isStreaming = false;
+    };
+  }, [run]);
+}
