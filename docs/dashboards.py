@@ -28,9 +28,15 @@ def source_variable(name: str, kind: str) -> Json:
     return {"name": name, "type": "datasource", "query": kind, "label": name.capitalize(), "current": {}, "hide": 0}
 
 
-def run_variable() -> Json:
-    """The run picker: the newest run first."""
-    query = "SELECT run_name || ' ' || run_id AS __text, run_id AS __value FROM reports.runs ORDER BY created_at DESC"
+RUNS = "SELECT run_name || ' ' || run_id AS __text, run_id AS __value FROM reports.runs ORDER BY created_at DESC"
+POLICIES = (
+    "SELECT concat_ws(' ', run_name, policy, policy_id) AS __text, policy_id AS __value FROM reports.policies"
+    " ORDER BY created_at DESC, policy NULLS FIRST"
+)
+
+
+def run_variable(query: str = RUNS) -> Json:
+    """The run picker, the newest run first; with POLICIES each run's own model, then its further policies."""
     return {
         "name": "run", "type": "query", "label": "Run", "datasource": POSTGRES, "query": query, "definition": query,
         "refresh": 2, "sort": 0, "multi": False, "includeAll": False,
@@ -343,9 +349,9 @@ def dashboards() -> dict[str, str]:
     """File name → JSON text of each dashboard."""
     sources = [source_variable("postgres", POSTGRES["type"]), source_variable("prometheus", "prometheus")]
     places = [*sources, *map(place_variable, PLACES)]
-    of_a_run = [*sources, run_variable()]
+    of_a_policy = [*sources, run_variable(POLICIES)]
     made = [
-        dashboard("Training", TRAINING, of_a_run),
+        dashboard("Training", TRAINING, of_a_policy),
         dashboard("Rollouts", ROLLOUTS, [*places, run_variable()]),
         dashboard("Serving", SERVING, places),
         dashboard("Platform", PLATFORM, places),

@@ -320,7 +320,7 @@ WHERE c.run_id = :'run' AND NOT (p > '-Infinity' AND p <= 1e-3);
 \echo question: tokens of policy versions that did not exist when they were sampled
 SELECT c.id, t.version FROM model_calls c
 CROSS JOIN LATERAL (SELECT DISTINCT v AS version FROM unnest(pg_temp.int32s(c.policy_versions)) AS v) t
-LEFT JOIN runs u ON u.lead_run_id = c.run_id AND u.policy = (
+LEFT JOIN policies u ON u.run_id = c.run_id AND u.name = (
     SELECT named ->> 'policy' FROM runs l CROSS JOIN jsonb_array_elements(l.config -> 'roles') AS named
     WHERE l.id = c.run_id AND named ->> 'name' = c.role)
 LEFT JOIN policy_versions p
@@ -393,7 +393,7 @@ WITH learnable AS (
     AND c.prompt_tokens > 0 AND c.completion_tokens > 0 AND c.id NOT IN (SELECT u.id FROM pg_temp.unused_calls(:'run') u)
     GROUP BY 1, 2, 3, 4, 5, 6, 7)
 SELECT l.id, l.calls, count(s.id) AS samples FROM learnable l
-LEFT JOIN samples s ON s.run_id IN (SELECT id FROM runs WHERE :'run' IN (id, lead_run_id)) AND s.rollout_id = l.rollout_id
+LEFT JOIN samples s ON s.run_id IN (SELECT id FROM policies WHERE :'run' IN (id, run_id)) AND s.rollout_id = l.rollout_id
     AND substring(s.token_ids FROM 1 FOR 4 * (l.prompt_tokens + l.completion_tokens)) = l.prompt_ids || l.sampled_ids
     AND substring(s.generator_logprobs FROM 1 + 4 * l.prompt_tokens FOR 4 * l.completion_tokens) = l.generator_logprobs
     AND substring(s.policy_versions FROM 1 + 4 * l.prompt_tokens FOR 4 * l.completion_tokens) = l.policy_versions
@@ -410,7 +410,7 @@ CROSS JOIN LATERAL (
     AND m.id NOT IN (SELECT u.id FROM pg_temp.unused_calls(:'run') u)) c
 LEFT JOIN (
     SELECT rollout_id, sum(trained_tokens) AS tokens FROM samples
-    WHERE run_id IN (SELECT id FROM runs WHERE :'run' IN (id, lead_run_id)) GROUP BY rollout_id
+    WHERE run_id IN (SELECT id FROM policies WHERE :'run' IN (id, run_id)) GROUP BY rollout_id
 ) s ON s.rollout_id = r.id
 WHERE r.run_id = :'run' AND r.state = 'finished' AND c.tokens <> coalesce(s.tokens, 0);
 
@@ -533,7 +533,7 @@ CROSS JOIN LATERAL (
     FROM rollouts r JOIN model_calls m ON m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = r.attempt
     WHERE r.group_id = c.group_id AND r.state = 'finished' AND NOT r.greedy) m
 WHERE c.run_id = :'run' AND c.calls IS NOT NULL AND NOT EXISTS (SELECT FROM runs WHERE id = c.run_id AND algorithm = 'sft')
-AND NOT EXISTS (SELECT FROM runs WHERE lead_run_id = c.run_id) AND NOT EXISTS (SELECT FROM runs WHERE id = c.run_id AND lead_run_id IS NOT NULL)
+AND NOT EXISTS (SELECT FROM policies WHERE name <> '' AND c.run_id IN (id, run_id))
 AND ((c.calls ->> 'calls')::bigint <> m.calls
      OR (SELECT coalesce(sum(value::bigint), 0) FROM jsonb_each_text(c.calls -> 'untrainable')) < m.untrainable);
 

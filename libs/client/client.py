@@ -184,17 +184,24 @@ class Client:
         """Returns an evaluation with its results so far."""
         return Evaluation.model_validate_json(self._http.get(f"/v1/runs/{_part(run_id)}/evaluations/{number}"))
 
-    def steps(self, run_id: str) -> Iterator[Step]:
-        """Lists the optimiser steps, oldest first."""
-        return self._pages(f"/v1/runs/{_part(run_id)}/steps", Step)
+    def steps(self, run_id: str, *, policy: str | None = None) -> Iterator[Step]:
+        """Lists the optimiser steps, oldest first.
+
+        Args: policy: a further policy of the run; None for the run's own model
+        """
+        return self._pages(f"/v1/runs/{_part(run_id)}/steps", Step, {"policy": policy})
+
+    def metrics(self, run_id: str, names: Sequence[str] = (), *, policy: str | None = None) -> Metrics:
+        """Returns time series over the steps; all of them when `names` is empty.
+
+        Args: policy: see `steps`
+        """
+        parameters: Parameters = {"names": list(names), "policy": policy}
+        return Metrics.model_validate_json(self._http.get(f"/v1/runs/{_part(run_id)}/metrics", parameters))
 
     def alarms(self, run_id: str) -> Iterator[Alarm]:
         """Lists the alarms of a run, newest first; those that have ended, too."""
         return self._pages(f"/v1/runs/{_part(run_id)}/alarms", Alarm)
-
-    def metrics(self, run_id: str, names: Sequence[str] = ()) -> Metrics:
-        """Returns time series over the steps; all of them when `names` is empty."""
-        return Metrics.model_validate_json(self._http.get(f"/v1/runs/{_part(run_id)}/metrics", {"names": list(names)}))
 
     def compare_runs(self, run_ids: Sequence[str], names: Sequence[str] = ()) -> Comparison:
         """Compares runs with the first one.
@@ -208,15 +215,27 @@ class Client:
         """Lists the agents that called the model, in the order of their first call."""
         return self._pages(f"/v1/runs/{_part(run_id)}/agents", RunAgent)
 
-    def policies(self, run_id: str) -> Iterator[PolicyVersion]:
-        """Lists the policy versions, from 0."""
-        return self._pages(f"/v1/runs/{_part(run_id)}/policies", PolicyVersion)
+    def policies(self, run_id: str, *, policy: str | None = None) -> Iterator[PolicyVersion]:
+        """Lists the policy versions, from 0.
+
+        Args: policy: see `steps`
+        """
+        return self._pages(f"/v1/runs/{_part(run_id)}/policies", PolicyVersion, {"policy": policy})
 
     def samples(
-        self, run_id: str, *, rollout: str | None = None, step: int | None = None, tokens: bool = False
+        self,
+        run_id: str,
+        *,
+        policy: str | None = None,
+        rollout: str | None = None,
+        step: int | None = None,
+        tokens: bool = False,
     ) -> Iterator[Sample]:
-        """Lists samples: the token sequences of the loss."""
-        parameters: Parameters = {"rollout": rollout, "step": step, "tokens": tokens}
+        """Lists samples: the token sequences of the loss.
+
+        Args: policy: see `steps`
+        """
+        parameters: Parameters = {"policy": policy, "rollout": rollout, "step": step, "tokens": tokens}
         return self._pages(f"/v1/runs/{_part(run_id)}/samples", Sample, parameters)
 
     def rollouts(

@@ -17,6 +17,7 @@ from leyden.libs.contracts.api.datasets import Dataset, Task
 from leyden.libs.contracts.ids import new_id
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session, raw_connection
+from leyden.libs.store.policies import IS_RUN
 from leyden.libs.store.read.paging import decode_cursor, page
 
 
@@ -126,7 +127,7 @@ async def delete_dataset(session: Session, id_or_name: str) -> None:
     dataset = await find_dataset(session, id_or_name)
     # A new run waits for this lock, and then does not find the dataset.
     await session.execute(select(tables.Dataset.id).where(tables.Dataset.id == dataset.id).with_for_update())
-    trained = select(tables.Run.id).where(tables.Run.dataset_id == dataset.id)
+    trained = select(tables.Run.id).where(tables.Run.dataset_id == dataset.id, IS_RUN)
     evaluated = select(tables.Evaluation.run_id).where(tables.Evaluation.dataset_id == dataset.id)
     if runs := sorted(await session.scalars(trained.union(evaluated).limit(10))):
         raise DatasetInUse(f"dataset {dataset.name!r} belongs to {', '.join(runs)}: delete these runs first")

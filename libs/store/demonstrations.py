@@ -31,7 +31,8 @@ _EXISTS = text(f"SELECT EXISTS ({_DEMONSTRATIONS})")
 
 _AWAITS = """
     FROM runs r LEFT JOIN run_status s ON s.run_id = r.id
-    WHERE r.algorithm = 'sft' AND r.steps > 0 AND r.lead_run_id IS NULL AND r.intent NOT IN ('cancelled', 'deleted')
+    JOIN policies ON policies.id = r.id AND policies.name = ''
+    WHERE r.algorithm = 'sft' AND r.steps > 0 AND r.intent NOT IN ('cancelled', 'deleted')
     AND coalesce(s.phase, 'pending') NOT IN ('completed', 'failed', 'cancelled')
     AND NOT EXISTS (SELECT FROM group_credits c WHERE c.run_id = r.id)
 """

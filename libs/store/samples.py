@@ -22,13 +22,13 @@ Rows = Sequence[Row[Any]]
 
 
 class PendingGroup(NamedTuple):
-    """A complete training group without credit; `config` is the run's document, `policy_runs` the ids of the runs that
-    carry its further policies and train, by policy."""
+    """A complete training group without credit; `config` is the run's document, `policy_ids` the ids of its further
+    policies that train, by name."""
 
     id: str
     run_id: str
     config: Mapping[str, Any]
-    policy_runs: Mapping[str, str] = MappingProxyType({})
+    policy_ids: Mapping[str, str] = MappingProxyType({})
 
 
 class GroupSize(NamedTuple):
@@ -171,8 +171,8 @@ _SIZES = text("""
 # A second statement: it sees credits that another worker committed while the first one waited for its lock.
 _PENDING = text("""
     SELECT g.id, g.run_id, r.config, (
-        SELECT coalesce(jsonb_object_agg(policy, id), '{}') FROM runs
-        WHERE lead_run_id = r.id AND steps > 0) AS policy_runs
+        SELECT coalesce(jsonb_object_agg(name, id), '{}') FROM policies
+        WHERE run_id = r.id AND name <> '' AND trains) AS policy_ids
     FROM groups g
     JOIN runs r ON r.id = g.run_id
     WHERE g.id = ANY(:groups) AND NOT EXISTS (SELECT FROM group_credits c WHERE c.group_id = g.id)

@@ -197,7 +197,7 @@ class Run(Base):
     parent_version: Mapped[int | None] = mapped_column(comment="The parent's version that is this run's version 0.")
     lead_run_id: Mapped[str | None] = mapped_column(
         ForeignKey("runs.id"),
-        comment="The run from whose rollouts this one learns, as one of its policies; null for others.",
+        comment="The run whose further policy this row is, and no run; null for runs.",
     )
     policy: Mapped[str | None] = mapped_column(comment="The name of the policy in the document of that run.")
     created_at: Mapped[datetime] = _created()
@@ -867,7 +867,7 @@ class GroupCredit(Base):
     __tablename__ = "group_credits"
     group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"), primary_key=True, comment="The complete group.")
     run_id: Mapped[str] = mapped_column(
-        primary_key=True, comment="Run of the group, or a run that carries another policy of it."
+        primary_key=True, comment="The policy that learns from the group: the run's own model, or a further one."
     )
     verdict: Mapped[str] = mapped_column(comment="credited, or excluded: then the controller samples the task again.")
     reason: Mapped[str | None] = mapped_column(comment="The cause of an exclusion.")

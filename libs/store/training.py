@@ -15,6 +15,7 @@ from leyden.libs.contracts.config import Computation, RunConfig, Sampling
 from leyden.libs.contracts.states import ConsumptionVerdict, GroupVerdict
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.policies import policies_by_id
 from leyden.libs.store.read.runs import UnknownRun
 from leyden.libs.store.rewards import REWARD, SOLVE_RATE
 from leyden.libs.store.runs.actions import UNBEGUN_CHILDREN
@@ -350,20 +351,21 @@ async def best_version(session: ReadSession, run_id: str) -> int | None:
     """The version from 1, not removed, that earned most in complete evaluations, else in training; None before any
     reward. A tie goes to the newer version.
 
-    A run that carries a further policy has no rewards of its own: its best version has the number of the leading run's.
+    A further policy has no rewards of its own: its best version has the number of the run's.
     """
-    lead = await _lead_of(session, run_id)
-    version: int | None = await session.scalar(_BEST, {"run": lead})
-    if lead == run_id or version is None:
+    run = await _run_of(session, run_id)
+    version: int | None = await session.scalar(_BEST, {"run": run})
+    if run == run_id or version is None:
         return version
     table = tables.PolicyVersion
     own = select(table.version).where(table.run_id == run_id, table.version == version, table.pruned_at.is_(None))
     return (await session.scalars(own)).one_or_none()
 
 
-async def _lead_of(session: ReadSession, run_id: str) -> str | None:
-    row = await session.get(tables.Run, run_id)
-    return None if row is None else row.lead_run_id or row.id
+async def _run_of(session: ReadSession, policy_id: str) -> str | None:
+    """The run of a policy."""
+    policy = (await policies_by_id(session, [policy_id])).get(policy_id)
+    return None if policy is None else policy.run_id
 
 
 async def weights_bytes(session: ReadSession, run_id: str) -> int | None:
@@ -393,12 +395,12 @@ async def prune_versions(
     compares itself with the engine on tokens that they sampled.
     """
     table = tables.PolicyVersion
-    # A request for an evaluation or a continued run locks the leading run's row: either it is seen below, or it finds
-    # the version removed.
-    lead = await _lead_of(session, run_id)
-    await session.execute(select(tables.Run.id).where(tables.Run.id == lead).with_for_update(read=True))
+    # A request for an evaluation or a continued run locks the run's row: either it is seen below, or it finds the
+    # version removed.
+    run = await _run_of(session, run_id)
+    await session.execute(select(tables.Run.id).where(tables.Run.id == run).with_for_update(read=True))
     wanted = {
-        *await session.scalars(_PENDING_VERSIONS, {"run": lead}),
+        *await session.scalars(_PENDING_VERSIONS, {"run": run}),
         *await session.scalars(_UNCOPIED_VERSIONS, {"run": run_id}),
         *{await best_version(session, run_id), reference} - {None},
     }

@@ -19,6 +19,7 @@ from leyden.libs.service.app import create_app as create_service
 from leyden.libs.store.access import KeyReused
 from leyden.libs.store.database import BadValue, Database, StoreAway
 from leyden.libs.store.datasets import DatasetConflict, DatasetInUse, UnknownDataset
+from leyden.libs.store.policies import UnknownPolicy
 from leyden.libs.store.read.groups import UnknownGroup
 from leyden.libs.store.read.paging import BadCursor
 from leyden.libs.store.read.runs import UnknownRun
@@ -43,6 +44,7 @@ _STATUSES: dict[type[Exception], tuple[int, str]] = {
     UnknownDataset: (404, "unknown"),
     UnknownRun: (404, "unknown"),
     UnknownGroup: (404, "unknown"),
+    UnknownPolicy: (404, "unknown"),
     UnknownRollout: (404, "unknown"),
     UnknownCall: (404, "unknown"),
     DatasetConflict: (409, "conflict"),

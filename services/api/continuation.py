@@ -41,7 +41,7 @@ def amended(run: Run, version: int, request: ResumeRequest, pools: Mapping[str, 
     _check_parameters(run.config, config, pools, "changes.", "changes.training.lora")
     for name in _in_both(run, config):
         path = f"changes.policies.{name}."
-        _check_parameters(run.config.policy_run(name), config.policy_run(name), pools, path, f"{path}lora")
+        _check_parameters(run.config.policy_document(name), config.policy_document(name), pools, path, f"{path}lora")
     return config
 
 
@@ -59,7 +59,7 @@ def continued_policies(run: Run, config: RunConfig, request: ResumeRequest) -> d
 
 
 def _in_both(run: Run, config: RunConfig) -> list[str]:
-    return [name for name in config.carried_policies if name in run.policy_runs]
+    return [name for name in config.served_policies if name in run.policies]
 
 
 def _check_parameters(old: RunConfig, new: RunConfig, pools: Mapping[str, Pool], path: str, lora: str) -> None:

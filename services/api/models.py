@@ -56,8 +56,8 @@ def check_policies(config: RunConfig, pools: Mapping[str, Pool]) -> None:
 
     Raises: Problem: a pool is missing or serves another model, or too many policies share one
     """
-    for name in config.carried_policies:
-        check_pool(config.policy_run(name), pools, f"policies.{name}.")
+    for name in config.served_policies:
+        check_pool(config.policy_document(name), pools, f"policies.{name}.")
     used = Counter([config.pool, *filter(None, (policy.pool for policy in config.policies.values()))])
     for pool, count in used.items():
         at_once = pools[pool].adapters or 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel
@@ -26,12 +26,12 @@ from leyden.libs.contracts.api.runs import (
     RunParent,
     Step,
 )
-from leyden.libs.contracts.config import KubernetesRunner, RunConfig
+from leyden.libs.contracts.config import Computation, KubernetesRunner, RunConfig
 from leyden.libs.contracts.judgements import Judgement, Machine, judge
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.service import JsonResponse, Problem
 from leyden.libs.store.alarms.stored import list_alarms
-from leyden.libs.store.database import Session
+from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.engines import read_pools
 from leyden.libs.store.read import agents, results, runs, views
 from leyden.libs.store.runs import actions, retention
@@ -56,6 +56,9 @@ from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=GuardedRoute)
 
 Number = Annotated[int, Path(ge=1, le=MAX_NUMBER)]
+PolicyName = Annotated[
+    str | None, Query(description="A further policy of the run; when left out, the run's own model.")
+]
 
 
 @router.post("", response_model=Run, status_code=201)
@@ -114,7 +117,7 @@ async def _check_references(request: Request, session: Session, config: RunConfi
     check_pool(config, pools)
     check_policies(config, pools)
     warnings = list[Judgement]()
-    for one in (config, *map(config.policy_run, config.carried_policies)):
+    for one in (config, *map(config.policy_document, config.served_policies)):
         await asyncio.to_thread(check_model, one.model)
         if one.algorithm.critic is not None:
             await asyncio.to_thread(check_model, one.algorithm.critic.model, "algorithm.critic.model")
@@ -139,15 +142,31 @@ async def get_runs(
         return await runs.list_runs(session, name=name, phase=phase, cursor=cursor, limit=limit)
 
 
+class _OfTrainer(TypedDict):
+    best_version: int | None
+    weights_bytes: int | None
+    computation: Computation | None
+
+
 @router.get("/{run_id}")
 async def get_run(store: Store, caller: Reader, run_id: str) -> Run:
     """Show a run: what is wanted, where it is, how far it has come."""
     async with store.read() as session:
         found = await runs.get_run(session, run_id)
-        best, size = await best_version(session, run_id), await weights_bytes(session, run_id)
-        computation = await read_computation(session, run_id)
-    own = {"best_version": best, "weights_bytes": size, "computation": computation}
-    return found.model_copy(update=own)
+        own = await _of_trainer(session, run_id)
+        policies = dict(found.policies)
+        for name, policy in policies.items():
+            policies[name] = policy.model_copy(update=await _of_trainer(session, policy.id))
+    return found.model_copy(update={**own, "policies": policies})
+
+
+async def _of_trainer(session: ReadSession, policy_id: str) -> _OfTrainer:
+    """The facts of a policy's trainer and versions, for the answer about one run."""
+    return {
+        "best_version": await best_version(session, policy_id),
+        "weights_bytes": await weights_bytes(session, policy_id),
+        "computation": await read_computation(session, policy_id),
+    }
 
 
 @router.post("/{run_id}/pause")
@@ -169,7 +188,7 @@ async def resume_run(
 ) -> Response:
     """Resume a paused run (no body), or continue an ended one as a new run with an amended document (201).
 
-    The further policies of a run continue with it, as further runs that name their parents.
+    The further policies of a run continue with it, as policies of the new run.
     409 where that cannot be asked. A repeat without a body is harmless; with one, the Idempotency-Key makes it so.
     """
     if asked is None:
@@ -242,11 +261,13 @@ async def get_evaluation(store: Store, caller: Reader, run_id: str, number: Numb
 
 
 @router.get("/{run_id}/steps")
-async def get_steps(store: Store, caller: Reader, run_id: str, cursor: Cursor = None, limit: Limit = 100) -> Page[Step]:
+async def get_steps(
+    store: Store, caller: Reader, run_id: str, policy: PolicyName = None, cursor: Cursor = None, limit: Limit = 100
+) -> Page[Step]:
     """List optimiser steps with the trainer's metrics and what their rollouts earned."""
     async with store.read() as session:
-        await runs.check_run(session, run_id)
-        return await results.list_steps(session, run_id, cursor=cursor, limit=limit)
+        policy_id = await runs.policy_id(session, run_id, policy)
+        return await results.list_steps(session, policy_id, cursor=cursor, limit=limit)
 
 
 @router.get("/{run_id}/metrics")
@@ -254,22 +275,22 @@ async def get_metrics(
     store: Store,
     caller: Reader,
     run_id: str,
+    policy: PolicyName = None,
     names: Annotated[list[str] | None, Query(description="Series wanted; all when left out.")] = None,
 ) -> Metrics:
     """Time series over the steps of a run, for plots."""
     async with store.read() as session:
-        await runs.check_run(session, run_id)
-        return await results.get_metrics(session, run_id, names or [])
+        found = await results.get_metrics(session, await runs.policy_id(session, run_id, policy), names or [])
+    return found.model_copy(update={"run_id": run_id, "policy": policy})
 
 
 @router.get("/{run_id}/alarms")
 async def get_alarms(
-    store: Store, caller: Reader, run_id: str, cursor: Cursor = None, limit: Limit = 100
+    store: Store, caller: Reader, run_id: str, policy: PolicyName = None, cursor: Cursor = None, limit: Limit = 100
 ) -> Page[Alarm]:
     """List the alarms of a run with reason, evidence and remedy, newest first; those that have ended, too."""
     async with store.read() as session:
-        await runs.check_run(session, run_id)
-        return await list_alarms(session, run_id, cursor=cursor, limit=limit)
+        return await list_alarms(session, await runs.policy_id(session, run_id, policy), cursor=cursor, limit=limit)
 
 
 @router.get("/{run_id}/agents")
@@ -284,12 +305,12 @@ async def get_agents(
 
 @router.get("/{run_id}/policies")
 async def get_policies(
-    store: Store, caller: Reader, run_id: str, cursor: Cursor = None, limit: Limit = 100
+    store: Store, caller: Reader, run_id: str, policy: PolicyName = None, cursor: Cursor = None, limit: Limit = 100
 ) -> Page[PolicyVersion]:
     """List policy versions from 0, the base model."""
     async with store.read() as session:
-        await runs.check_run(session, run_id)
-        return await views.list_policy_versions(session, run_id, cursor=cursor, limit=limit)
+        policy_id = await runs.policy_id(session, run_id, policy)
+        return await views.list_policy_versions(session, policy_id, cursor=cursor, limit=limit)
 
 
 @router.get("/{run_id}/samples")
@@ -297,6 +318,7 @@ async def get_samples(
     store: Store,
     caller: Reader,
     run_id: str,
+    policy: PolicyName = None,
     rollout: str | None = None,
     step: Annotated[int | None, Query(ge=1, le=MAX_NUMBER, description="The optimiser step that trained them.")] = None,
     tokens: bool = False,
@@ -305,9 +327,9 @@ async def get_samples(
 ) -> Page[Sample]:
     """List the token sequences made for the loss, with the step that trained each."""
     async with store.read() as session:
-        await runs.check_run(session, run_id)
+        policy_id = await runs.policy_id(session, run_id, policy)
         return await views.list_samples(
-            session, run_id, rollout_id=rollout, step=step, tokens=tokens, cursor=cursor, limit=limit
+            session, policy_id, rollout_id=rollout, step=step, tokens=tokens, cursor=cursor, limit=limit
         )
 
 

@@ -101,10 +101,11 @@ class Controller:
         runs, teams = await self._load(session)
         assignments = phases.assign(teams, pools)
         feedback = await waiting_reasons(session)
+        run_of = {one.id: one.of_run for one in runs if one.of_run is not None}
         moved = phases.changed_phases(
             runs,
             teams,
-            lambda team: phases.waiting_reason(team, assignments, pools),
+            lambda team: phases.waiting_reason(team, assignments, pools, run_of),
             lambda run: self._trouble(run) or feedback.get(run.id),
         )
         if moved:
@@ -172,7 +173,7 @@ class Controller:
         run = team.lead
         versions = {one.id: self.fleets[one.config.pool].served_version(one.id) for one in team.runs}
         served = {run_id: version for run_id, version in versions.items() if version is not None}
-        if len(served) <= len(run.config.carried_policies):
+        if len(served) <= len(run.config.served_policies):
             return []
         groups = groups_to_admit(team, served)
         if groups and groups[0].evaluation_id is None:

@@ -42,7 +42,7 @@ def _demonstrated(
     run: SupervisedRun, group: DemonstratedGroup, rows: SiblingRows, source: RunConfig
 ) -> tuple[NewGroupCredit, list[NewSample]]:
     # Models of other pools have tokens of their own.
-    others = {role.name: role.policy for role in source.roles if role.policy in source.carried_policies}
+    others = {role.name: role.policy for role in source.roles if role.policy in source.served_policies}
     try:
         siblings = rollouts_by_group(rows.of(group.rollouts), others).get(group.id, [])
     except BrokenRecord as error:

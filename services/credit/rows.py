@@ -59,8 +59,8 @@ def rollouts_by_group(
 
 
 def verdict_rows(group: PendingGroup, result: Credited | Excluded) -> list[NewGroupCredit]:
-    """The group's rows, for its run and for the runs that carry its further policies."""
-    return [verdict_row(group, result), *(verdict_row(group, result, policy) for policy in group.policy_runs)]
+    """The group's rows, for the run's own model and for each of its further policies that trains."""
+    return [verdict_row(group, result), *(verdict_row(group, result, policy) for policy in group.policy_ids)]
 
 
 def verdict_row(group: PendingGroup, result: Credited | Excluded, policy: str | None = None) -> NewGroupCredit:
@@ -70,7 +70,7 @@ def verdict_row(group: PendingGroup, result: Credited | Excluded, policy: str | 
     credited = result if isinstance(result, Credited) else None
     return NewGroupCredit(
         group_id=group.id,
-        run_id=_run_of(group, policy),
+        run_id=_policy_id(group, policy),
         verdict=GroupVerdict.CREDITED if credited else GroupVerdict.EXCLUDED,
         reason=_reason(result, policy, group),
         credit_version=CREDIT_VERSION,
@@ -94,7 +94,7 @@ def sample_rows(group: PendingGroup, result: Credited | Excluded) -> list[NewSam
     if isinstance(result, Excluded):
         return []
     return [
-        sample_row(_run_of(group, path.policy), group.id, rollout, path)
+        sample_row(_policy_id(group, path.policy), group.id, rollout, path)
         for rollout, rows in result.samples.items()
         for path in rows
     ]
@@ -107,13 +107,13 @@ def _reason(result: Credited | Excluded, policy: str | None, group: PendingGroup
 
 
 def _counts(result: Credited, policy: str | None, group: PendingGroup) -> CallCounts:
-    """The counts of a policy's calls. The run's own counts have those of policies without a run, too."""
-    own = {policy} if policy is not None else result.counts.keys() - group.policy_runs.keys()
+    """The counts of a policy's calls. The run's own counts have those of policies that do not train, too."""
+    own = {policy} if policy is not None else result.counts.keys() - group.policy_ids.keys()
     return total(counts for name, counts in result.counts.items() if name in own)
 
 
-def _run_of(group: PendingGroup, policy: str | None) -> str:
-    return group.run_id if policy is None else group.policy_runs[policy]
+def _policy_id(group: PendingGroup, policy: str | None) -> str:
+    return group.run_id if policy is None else group.policy_ids[policy]
 
 
 def _call(row: Any, by_id: Mapping[str, Any], policy: str | None) -> Call:

@@ -62,8 +62,9 @@ def pair_run(steps: int, **checker: Any) -> dict[str, Any]:
 
 
 def wait_for_step(client: Client, run_id: str, step: int) -> None:
+    """Returns once the run's checker has made the step."""
     deadline = time.monotonic() + 300
-    while client.run(run_id).progress.step < step:
+    while client.run(run_id).policies["checker"].step < step:
         assert time.monotonic() < deadline, f"{run_id} made no step {step}"
         time.sleep(0.2)
 
@@ -73,11 +74,11 @@ def test_two_policies_learn_together_and_go_on_from_an_earlier_version(
     platform: Platform, client: Client, injector: FaultInjector
 ) -> None:
     created = client.create_run(pair_run(24))
-    checker_id = created.policy_runs["checker"]
-    # Both trainers and the controller die while the two runs are at different points of their steps.
+    checker_id = created.policies["checker"].id
+    # Both trainers and the controller die while the two policies are at different points of their steps.
     lead_trainer, its_trainer, controller = ("trainer", created.id), ("trainer", checker_id), ("controller", "")
     for step, victims in ((1, [its_trainer]), (4, [lead_trainer, controller]), (8, [its_trainer, lead_trainer])):
-        wait_for_step(client, checker_id, step)
+        wait_for_step(client, created.id, step)
         for victim, run_id in victims:
             assert kill(platform, victim, run_id)
     run = watch_run(client, created.id, Console(quiet=True))
@@ -87,38 +88,40 @@ def test_two_policies_learn_together_and_go_on_from_an_earlier_version(
     assert after is not None
     assert before.mean < 0.5
     assert after.mean > 0.9
-    checker = client.run(checker_id)
-    assert (checker.phase, checker.progress.step, checker.lead_run_id) == ("completed", 24, run.id)
-    assert (client.run(run.id).best_version, checker.best_version) == (24, 24)
-    for one in (run, checker):
-        assert [version.version for version in client.policies(one.id)] == list(range(25))
-        assert violations(platform.facts.database_url, one.id) == {}
-    go_on(platform, client, injector, {"": run.id, "checker": checker.id})
+    ended = client.run(run.id)
+    checker = ended.policies["checker"]
+    assert (checker.step, checker.steps, checker.policy_version) == (24, 24, 24)
+    assert (ended.best_version, checker.best_version) == (24, 24)
+    for policy, key in ((None, run.id), ("checker", checker_id)):
+        assert [version.version for version in client.policies(run.id, policy=policy)] == list(range(25))
+        assert violations(platform.facts.database_url, key) == {}
+    assert checker_id not in {one.id for one in client.runs()}
+    go_on(platform, client, injector, run.id)
 
 
-def go_on(platform: Platform, client: Client, injector: FaultInjector, parents: dict[str, str]) -> None:
+def go_on(platform: Platform, client: Client, injector: FaultInjector, parent: str) -> None:
     """Continues version 23 of both policies for two steps; the API dies before and after the commit, and a trainer dies
     while it copies its version."""
     points = ("api.created", "api.committed", "trainer.version_copied")
     for point in points:
         injector.arm(point)
     changes = {"training": {"steps": 2}, "evaluation": None}
-    made = client.continue_run(parents[""], ResumeRequest(changes=changes, from_version=23))
+    made = client.continue_run(parent, ResumeRequest(changes=changes, from_version=23))
     run = watch_run(client, made.id, Console(quiet=True))
     assert (run.phase, run.reason) == ("completed", None)
     assert all(injector.fired(point, 0.0) for point in points)
-    children = [one.id for one in client.runs() if one.parent is not None]
-    assert sorted(children) == sorted([run.id, *run.policy_runs.values()])
-    for policy, run_id in {"": run.id, **run.policy_runs}.items():
-        child = client.run(run_id)
-        assert (child.phase, child.progress.step) == ("completed", 2)
-        assert child.parent == RunParent(run_id=parents[policy], version=23)
-        hashes = {one.version: one.content_sha256 for one in client.policies(parents[policy])}
-        versions = list(client.policies(run_id))
+    assert [one.id for one in client.runs() if one.parent is not None] == [run.id]
+    checker = client.run(run.id).policies["checker"]
+    assert (run.progress.step, checker.step) == (2, 2)
+    assert run.parent == checker.parent == RunParent(run_id=parent, version=23)
+    for policy, key in ((None, run.id), ("checker", checker.id)):
+        hashes = {one.version: one.content_sha256 for one in client.policies(parent, policy=policy)}
+        versions = list(client.policies(run.id, policy=policy))
         assert [one.version for one in versions] == [0, 1, 2]
         assert versions[0].content_sha256 == hashes[23]
-        assert [step.metrics.get("optimizer_inherited") for step in client.steps(run_id)] == [1.0, None]
-        assert violations(platform.facts.database_url, run_id) == {}
+        steps = client.steps(run.id, policy=policy)
+        assert [step.metrics.get("optimizer_inherited") for step in steps] == [1.0, None]
+        assert violations(platform.facts.database_url, key) == {}
 
 
 @pytest.mark.timeout(900)
@@ -134,16 +137,16 @@ def test_a_policy_alone_learns_only_as_much_as_its_frozen_partner_allows(
     )
     assert after["writer"] > before["writer"]
     assert after["checker"] < 0.7
-    checker = client.run(run.policy_runs["checker"])
-    assert (checker.phase, checker.progress.step) == ("completed", 0)
-    (version,) = client.policies(checker.id)
+    checker = client.run(run.id).policies["checker"]
+    assert (checker.trains, checker.step, checker.steps) == (False, 0, 0)
+    (version,) = client.policies(run.id, policy="checker")
     # Its weights are the bytes of before.
     assert (version.version, version.content_sha256) == (0, weights_sha256(make_checker(tmp_path)))
     assert weights_sha256(Path(version.path)) == version.content_sha256
-    assert list(client.samples(checker.id)) == []
+    assert list(client.samples(run.id, policy="checker")) == []
     tokenizer = AutoTokenizer.from_pretrained(version.path)
     trained = [tokenizer.decode(sample.token_ids) for sample in client.samples(run.id, tokens=True)]
     assert trained
     assert {("the writer" in text, "the checker" in text) for text in trained} == {(True, False)}
-    for one in (run, checker):
-        assert violations(platform.facts.database_url, one.id) == {}
+    for key in (run.id, checker.id):
+        assert violations(platform.facts.database_url, key) == {}

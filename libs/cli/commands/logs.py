@@ -33,6 +33,9 @@ def logs(
         typer.Argument(help="A service, `engine`, `trainer`, `postgres` or `redis`; without one, their names."),
     ] = None,
     run: Annotated[str | None, typer.Option("--run", help="Trainer and agents of this run alone.")] = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", help="With --run: the trainer of this further policy in place of its own.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("--lines", "--tail", "-n", min=0, help="Lines from the end of each log.")] = 50,
     home: Home = None,
@@ -43,16 +46,25 @@ def logs(
     """
     context = context_of(ctx, home)
     name = None if service == ALL else service
-    run_id = None if run is None else _run_id(context, run)
+    if run is None and policy is not None:
+        raise CommandError("--policy names a policy of a run: add --run", Exit.USAGE)
+    run_id = None if run is None else _run_id(context, run, policy)
     if context.on_cluster:
         _print_pods(context.release(), name, run_id, follow, lines)
     else:
         _print_files(log_files(context.home), name, run_id, follow, lines)
 
 
-def _run_id(context: Context, run: str) -> str:
+def _run_id(context: Context, run: str, policy: str | None) -> str:
+    """The id that the logs have: the run's, or that of its further policy."""
     with context.client() as leyden:
-        return leyden.find_run(run).id
+        found = leyden.find_run(run)
+    if policy is None:
+        return found.id
+    if policy not in found.policies:
+        names = ", ".join(found.policies) or "none"
+        raise CommandError(f"run {found.id} has no policy {policy!r} with a trainer: it has {names}", Exit.NOT_FOUND)
+    return found.policies[policy].id
 
 
 def _print_files(files: dict[str, Path], service: str | None, run_id: str | None, follow: bool, lines: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -17,13 +16,26 @@ from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.view.comparison import comparison_parts
 from leyden.libs.cli.view.output import AsJson, Count, Part, console, error_console, facts, print_result, table
 from leyden.libs.cli.view.run_report import write_report
-from leyden.libs.cli.view.watch import ENDED, alarm_lines, call_lines, evaluation_table, step_table, watch_run
+from leyden.libs.cli.view.watch import (
+    ENDED,
+    alarm_lines,
+    call_lines,
+    evaluation_table,
+    policy_table,
+    step_table,
+    watch_run,
+)
 from leyden.libs.contracts.api.runs import EvaluationRequest, ResumeRequest, Run, RunParent
 
 app = typer.Typer(no_args_is_help=True, help="Runs: training jobs.")
 policies = typer.Typer(no_args_is_help=True, help="Policies: the weights that a run makes.")
 
 Name = Annotated[str, typer.Argument(metavar="RUN", help="Id, or a name; of several runs with one name the newest.")]
+
+
+PolicyName = Annotated[
+    str | None, typer.Option("--policy", help="A further policy of the run.", show_default="the run's own model")
+]
 
 
 RunFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The run's document, JSON or TOML.")]
@@ -80,11 +92,11 @@ def list_(
 
 
 @app.command("show")
-def show(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
-    """Show a run's progress, its steps and its evaluations."""
+def show(ctx: typer.Context, run: Name, policy: PolicyName = None, as_json: AsJson = False) -> None:
+    """Show a run's progress, its policies, its steps and its evaluations."""
     with context_of(ctx).client() as leyden:
         found = leyden.run(leyden.find_run(run).id)
-        steps, evaluations = list(leyden.steps(found.id)), list(leyden.evaluations(found.id))
+        steps, evaluations = list(leyden.steps(found.id, policy=policy)), list(leyden.evaluations(found.id))
     shown = facts(
         ("run", found.id),
         ("name", found.name),
@@ -102,6 +114,7 @@ def show(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
         ("allowed actions", ", ".join(found.allowed_actions) or "none"),
     )
     tables: list[Part] = [*alarm_lines(found), *call_lines(found.calls)]
+    tables += [policy_table(found)] if found.policies else []
     tables += [step_table(steps)] if steps else []
     tables += [evaluation_table(evaluations)] if evaluations else []
     document = {**found.model_dump(mode="json"), "step_list": steps, "evaluations": evaluations}
@@ -182,7 +195,7 @@ def resume(
 ) -> None:
     """Resume a paused run, or continue an ended one as a new run, with changes of its document.
 
-    The further policies of a run continue with it, each as a new run of its own.
+    The further policies of a run continue with it, as policies of the new run.
 
     Example: leyden run resume RUN --set optimizer.learning_rate=5e-7 --steps 200
     """
@@ -197,15 +210,13 @@ def resume(
             policy_versions=dict(map(_policy_version, policy_versions or [])),
         )
         made = leyden.continue_run(found.id, request)
-        policies = {name: leyden.run(run_id) for name, run_id in made.policy_runs.items()}
-    _print_continued(made, policies, as_json)
+    _print_continued(made, as_json)
     return None
 
 
-def _print_continued(made: Run, policies: Mapping[str, Run], as_json: bool) -> None:
-    """Args: policies: the runs that carry its further policies, by name"""
+def _print_continued(made: Run, as_json: bool) -> None:
     of_policies = (
-        (f"policy {name}", f"{one.id}, from {_words(one.parent) or 'its base model'}") for name, one in policies.items()
+        (f"policy {name}", f"from {_words(one.parent) or 'its base model'}") for name, one in made.policies.items()
     )
     shown = facts(
         ("run", made.id),
@@ -307,10 +318,10 @@ def list_agents(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
 
 
 @policies.command("list")
-def list_policies(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
+def list_policies(ctx: typer.Context, run: Name, policy: PolicyName = None, as_json: AsJson = False) -> None:
     """List the policy versions of a run; 0 is the base model."""
     with context_of(ctx).client() as leyden:
-        found = list(leyden.policies(leyden.find_run(run).id))
+        found = list(leyden.policies(leyden.find_run(run).id, policy=policy))
     rows = [
         (
             p.version,
@@ -330,12 +341,13 @@ def export(
     run: Name,
     to: Annotated[Path, typer.Option("--to", help="Folder to make; it must not exist.")],
     version: Annotated[int | None, typer.Option(min=0, help="Policy version.", show_default="the last")] = None,
+    policy: PolicyName = None,
     as_json: AsJson = False,
 ) -> None:
     """Copy a policy version as an ordinary Hugging Face folder."""
     context = context_of(ctx)
     with context.client() as leyden:
-        available = [p for p in leyden.policies(leyden.find_run(run).id) if p.pruned_at is None]
+        available = [p for p in leyden.policies(leyden.find_run(run).id, policy=policy) if p.pruned_at is None]
     matching = [p for p in available if version is None or p.version == version]
     if not matching:
         versions = ", ".join(str(p.version) for p in available) or "none yet"

@@ -13,6 +13,7 @@ from pathlib import PurePath
 
 from leyden.libs.cli.view.output import mean_and_interval
 from leyden.libs.cli.view.safe_text import safe_lines
+from leyden.libs.cli.view.watch import policy_words
 from leyden.libs.contracts.api.rollouts import Call, RolloutDetail, Span
 from leyden.libs.contracts.api.runs import Evaluation, Fact, Run, Statistic, Step
 from leyden.libs.contracts.call_counts import tool_failures
@@ -112,6 +113,7 @@ def _heading(run: Run, steps: Sequence[Step], evaluations: Sequence[Evaluation],
         *([f"{run.computation.words}, on {run.computation.device}"] if run.computation else []),
         f"{sum(step.rollouts for step in steps)} training rollouts",
         f"{tokens:,.0f} tokens trained",
+        *(f"policy {name}: {policy_words(one)}" for name, one in run.policies.items()),
     ]
     name = PurePath(model).name if model else "the platform's model"
     headline = f"{name}: {_change(steps, evaluations)}"

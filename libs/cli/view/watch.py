@@ -13,7 +13,7 @@ from rich.text import Text
 from leyden.libs.cli.view.output import as_text, mean_and_interval, print_json_line, table
 from leyden.libs.client import Client, Unreachable
 from leyden.libs.contracts.api.alarms import Alarm
-from leyden.libs.contracts.api.runs import Evaluation, Run, Step
+from leyden.libs.contracts.api.runs import Evaluation, Run, RunPolicy, Step
 from leyden.libs.contracts.call_counts import CallCounts, why_nothing_trains
 
 ENDED = frozenset({"completed", "failed", "cancelled"})
@@ -94,15 +94,23 @@ def summary(run: Run) -> Text:
     rollouts = ", ".join(f"{count} {state}" for state, count in sorted(progress.rollouts.items())) or "none"
     words = f"{run.name} ({run.id}): {run.phase}, step {progress.step} of {progress.steps}, rollouts {rollouts}"
     first = f"{words}: {run.reason}" if run.reason else words
-    policies = [f"policy {name}: {run_id}" for name, run_id in run.policy_runs.items()]
-    if run.lead_run_id is not None:
-        policies = [f"policy {run.policy} of {run.lead_run_id}"]
+    policies = [f"policy {name}: {policy_words(one)}" for name, one in run.policies.items()]
     return Text("\n").join([*map(as_text, [first, *policies]), *alarm_lines(run)])
 
 
+def policy_words(policy: RunPolicy) -> str:
+    """The progress of a further policy, in a few words."""
+    version = "no version yet" if policy.policy_version is None else f"version {policy.policy_version}"
+    return f"step {policy.step} of {policy.steps}, {version}" if policy.trains else f"frozen, {version}"
+
+
 def alarm_lines(run: Run) -> list[Text]:
-    """A line for each alarm of a run that lasts."""
-    return [as_text(alarm_line(one), "red" if one.severity == "critical" else "yellow") for one in run.alarms]
+    """A line for each alarm of a run and of its policies that lasts."""
+    alarms = [("", one) for one in run.alarms]
+    alarms += [(f"policy {name}: ", one) for name, policy in run.policies.items() for one in policy.alarms]
+    return [
+        as_text(prefix + alarm_line(one), "red" if one.severity == "critical" else "yellow") for prefix, one in alarms
+    ]
 
 
 def alarm_line(alarm: Alarm) -> str:
@@ -149,6 +157,24 @@ def step_table(steps: Sequence[Step]) -> Table:
     titles = [name.replace("_", " ") for name in facts]
     head = ("step", "reward", "±", *titles, *metrics.values(), *(["replayed"] if replays else []), "tokens", "seconds")
     return table(head, rows, justify="right")
+
+
+def policy_table(run: Run) -> Table:
+    """The further policies of a run, those of providers too."""
+    rows = []
+    for name, policy in run.config.policies.items():
+        made = run.policies.get(name)
+        rows.append(
+            (
+                name,
+                policy.pool or f"provider {policy.provider}",
+                policy_words(made) if made else "answers only",
+                None if made is None else made.best_version,
+                None if made is None or made.weights_bytes is None else f"{made.weights_bytes / 2**20:.1f} MiB",
+                None if made is None else made.id,
+            )
+        )
+    return table(("policy", "pool", "progress", "best version", "weights", "id"), rows)
 
 
 def line(step: Step) -> str:

@@ -44,6 +44,8 @@ class RunEvent(Body):
     event: EventName
     at: datetime
     run_id: str
+    policy: str | None = None
+    """The further policy of the run whose alarm it is; null for the run itself."""
     run_name: str
     phase: str
     reason: str | None

@@ -14,6 +14,9 @@ class Engine(Body):
     url: str
     pool: str
     run_id: str | None
+    """The run whose weights it serves."""
+    policy: str | None = None
+    """The further policy of that run; null for its own model."""
     policy_version: int | None
     state: str
     detail: str | None

@@ -52,6 +52,35 @@ class TrainerEnd(Body):
     created_at: datetime
 
 
+class RunPolicy(Body):
+    """A further policy of a run: it learns from the run's groups beside the run's own model, and has its phase."""
+
+    id: str
+    """The key of its trainer, versions, steps and samples in logs, folders and tables."""
+    trains: bool
+    """False: it is frozen."""
+    step: int
+    """Completed optimiser steps."""
+    steps: int
+    """Configured optimiser steps."""
+    policy_version: int | None
+    """The newest version; null before the trainer has started."""
+    parent: RunParent | None = None
+    """The run and the version with which the policy began: its policy of the same name. Null for the base model."""
+    trainer_ends: int = 0
+    """How often a trainer of the policy ended without a plan; only in the answer about one run."""
+    last_trainer_end: TrainerEnd | None = None
+    """The last of these ends."""
+    best_version: int | None = None
+    """The version with the number of the run's best one, if its files are there. Only in the answer about one run."""
+    weights_bytes: int | None = None
+    """Disk space of its versions, without checkpoints; only in the answer about one run."""
+    computation: Computation | None = None
+    """As that of the run, by the policy's first trainer; only in the answer about one run."""
+    alarms: list[Alarm] = Field(default_factory=list)
+    """Its alarms that last."""
+
+
 class Run(Body):
     """One training job."""
 
@@ -79,18 +108,14 @@ class Run(Body):
     last_trainer_end: TrainerEnd | None = None
     """The last of these ends."""
     best_version: int | None = None
-    """The version from 1 that earned most in evaluations, else in training; that of a further policy has the number of
-    the leading run's. Only in the answer about one run."""
+    """The version from 1 that earned most in evaluations, else in training. Only in the answer about one run."""
     weights_bytes: int | None = None
     """Disk space of the run's versions, without checkpoints; only in the answer about one run."""
     parent: RunParent | None = None
     """The run that this one continues; its version is this run's version 0. Null for the base model."""
-    lead_run_id: str | None = None
-    """The run from whose rollouts this one learns, as one of its policies; that one steers it. Null for others."""
-    policy: str | None = None
-    """The name of the policy in the document of that run."""
-    policy_runs: dict[str, str] = Field(default_factory=dict)
-    """The ids of the runs that carry the run's further policies, by policy."""
+    policies: dict[str, RunPolicy] = Field(default_factory=dict)
+    """The run's further policies by name, without those of a provider: nothing of theirs is made here. The run's own
+    model is in the fields above. `?policy=NAME` asks for a policy's steps, metrics, versions and samples."""
     computation: Computation | None = None
     """The settings that the document leaves to the trainer's device, as its first trainer resolved them; null before.
     Only in the answer about one run."""
@@ -269,9 +294,11 @@ class Series(Body):
 
 
 class Metrics(Body):
-    """Time series of a run's metrics."""
+    """Time series of the metrics of a run, or of one of its further policies."""
 
     run_id: str
+    policy: str | None = None
+    """The further policy; null for the run's own model."""
     names: list[str]
     """All available metric names."""
     series: list[Series]

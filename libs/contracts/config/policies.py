@@ -37,8 +37,8 @@ class Role(Document):
 
 
 class Policy(Document):
-    """A further model of a run. A run of its own, which the document makes too, carries it: it has a trainer, versions
-    and a pool, and trains on the calls that the policy answered. The model of a `provider` is asked and recorded."""
+    """A further model of a run, with a trainer, versions and a pool of its own. It trains on the calls that it
+    answered. The model of a `provider` is asked and recorded."""
 
     pool: PoolName | None = None
     """The pool of engines that samples the policy; another one than the run's, except where a pool shares adapters."""

@@ -1,4 +1,4 @@
-"""The document of a run: its parts, its recipe, and the runs that carry its further policies."""
+"""The document of a run: its parts, its recipe, and the documents of its further policies."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ class RunConfig(Document):
         checks.check_number_of_evaluations(self.evaluation, self.training.steps)
         checks.check_roles(self.roles, self.train, self.credit.baseline)
         checks.check_policies(self.policies, self.roles, self.train, self.training.steps)
-        for name in self.carried_policies:
-            self.policy_run(name)
+        for name in self.served_policies:
+            self.policy_document(name)
         checks.check_agents_files(self.agent, self.runner)
         checks.check_mini_batches(self.algorithm, self.sampling)
         checks.check_task_file(self.agent, self.runner)
@@ -122,8 +122,8 @@ class RunConfig(Document):
         return self.model_copy(update={"training": training, "algorithm": algorithm})
 
     @property
-    def carried_policies(self) -> list[str]:
-        """The policies that runs of their own carry: all but those of providers."""
+    def served_policies(self) -> list[str]:
+        """The further policies whose models the platform serves: all but those of providers."""
         return [name for name, policy in self.policies.items() if policy.provider is None]
 
     @property
@@ -132,8 +132,8 @@ class RunConfig(Document):
         is_usual = self.optimizer.rate == usual_rate(self.training.lora)
         return self.optimizer.model_copy(update={"learning_rate": None}) if is_usual else self.optimizer
 
-    def policy_run(self, policy: str) -> RunConfig:
-        """Returns the document of the run that carries a further policy: this one with the policy's own settings.
+    def policy_document(self, policy: str) -> RunConfig:
+        """Returns the document by which a further policy trains: this one with the policy's own settings.
 
         Raises: ValueError: they contradict the settings of this run
         """

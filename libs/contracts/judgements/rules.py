@@ -220,8 +220,8 @@ def judge(run: RunConfig) -> list[Judgement]:
         return []
     own = [rule for rule in RULES if rule.holds(run)]
     found = [rule.judgement() for rule in own]
-    for name in run.carried_policies:
-        policy = run.policy_run(name)
+    for name in run.served_policies:
+        policy = run.policy_document(name)
         others = [rule for rule in RULES if policy.training.steps and rule not in own and rule.holds(policy)]
         found += [rule.judgement(f"policies.{name}.") for rule in others]
     return found

@@ -21,6 +21,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.alarms.judging import Judgement
 from leyden.libs.store.alarms.stored import alarm
 from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.policies import policies_by_id
 
 AT_ONCE = 100
 
@@ -50,8 +51,9 @@ async def record_events(session: Session, run_id: str, judged: Judgement) -> Non
     A repeat writes no second one; idempotency key: the run with its end, or with the number of the alarm.
     """
     run, status = await session.get_one(tables.Run, run_id), await session.get_one(tables.RunStatus, run_id)
-    # A run that carries a policy ends with the run that leads it.
-    ends = judged.ended_as in {RunPhase.COMPLETED, RunPhase.FAILED} and run.lead_run_id is None
+    policy = (await policies_by_id(session, [run_id]))[run_id]
+    # A policy ends with its run.
+    ends = judged.ended_as in {RunPhase.COMPLETED, RunPhase.FAILED} and policy.is_own
     told: list[tuple[str, str, tables.Alarm | None]] = [
         (f"{run_id}.alarm.{row.number}", "stalled" if row.name == "stalled" else "alarm", row) for row in judged.raised
     ]
@@ -62,7 +64,8 @@ async def record_events(session: Session, run_id: str, judged: Judgement) -> Non
             id=event_id,
             event=cast(EventName, event),
             at=datetime.now(tz=UTC),
-            run_id=run_id,
+            run_id=policy.run_id,
+            policy=policy.name or None,
             run_name=run.name,
             phase=status.phase,
             reason=status.reason,

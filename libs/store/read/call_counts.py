@@ -54,12 +54,13 @@ _WITHOUT_A_TRAINABLE_TOKEN = text("""
         AND NOT EXISTS (SELECT FROM step_replays g WHERE g.run_id = s.run_id AND g.step = newest.number))
 """)
 
-# A policy's run has other calls: that nothing of it trains is found there.
+# The calls of further policies are others: that nothing of one trains is found among its steps.
 _FIRST_STEPS = text("""
     SELECT r.id AS run_id, r.config, array_agg(first.number ORDER BY first.number) AS steps
     FROM runs r JOIN run_status s ON s.run_id = r.id
+    JOIN policies ON policies.id = r.id AND policies.name = ''
     CROSS JOIN LATERAL (SELECT number FROM steps WHERE run_id = r.id ORDER BY number LIMIT 2) AS first
-    WHERE s.phase IN ('running', 'evaluating') AND r.lead_run_id IS NULL AND (CAST(:run AS text) IS NULL OR r.id = :run)
+    WHERE s.phase IN ('running', 'evaluating') AND (CAST(:run AS text) IS NULL OR r.id = :run)
     GROUP BY r.id
 """)
 

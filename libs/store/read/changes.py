@@ -18,7 +18,8 @@ _MARKS = text("""
         concat_ws('|', (SELECT max(created_at) FROM rollouts WHERE run_id = runs.id),
             (SELECT max(created_at) FROM outcomes WHERE run_id = runs.id),
             (SELECT max(created_at) FROM group_credits WHERE run_id = runs.id)) AS rollouts
-    FROM runs LEFT JOIN run_status s ON s.run_id = runs.id WHERE runs.id = :run_id
+    FROM runs JOIN policies ON policies.id = runs.id AND policies.name = ''
+    LEFT JOIN run_status s ON s.run_id = runs.id WHERE runs.id = :run_id
 """)
 
 
@@ -29,5 +30,5 @@ async def read_marks(session: ReadSession, run_id: str) -> list[str]:
     """
     row = (await session.execute(_MARKS, {"run_id": run_id})).one_or_none()
     if row is None:
-        raise unknown_run(run_id)
+        raise await unknown_run(session, run_id)
     return [str(getattr(row, part)) for part in PARTS]

@@ -17,6 +17,7 @@ from leyden.libs.contracts.states import ShownRolloutState
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession
+from leyden.libs.store.policies import OWN
 from leyden.libs.store.read import call_counts
 from leyden.libs.store.read.intervals import TaskSums, statistic
 from leyden.libs.store.read.paging import decode_cursor, page
@@ -140,10 +141,10 @@ _STEP_COMPONENTS = text("""
     GROUP BY step_groups.step, rewards.component ORDER BY step_groups.step, min(rewards.position)
 """)
 
-# A run that carries a policy learns from the calls of the run that leads, which has the roles of every policy.
-_LEAD = text("""
-    SELECT lead.id, lead.config, runs.policy
-    FROM runs JOIN runs AS lead ON lead.id = coalesce(runs.lead_run_id, runs.id) WHERE runs.id = :run_id
+# All policies of a run learn from its calls, and its document has the roles of each.
+_RUN_OF_POLICY = text("""
+    SELECT runs.id, runs.config, policies.name
+    FROM policies JOIN runs ON runs.id = policies.run_id WHERE policies.id = :run_id
 """)
 
 # The mean over rollouts of the mean of their calls: one that made more calls does not weigh more.
@@ -151,9 +152,9 @@ _ROLE_RETURNS = text("""
     SELECT step, role, avg(mean) AS return_mean, sum(calls)::bigint AS calls FROM (
         SELECT step_groups.step, calls.role, rollouts.id, avg(credits.return) AS mean, count(*) AS calls
         FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id AND rollouts.state = 'finished'
-        JOIN model_calls AS calls ON calls.run_id = :lead AND calls.rollout_id = rollouts.id
+        JOIN model_calls AS calls ON calls.run_id = :of_calls AND calls.rollout_id = rollouts.id
             AND calls.attempt = rollouts.attempt AND calls.role = ANY(:roles)
-        JOIN credits ON credits.run_id = :lead AND credits.call_id = calls.id
+        JOIN credits ON credits.run_id = :of_calls AND credits.call_id = calls.id
         WHERE step_groups.run_id = :run_id AND step_groups.step IS NOT NULL
         GROUP BY 1, 2, 3
     ) AS of_rollouts GROUP BY step, role ORDER BY step, role
@@ -278,10 +279,10 @@ async def _with_rewards(session: ReadSession, run_id: str, rows: Sequence[tables
 async def get_metrics(session: ReadSession, run_id: str, names: Sequence[str]) -> Metrics:
     """Time series over the steps of a run: the trainer's metrics, `reward_mean`, `reward_std`, `fact.<name>`, for each
     component of the reward `component.<name>.mean` and `component.<name>.failed_share`, for each tool
-    `tool.<name>.calls` and, of the calls whose end is known, `tool.<name>.failed_share`, and for each role of the run's
-    own policy `role.<name>.return_mean` and `role.<name>.calls`.
+    `tool.<name>.calls` and, of the calls whose end is known, `tool.<name>.failed_share`, and for each role of the
+    policy `role.<name>.return_mean` and `role.<name>.calls`.
 
-    Args: names: the wanted series; empty for all
+    Args: run_id: or a further policy's id; names: the wanted series; empty for all
     """
     query = select(tables.Step).where(tables.Step.run_id == run_id).order_by(tables.Step.number)
     steps = await _with_rewards(session, run_id, (await session.scalars(query)).all(), _ROLLOUTS_OF_A_RUN)
@@ -300,10 +301,10 @@ async def get_metrics(session: ReadSession, run_id: str, names: Sequence[str]) -
 
 
 async def _role_returns(session: ReadSession, run_id: str) -> Sequence[Record]:
-    """The returns of the roles whose calls the run's own policy answers, by step and role."""
-    lead = (await session.execute(_LEAD, {"run_id": run_id})).one()
-    roles = [role.name for role in RunConfig.stored(lead.config).roles if role.policy == lead.policy]
-    scope = {"run_id": run_id, "lead": lead.id, "roles": roles}
+    """The returns of the roles whose calls a policy answers, by step and role."""
+    run = (await session.execute(_RUN_OF_POLICY, {"run_id": run_id})).one()
+    roles = [role.name for role in RunConfig.stored(run.config).roles if (role.policy or OWN) == run.name]
+    scope = {"run_id": run_id, "of_calls": run.id, "roles": roles}
     return (await session.execute(_ROLE_RETURNS, scope)).mappings().all() if roles else []
 
 

@@ -15,8 +15,10 @@ from leyden.libs.store import tables
 from leyden.libs.store.alarms.stored import lasting_alarms
 from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession
+from leyden.libs.store.policies import IS_RUN, UnknownPolicy, further_policies, policies_by_id
 from leyden.libs.store.read.call_counts import of_run
 from leyden.libs.store.read.paging import decode_cursor, page
+from leyden.libs.store.read.policies import shown_policies
 from leyden.libs.store.rewards import REWARD
 from leyden.libs.store.runs.trainer_ends import trainer_ends
 
@@ -30,10 +32,6 @@ ENDED = frozenset({RunPhase.COMPLETED, RunPhase.FAILED, RunPhase.CANCELLED})
 # Why: nearly all rollouts of a long run are finished, so the sizes of groups count them, and partial indexes the rest.
 _PROGRESS = text(f"""
     SELECT runs.id, coalesce(status.phase, 'pending') AS phase, status.reason, status.started_at, status.finished_at,
-        (
-            SELECT coalesce(jsonb_object_agg(carrying.policy, carrying.id), '{{}}')
-            FROM runs AS carrying WHERE carrying.lead_run_id = runs.id
-        ) AS policy_runs,
         coalesce(last_step.number, 0) AS step,
         (SELECT max(version) FROM policy_versions WHERE run_id = runs.id) AS policy_version,
         to_regclass(format('%I', 'model_calls__' || runs.id)) IS NULL AS pruned,
@@ -72,9 +70,16 @@ async def get_run(session: ReadSession, run_id: str) -> Run:
     Raises: UnknownRun
     """
     run = (await with_progress(session, [await check_run(session, run_id)]))[0]
-    ends, last_end = await trainer_ends(session, run_id)
-    counts = await of_run(session, run_id)
-    return run.model_copy(update={"trainer_ends": ends, "last_trainer_end": last_end, "calls": counts})
+    policies = {
+        name: policy.model_copy(update=await _ends(session, policy.id)) for name, policy in run.policies.items()
+    }
+    changes = {"calls": await of_run(session, run_id), "policies": policies, **await _ends(session, run_id)}
+    return run.model_copy(update=changes)
+
+
+async def _ends(session: ReadSession, policy_id: str) -> dict[str, object]:
+    ends, last_end = await trainer_ends(session, policy_id)
+    return {"trainer_ends": ends, "last_trainer_end": last_end}
 
 
 async def check_run(session: ReadSession, run_id: str) -> tables.Run:
@@ -82,14 +87,33 @@ async def check_run(session: ReadSession, run_id: str) -> tables.Run:
 
     Raises: UnknownRun
     """
-    row = await session.get(tables.Run, run_id)
+    row = await session.scalar(select(tables.Run).where(tables.Run.id == run_id, IS_RUN))
     if row is None:
-        raise unknown_run(run_id)
+        raise await unknown_run(session, run_id)
     return row
 
 
-def unknown_run(run_id: str) -> UnknownRun:
-    return UnknownRun(f"no run has the id {run_id!r}: list runs to find it")
+async def unknown_run(session: ReadSession, run_id: str) -> UnknownRun:
+    """The error for an id that no run has; that of a policy names its run."""
+    policy = (await policies_by_id(session, [run_id])).get(run_id)
+    if policy is None:
+        return UnknownRun(f"no run has the id {run_id!r}: list runs to find it")
+    return UnknownRun(f"{run_id!r} is policy {policy.name!r} of run {policy.run_id}: name that run and the policy")
+
+
+async def policy_id(session: ReadSession, run_id: str, name: str | None) -> str:
+    """The id of a run's further policy; that of its own model without a name.
+
+    Raises: UnknownRun; UnknownPolicy
+    """
+    await check_run(session, run_id)
+    if name is None:
+        return run_id
+    found = await further_policies(session, run_id)
+    if name not in found:
+        known = ", ".join(found) or "none"
+        raise UnknownPolicy(f"run {run_id} has no policy {name!r} with versions of its own: it has {known}")
+    return found[name].id
 
 
 async def list_runs(
@@ -97,7 +121,7 @@ async def list_runs(
 ) -> Page[Run]:
     """Runs, newest first."""
     table, status = tables.Run, tables.RunStatus
-    conditions: list[ColumnElement[bool]] = [table.name == name] if name else []
+    conditions: list[ColumnElement[bool]] = [IS_RUN, *([table.name == name] if name else [])]
     if phase is not None:
         conditions.append(func.coalesce(status.phase, str(RunPhase.PENDING)) == str(phase))
     if key := decode_cursor(cursor, "runs", datetime, str):
@@ -113,6 +137,7 @@ async def with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> lis
     result = await session.execute(_PROGRESS, {"run_ids": run_ids})
     alarms = await lasting_alarms(session, run_ids)
     found = {record["id"]: record for record in result.mappings()}
+    policies = await shown_policies(session, run_ids)
     runs = []
     for row in rows:
         record, config = found[row.id], RunConfig.stored(row.config)
@@ -137,12 +162,10 @@ async def with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> lis
                 pruned=record["pruned"],
                 alarms=alarms[row.id],
                 parent=_parent(row),
-                lead_run_id=row.lead_run_id,
-                policy=row.policy,
-                policy_runs=record["policy_runs"],
-                allowed_actions=[]
-                if row.lead_run_id is not None
-                else allowed_actions(RunIntent(row.intent), RunPhase(record["phase"]), pruned=record["pruned"]),
+                policies=policies.get(row.id, {}),
+                allowed_actions=allowed_actions(
+                    RunIntent(row.intent), RunPhase(record["phase"]), pruned=record["pruned"]
+                ),
                 config=config,
             )
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, cast
 
 from sqlalchemy import ColumnElement, Select, func, select, text, tuple_
@@ -28,6 +29,7 @@ from leyden.libs.contracts.ids import run_of
 from leyden.libs.contracts.states import RunIntent
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.policies import PolicyKey, policies_by_id
 from leyden.libs.store.read.paging import decode_cursor, page
 from leyden.libs.store.read.rollouts import select_rollouts, shown_rollout
 from leyden.libs.store.records.chains import FullCall, MissingParent, full_calls
@@ -364,14 +366,35 @@ async def list_policy_versions(
 
 async def list_engines(session: ReadSession) -> list[Engine]:
     """Every engine that the controller has seen."""
-    rows = await session.scalars(select(tables.Engine).order_by(tables.Engine.url))
-    return [Engine.model_validate(row, from_attributes=True) for row in rows]
+    rows = (await session.scalars(select(tables.Engine).order_by(tables.Engine.url))).all()
+    policies = await policies_by_id(session, [row.run_id for row in rows if row.run_id is not None])
+    return [_engine(row, policies.get(row.run_id or "")) for row in rows]
+
+
+def _engine(row: tables.Engine, policy: PolicyKey | None) -> Engine:
+    engine = Engine(
+        url=row.url,
+        pool=row.pool,
+        run_id=row.run_id,
+        policy_version=row.policy_version,
+        state=row.state,
+        detail=row.detail,
+        updated_at=row.updated_at,
+    )
+    if policy is None or policy.is_own:
+        return engine
+    return engine.model_copy(update={"run_id": policy.run_id, "policy": policy.name})
 
 
 async def list_pools(session: ReadSession) -> list[Pool]:
     """Every pool with its engines, by name."""
     engines = await list_engines(session)
-    pools = await session.scalars(select(tables.Pool).order_by(tables.Pool.name))
+    pools = (await session.scalars(select(tables.Pool).order_by(tables.Pool.name))).all()
+    policies = await policies_by_id(session, [one for pool in pools for one in (*pool.run_ids, *pool.waiting)])
+
+    def runs_of(ids: Sequence[str]) -> list[str]:
+        return list(dict.fromkeys(policies[one].run_id if one in policies else one for one in ids))
+
     return [
         Pool(
             name=pool.name,
@@ -379,8 +402,8 @@ async def list_pools(session: ReadSession) -> list[Pool]:
             context_length=pool.context_length,
             adapters=pool.adapters,
             max_adapter_rank=pool.max_adapter_rank,
-            run_ids=pool.run_ids,
-            waiting=pool.waiting,
+            run_ids=runs_of(pool.run_ids),
+            waiting=runs_of(pool.waiting),
             engines=[engine for engine in engines if engine.pool == pool.name],
         )
         for pool in pools

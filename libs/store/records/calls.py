@@ -18,6 +18,7 @@ from leyden.libs.contracts.conversation import Dialect, Json, Turn, turn_json
 from leyden.libs.contracts.states import CallStatus, Continuation
 from leyden.libs.store import tables
 from leyden.libs.store.database import BadValue, Database, ReadSession, copy_rows
+from leyden.libs.store.policies import further_policies
 from leyden.libs.store.records.chains import FullCall, MissingParent, full_calls
 
 # Postgres stores no NUL in JSON; the escape counts only after an even number of backslashes.
@@ -81,7 +82,7 @@ class CallDefaults(NamedTuple):
     """A run's temperature of calls that set none, 1 (OpenAI's default) unless it says so, its choice of
     `training.constrained_calls`, its roles, and the names of those that train (None: every call trains).
 
-    `policy_runs`: by role the run whose policy answers, for roles that have another one than the run's own; `frozen`:
+    `policy_ids`: by role the policy that answers, for roles that have another one than the run's own; `frozen`:
     the roles whose policy does not train; `provided`: by role the policy of a provider; `override`: sampling of the
     policies that train, in training rollouts.
     """
@@ -90,15 +91,15 @@ class CallDefaults(NamedTuple):
     constrained_calls: str
     roles: Sequence[Role] = ()
     train: Collection[str] | None = None
-    policy_runs: Mapping[str, str] = MappingProxyType({})
+    policy_ids: Mapping[str, str] = MappingProxyType({})
     frozen: Collection[str] = ()
     provided: Mapping[str, Policy] = MappingProxyType({})
     override: Override | None = None
     refuses_hosted_tools: bool = False
 
-    def policy_run(self, run_id: str, role: str | None) -> str:
+    def policy_id(self, run_id: str, role: str | None) -> str:
         """The run whose policy answers calls of a role. Args: run_id: the run with these defaults."""
-        return self.policy_runs.get(role or "", run_id)
+        return self.policy_ids.get(role or "", run_id)
 
 
 _TYPES = {
@@ -249,7 +250,7 @@ async def call_defaults(session: ReadSession, run_id: str) -> CallDefaults:
         constrained,
         roles,
         config.get("train"),
-        await _policy_runs(session, run_id, roles) if policies else {},
+        await _policy_ids(session, run_id, roles) if policies else {},
         [name for name, policy in of_roles.items() if not policy.trains],
         {name: policy for name, policy in of_roles.items() if policy.provider is not None},
         None if override == "keep" else Override.model_validate(override, extra="ignore"),
@@ -257,7 +258,6 @@ async def call_defaults(session: ReadSession, run_id: str) -> CallDefaults:
     )
 
 
-async def _policy_runs(session: ReadSession, run_id: str, roles: Sequence[Role]) -> dict[str, str]:
-    query = select(tables.Run.policy, tables.Run.id).where(tables.Run.lead_run_id == run_id)
-    by_policy = {row.policy: row.id for row in await session.execute(query)}
-    return {role.name: by_policy[role.policy] for role in roles if role.policy in by_policy}
+async def _policy_ids(session: ReadSession, run_id: str, roles: Sequence[Role]) -> dict[str, str]:
+    found = await further_policies(session, run_id)
+    return {role.name: found[role.policy].id for role in roles if role.policy in found}

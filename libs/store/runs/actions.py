@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from sqlalchemy import func, select, text, update
+from sqlalchemy import func, select, text
 
 from leyden.libs.contracts.api.runs import EvaluationRequest, Run, RunParent
 from leyden.libs.contracts.config import EvaluationPlan, RunConfig
@@ -15,6 +15,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.datasets import find_dataset
 from leyden.libs.store.demonstrations import run_training_on
+from leyden.libs.store.policies import IS_RUN, policy_columns, set_intent
 from leyden.libs.store.read.runs import ENDED, unknown_run, with_progress
 from leyden.libs.store.runs.partitions import create_run_partitions
 
@@ -36,12 +37,12 @@ UNBEGUN_CHILDREN = """
     AND coalesce(s.phase, 'pending') NOT IN ('completed', 'failed', 'cancelled')
     AND NOT EXISTS (SELECT FROM policy_versions WHERE run_id = r.id)
 """
-"""Continued runs that have yet to copy their parent's version."""
+"""Policies of continued runs that have yet to copy their parent's version."""
 
-# The parent, or a run that carries one of its policies.
+# Each policy copies that of its parent; the run of the first one names the child.
 _UNBEGUN_CHILD = text(f"""
-    SELECT id FROM ({UNBEGUN_CHILDREN}) AS child
-    WHERE parent_run_id IN (SELECT id FROM runs WHERE id = :run OR lead_run_id = :run) LIMIT 1
+    SELECT policies.run_id FROM ({UNBEGUN_CHILDREN}) AS child JOIN policies ON policies.id = child.id
+    WHERE parent_run_id IN (SELECT id FROM policies parents WHERE run_id = :run) LIMIT 1
 """)  # noqa: S608  # constants alone
 
 
@@ -51,31 +52,31 @@ async def create_run(
     parent: RunParent | None = None,
     policy_parents: Mapping[str, RunParent] = MappingProxyType({}),
 ) -> Run:
-    """A run with its partitions, the evaluations of its document, and a run for each of its further policies.
+    """A run with its partitions, the evaluations of its document, and its further policies.
 
     Args:   parent: the version that is this run's version 0, null for the base model; policy_parents: those of its
-        further policies by name, for all but the base models
+        further policies by name, for all but the base models, each with the parent policy's id
     Raises: UnknownDataset: of `dataset` or `evaluation.dataset`
     """
     dataset_id = (await find_dataset(session, config.dataset)).id
-    row = await _add_run(session, config, dataset_id, parent)
+    row = await _add_row(session, config, dataset_id, parent)
     if config.evaluation is not None:
         await _add_planned_evaluations(session, row.id, config.evaluation, config.training.steps)
-    for policy in config.carried_policies:
-        carried = config.policy_run(policy)
-        await _add_run(session, carried, dataset_id, policy_parents.get(policy), lead=(row.id, policy))
+    for name in config.served_policies:
+        columns = policy_columns(row.id, name)
+        await _add_row(session, config.policy_document(name), dataset_id, policy_parents.get(name), columns)
     await session.refresh(row)
     return (await with_progress(session, [row]))[0]
 
 
-async def _add_run(
+async def _add_row(
     session: Session,
     config: RunConfig,
     dataset_id: str,
     parent: RunParent | None = None,
-    lead: tuple[str, str] | tuple[None, None] = (None, None),
+    of_policy: Mapping[str, str] = MappingProxyType({}),
 ) -> tables.Run:
-    """Args: lead: the run whose policy this one carries, and the name of the policy"""
+    """Args: parent: a policy's parent has the id of the policy; of_policy: see `policy_columns`"""
     row = tables.Run(
         id=new_id("run"),
         name=config.name,
@@ -84,8 +85,7 @@ async def _add_run(
         intent="running",
         parent_run_id=parent and parent.run_id,
         parent_version=parent and parent.version,
-        lead_run_id=lead[0],
-        policy=lead[1],
+        **of_policy,
     )
     session.add(row)
     await session.flush()
@@ -117,7 +117,6 @@ async def resumable_version(session: Session, run_id: str, version: int | None) 
     Raises: UnknownRun; ActionRefused: it has not ended, is being deleted, or lacks the version's weights
     """
     run = (await with_progress(session, [await _locked_run(session, run_id)]))[0]
-    _check_leads(run, "continue")
     if run.phase not in ENDED or run.intent == RunIntent.DELETED:
         state = "being deleted" if run.intent == RunIntent.DELETED else f"{run.phase}: cancel it first"
         raise ActionRefused(f"cannot continue run {run_id} with another document: it is {state}", run.allowed_actions)
@@ -140,8 +139,8 @@ async def policy_parents(
     """
     parents = {}
     for policy, asked in chosen.items():
-        carrying = run.policy_runs[policy]
-        versions = await _servable_versions(session, carrying)
+        policy_id = run.policies[policy].id
+        versions = await _servable_versions(session, policy_id)
         if not versions:
             message = (
                 f"cannot continue policy {policy!r} of run {run.id}: it has no version; remove it, or create a run"
@@ -150,8 +149,8 @@ async def policy_parents(
         usual = version if version in versions else max(versions)
         first = usual if asked is None else asked
         if first not in versions:
-            raise _without_weights(run.model_copy(update={"id": carrying}), first, versions)
-        parents[policy] = RunParent(run_id=carrying, version=first)
+            raise _without_weights(run, first, versions, policy)
+        parents[policy] = RunParent(run_id=policy_id, version=first)
     return parents
 
 
@@ -162,7 +161,6 @@ async def change_intent(session: Session, run_id: str, action: str) -> tuple[Run
     """
     row = await _locked_run(session, run_id)
     run = (await with_progress(session, [row]))[0]
-    _check_leads(run, action)
     wanted = INTENT_OF_ACTION[action]
     # A failed run can only be cancelled, also a second time.
     over = run.phase == RunPhase.COMPLETED or (run.phase == RunPhase.FAILED and action != "cancel")
@@ -172,21 +170,12 @@ async def change_intent(session: Session, run_id: str, action: str) -> tuple[Run
     return (await with_progress(session, [row]))[0], is_new
 
 
-def _check_leads(run: Run, action: str) -> None:
-    if run.lead_run_id is not None:
-        message = (
-            f"cannot {action} run {run.id}: it carries policy {run.policy!r} of run {run.lead_run_id}, {action} that"
-        )
-        raise ActionRefused(message, [])
-
-
 async def _set_intent(session: Session, row: tables.Run, intent: RunIntent) -> bool:
-    """Sets it for the run and for those that carry its policies; False where they have it already."""
+    """Sets it for the run and its policies; False where they have it already."""
     if row.intent == intent:
         return False
-    row.intent = intent
-    await session.flush()
-    await session.execute(update(tables.Run).where(tables.Run.lead_run_id == row.id).values(intent=intent))
+    await set_intent(session, row.id, intent)
+    await session.refresh(row)
     return True
 
 
@@ -197,7 +186,6 @@ async def mark_deleted(session: Session, run_id: str) -> tuple[Run, bool]:
     """
     row = await _locked_run(session, run_id)
     run = (await with_progress(session, [row]))[0]
-    _check_leads(run, "delete")
     if run.phase not in ENDED:
         raise ActionRefused(f"cannot delete run {run_id}: it is {run.phase}, cancel it first", run.allowed_actions)
     child = await session.scalar(_UNBEGUN_CHILD, {"run": run_id})
@@ -212,9 +200,9 @@ async def mark_deleted(session: Session, run_id: str) -> tuple[Run, bool]:
 
 
 async def _locked_run(session: Session, run_id: str) -> tables.Run:
-    row = await session.scalar(select(tables.Run).where(tables.Run.id == run_id).with_for_update())
+    row = await session.scalar(select(tables.Run).where(tables.Run.id == run_id, IS_RUN).with_for_update())
     if row is None:
-        raise unknown_run(run_id)
+        raise await unknown_run(session, run_id)
     return row
 
 
@@ -225,7 +213,6 @@ async def create_evaluation(session: Session, run_id: str, request: EvaluationRe
     """
     row = await _locked_run(session, run_id)
     run = (await with_progress(session, [row]))[0]
-    _check_leads(run, "evaluate")
     if "evaluate" not in run.allowed_actions:
         raise ActionRefused(f"cannot evaluate run {run_id}: it is {run.phase}", run.allowed_actions)
     if request.policy_version is not None:
@@ -256,9 +243,10 @@ async def _check_servable(session: ReadSession, run: Run, version: int) -> None:
         raise _without_weights(run, version, versions)
 
 
-def _without_weights(run: Run, version: int, versions: Sequence[int]) -> ActionRefused:
+def _without_weights(run: Run, version: int, versions: Sequence[int], policy: str | None = None) -> ActionRefused:
     shown = ", ".join(map(str, versions)) or "only 0 so far"
-    message = f"run {run.id} has no weights of version {version} (there are {shown})"
+    of = f"run {run.id}" if policy is None else f"policy {policy!r} of run {run.id}"
+    message = f"{of} has no weights of version {version} (there are {shown})"
     return ActionRefused(message, run.allowed_actions)
 
 

@@ -47,8 +47,8 @@ class RunFacts:
     `counting_groups`: groups that count or still may (`admission.py` of the controller); `servable_versions`: the
     newest two versions and those of evaluations, if their files exist.
 
-    A run that carries a further policy of another one, `lead_run_id`, has the groups and live attempts of that one;
-    `lead_phase` is that one's phase.
+    A further policy, `policy` of run `of_run`, has facts of its own, with the groups and live attempts of the run;
+    `run_phase` is the run's phase. All three are null for the run itself and its own model.
     """
 
     id: str
@@ -67,17 +67,17 @@ class RunFacts:
     next_group: int
     live_attempts: int
     evaluations: tuple[EvaluationFacts, ...] = ()
-    lead_run_id: str | None = None
-    lead_phase: RunPhase | None = None
+    of_run: str | None = None
+    run_phase: RunPhase | None = None
     policy: str | None = None
 
 
 # Why: training groups have consecutive numbers from 0, so the largest number counts them, and partial indexes count the
 # few that are cancelled, excluded or stale: the cost does not grow with a run's past.
 _RUNS = text("""
-    SELECT r.id, r.config::text AS document, r.intent, r.dataset_id, r.created_at, d.task_count, r.lead_run_id,
-           r.policy,
-           (SELECT phase FROM run_status WHERE run_id = r.lead_run_id) AS lead_phase,
+    SELECT r.id, r.config::text AS document, r.intent, r.dataset_id, r.created_at, d.task_count,
+           nullif(p.run_id, r.id) AS of_run, nullif(p.name, '') AS policy,
+           (SELECT phase FROM run_status WHERE run_id = nullif(p.run_id, r.id)) AS run_phase,
            coalesce(s.phase, 'pending') AS phase, s.reason,
            (SELECT max(number) FROM steps WHERE run_id = r.id) AS steps_done,
            (SELECT max(version) FROM policy_versions WHERE run_id = r.id) AS latest_version,
@@ -85,9 +85,9 @@ _RUNS = text("""
                  AND version IN (SELECT max(version) - older
                                  FROM policy_versions, (VALUES (0), (1)) AS of (older)
                                  WHERE run_id = r.id GROUP BY older
-                                 UNION SELECT policy_version FROM evaluations WHERE run_id = lead.id)) AS servable,
+                                 UNION SELECT policy_version FROM evaluations WHERE run_id = p.run_id)) AS servable,
            (SELECT count(*) FROM attempts a JOIN rollouts o ON o.id = a.rollout_id
-            WHERE o.run_id = lead.id AND o.state = 'queued' AND a.state IN ('leased', 'running')) AS live_attempts,
+            WHERE o.run_id = p.run_id AND o.state = 'queued' AND a.state IN ('leased', 'running')) AS live_attempts,
            g.next_number - g.cancelled - g.excluded - g.stale - CASE WHEN r.refills > 0 THEN (
                SELECT coalesce(sum(least(found, r.refills)), 0) FROM (
                    SELECT count(*) AS found FROM step_groups
@@ -99,20 +99,20 @@ _RUNS = text("""
                ) AS without_variance
            ) ELSE 0 END AS counting, g.open, g.next_number
     FROM runs r
+    JOIN policies p ON p.id = r.id
     JOIN datasets d ON d.id = r.dataset_id
     LEFT JOIN run_status s ON s.run_id = r.id
-    CROSS JOIN LATERAL (SELECT coalesce(r.lead_run_id, r.id) AS id) AS lead
     CROSS JOIN LATERAL (
         SELECT (SELECT coalesce(max(number) + 1, 0) FROM groups
-                WHERE run_id = lead.id AND evaluation_id IS NULL) AS next_number,
+                WHERE run_id = p.run_id AND evaluation_id IS NULL) AS next_number,
                (SELECT count(*) FROM groups
-                WHERE run_id = lead.id AND evaluation_id IS NULL AND state = 'cancelled') AS cancelled,
+                WHERE run_id = p.run_id AND evaluation_id IS NULL AND state = 'cancelled') AS cancelled,
                (SELECT count(*) FROM groups
-                WHERE run_id = lead.id AND evaluation_id IS NULL AND state = 'open') AS open,
+                WHERE run_id = p.run_id AND evaluation_id IS NULL AND state = 'open') AS open,
                (SELECT count(*) FROM group_credits WHERE run_id = r.id AND verdict = 'excluded') AS excluded,
                (SELECT count(*) FROM step_groups WHERE run_id = r.id AND verdict = 'stale') AS stale
     ) g
-    WHERE coalesce(s.phase, 'pending') NOT IN ('completed', 'failed', 'cancelled') OR lead.id = ANY(:reopened)
+    WHERE coalesce(s.phase, 'pending') NOT IN ('completed', 'failed', 'cancelled') OR p.run_id = ANY(:reopened)
     ORDER BY r.created_at, r.id
 """)
 
@@ -192,7 +192,7 @@ def _run(row: Any, evaluations: Sequence[EvaluationFacts]) -> RunFacts:
         next_group=row.next_number or 0,
         live_attempts=row.live_attempts,
         evaluations=tuple(evaluations),
-        lead_run_id=row.lead_run_id,
-        lead_phase=None if row.lead_phase is None else RunPhase(row.lead_phase),
+        of_run=row.of_run,
         policy=row.policy,
+        run_phase=None if row.run_phase is None else RunPhase(row.run_phase),
     )

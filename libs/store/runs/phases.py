@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select, text
+from sqlalchemy import text
 
 from leyden.libs.contracts.states import RunPhase
-from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.policies import policies_by_id
 from leyden.libs.store.rewards import REWARD
 
 
@@ -101,16 +101,13 @@ _WITHOUT_SUCCESS = text("""
 """)
 
 
-async def causes_of_leads(session: ReadSession, causes: Mapping[str, str]) -> dict[str, str]:
-    """The failures of the runs one of whose policies failed.
+async def causes_of_runs(session: ReadSession, causes: Mapping[str, str]) -> dict[str, str]:
+    """The failures of the runs one of whose further policies failed.
 
-    Args: causes: failures by run
+    Args: causes: failures by policy
     """
-    table = tables.Run
-    query = select(table.lead_run_id, table.policy, table.id).where(
-        table.id.in_(list(causes)), table.lead_run_id.is_not(None)
-    )
-    return {row.lead_run_id: f"policy {row.policy}: {causes[row.id]}" for row in await session.execute(query)}
+    failed = await policies_by_id(session, causes)
+    return {one.run_id: f"policy {one.name}: {causes[one.id]}" for one in failed.values() if not one.is_own}
 
 
 async def write_phases(session: Session, phases: Sequence[Phase]) -> None:

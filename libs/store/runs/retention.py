@@ -13,6 +13,7 @@ from pathlib import Path
 from sqlalchemy import exc, text
 
 from leyden.libs.store.database import Database, ReadSession, Session
+from leyden.libs.store.policies import further_policies
 from leyden.libs.store.read.runs import UnknownRun
 from leyden.libs.store.runs.actions import ActionRefused
 
@@ -35,17 +36,20 @@ _EMPTY_OUTPUTS = text("""
 
 # Without its partition of model calls a run is pruned.
 _PRUNABLE = text("""
-    SELECT s.run_id FROM run_status s
+    SELECT s.run_id FROM run_status s JOIN policies ON policies.id = s.run_id AND policies.name = ''
     WHERE s.phase IN ('completed', 'failed', 'cancelled') AND s.finished_at < now() - CAST(:age AS interval)
         AND to_regclass(format('%I', 'model_calls__' || s.run_id)) IS NOT NULL
     ORDER BY s.finished_at
 """)
 
+# The further policies go first.
 _DELETABLE = text("""
-    SELECT id FROM runs WHERE intent = 'deleted' AND NOT EXISTS (
+    SELECT runs.id FROM runs JOIN policies ON policies.id = runs.id
+    WHERE intent = 'deleted' AND NOT EXISTS (
         SELECT FROM attempts WHERE attempts.run_id = runs.id AND state IN ('leased', 'running'))
-    AND NOT EXISTS (SELECT FROM runs AS other WHERE other.lead_run_id = runs.id)
-    ORDER BY id
+    AND NOT (policies.name = '' AND EXISTS (
+        SELECT FROM policies others WHERE others.run_id = runs.id AND others.id <> runs.id))
+    ORDER BY runs.id
 """)
 
 _PATHS = text("""
@@ -88,24 +92,32 @@ class RecordsInUse(RuntimeError):
 async def prune_run(database: Database, run_id: str, *, tries: int = TRIES) -> int:
     """Drops a run's model calls, spans, credits and samples, and the outputs of its agents; bytes freed of the former.
 
-    The run, its groups, rollouts, attempts, outcomes, rewards, verdicts, steps and versions stay. The outputs go first,
-    some at a time, the partitions in one transaction. A repeat does the rest and frees nothing more. Writers of other
-    runs wait for milliseconds; when one of them blocks for longer, pruning gives way and tries again.
+    The run, its groups, rollouts, attempts, outcomes, rewards, verdicts, steps and versions stay. The samples of its
+    further policies and the outputs go first, some at a time, the partitions in one transaction. A repeat does the rest
+    and frees nothing more. Writers of other runs wait for milliseconds; when one of them blocks for longer, pruning
+    gives way and tries again.
 
     Raises: UnknownRun; ActionRefused: it has not ended; RecordsInUse
     """
+    async with database.read() as session:
+        further = await further_policies(session, run_id)
+    freed = [await _prune_policy(database, run_id, one.id, tries) for one in further.values()]
     await _empty_outputs(database, run_id)
+    return sum(freed) + await _prune_policy(database, run_id, run_id, tries)
+
+
+async def _prune_policy(database: Database, run_id: str, policy_id: str, tries: int) -> int:
     for attempt in range(tries):
         with suppress(RecordsInUse):
             async with database.session() as session:
-                return await _drop_partitions(session, run_id)
+                return await _drop_partitions(session, run_id, policy_id)
         await asyncio.sleep(FIRST_PAUSE_SECONDS * 2**attempt)
     raise RecordsInUse("the records of runs are in use: try again in a minute")
 
 
-async def _drop_partitions(session: Session, run_id: str) -> int:
+async def _drop_partitions(session: Session, run_id: str, policy_id: str) -> int:
     try:
-        return int(await session.scalar(_PRUNE, {"run": run_id}) or 0)
+        return int(await session.scalar(_PRUNE, {"run": policy_id}) or 0)
     except exc.DBAPIError as error:
         match getattr(error.orig, "sqlstate", None):
             case "P0002":

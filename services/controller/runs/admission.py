@@ -47,7 +47,7 @@ def groups_to_admit(
     if run.phase is RunPhase.EVALUATING and due is not None:
         evaluation, version = due
         are_served = served[run.id] == version and all(
-            served[one.id] == target_version(team, one) for one in team.carried
+            served[one.id] == target_version(team, one) for one in team.others
         )
         return evaluation_groups(run.id, evaluation, version) if are_served else []
     if run.phase is not RunPhase.RUNNING or due is not None or team.stop_reason is not None:
@@ -55,7 +55,7 @@ def groups_to_admit(
     if isinstance(run.config.algorithm, Sft):
         # It trains stored rollouts.
         return []
-    training = [run, *(one for one in team.carried if one.config.training.steps > 0)]
+    training = [run, *(one for one in team.others if one.config.training.steps > 0)]
     count = training_groups_wanted(
         run.config.sampling,
         steps=run.config.training.steps,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from leyden.libs.contracts.states import RUN_TRANSITIONS, RunIntent, RunPhase
 from leyden.libs.store.engines import Assignment
@@ -22,19 +23,19 @@ AT_WORK = frozenset({RunPhase.RUNNING, RunPhase.EVALUATING})
 
 @dataclass(frozen=True)
 class Team:
-    """A run, and the runs that carry its further policies: one place in the line, one phase, the same groups.
+    """A run with its own model, and its further policies: one place in the line, one phase, the same groups.
 
     `stop_reason`: why training ends early.
     """
 
     lead: RunFacts
-    carried: tuple[RunFacts, ...] = ()
+    others: tuple[RunFacts, ...] = ()
     stop_reason: str | None = None
 
     @property
     def runs(self) -> tuple[RunFacts, ...]:
-        """All of its runs, the leading one first."""
-        return self.lead, *self.carried
+        """All of its policies, the run's own model first."""
+        return self.lead, *self.others
 
     def has_made_steps(self, run: RunFacts) -> bool:
         """Whether a run's own trainer has no step to make; without steps it has to record version 0."""
@@ -49,11 +50,11 @@ class Team:
 
 
 def teams_of(runs: Sequence[RunFacts]) -> list[Team]:
-    """Returns the teams whose leading run is among the runs, in their order."""
-    carried = defaultdict[str | None, list[RunFacts]](list)
+    """Returns the teams of the runs, in their order."""
+    others = defaultdict[str | None, list[RunFacts]](list)
     for run in runs:
-        carried[run.lead_run_id].append(run)
-    return [Team(lead, tuple(carried[lead.id])) for lead in carried[None]]
+        others[run.of_run].append(run)
+    return [Team(lead, tuple(others[lead.id])) for lead in others[None]]
 
 
 def due_evaluation(team: Team) -> tuple[EvaluationFacts, int] | None:
@@ -98,10 +99,15 @@ def full_pool(team: Team, used: Mapping[str, int], pools: Mapping[str, int]) -> 
     return next((one for one, count in needed.items() if used.get(one, 0) + count > pools.get(one, 0)), None)
 
 
-def waiting_reason(team: Team, assignments: Mapping[str, Assignment], pools: Mapping[str, int]) -> str | None:
+def waiting_reason(
+    team: Team,
+    assignments: Mapping[str, Assignment],
+    pools: Mapping[str, int],
+    run_of: Mapping[str, str] = MappingProxyType({}),
+) -> str | None:
     """Says, for users, why a team has no engines; None when it has them.
 
-    Args: pools: how many runs a pool takes at a time
+    Args: pools: how many runs a pool takes at a time; run_of: the runs of further policies, by their ids
     """
     if has_engines(team, assignments):
         return None
@@ -114,9 +120,9 @@ def waiting_reason(team: Team, assignments: Mapping[str, Assignment], pools: Map
         )
     pool = full_pool(team, {name: len(one.run_ids) for name, one in assignments.items()}, pools)
     pool = pool or team.lead.config.pool
-    active = assignments[pool].run_ids
+    active = tuple(dict.fromkeys(run_of.get(one, one) for one in assignments[pool].run_ids))
     reason = f"waiting for an engine of pool {pool}: {', '.join(active)} {'has' if len(active) == 1 else 'have'} them"
-    if not team.carried:
+    if not team.others:
         return reason
     return f"{reason}; its {len(team.runs)} policies begin at the same time, so that later runs may begin before"
 
@@ -133,8 +139,8 @@ def changed_phases(
 ) -> list[Phase]:
     """Returns the phases and reasons that differ from those on record.
 
-    Args: runs: those of the teams, and those whose leading run is over; waiting: why a team has no engines; trouble:
-        why a run that has them does not sample, or waits for feedback
+    Args: runs: those of the teams, and policies of runs that are over; waiting: why a team has no engines; trouble: why
+        a policy that has them does not sample, or waits for feedback
     """
     found: dict[str | None, tuple[RunPhase, str | None]] = {}
     for team in teams:
@@ -144,14 +150,13 @@ def changed_phases(
             reason = next(filter(None, map(trouble, team.runs)), None)
         found[team.lead.id] = phase, reason
     for run in runs:
-        if run.lead_run_id is not None:
-            lead = found.get(run.lead_run_id, (run.lead_phase or run.phase, None))
-            found[run.id] = _phase_with(run, *lead)
+        if run.of_run is not None:
+            found[run.id] = _phase_with(run, *found.get(run.of_run, (run.run_phase or run.phase, None)))
     return [Phase(run.id, *found[run.id]) for run in runs if found[run.id] != (run.phase, run.reason)]
 
 
 def next_phase(team: Team, waiting: str | None) -> tuple[RunPhase, str | None]:
-    """Derives the leading run's phase from intent and progress, with the reason where it waits.
+    """Derives the run's phase from intent and progress, with the reason where it waits.
 
     Args: waiting: why the team has no engines; None where it has them
     """
@@ -159,8 +164,8 @@ def next_phase(team: Team, waiting: str | None) -> tuple[RunPhase, str | None]:
 
 
 def _phase_with(run: RunFacts, phase: RunPhase, reason: str | None) -> tuple[RunPhase, str | None]:
-    """The phase of a run that carries a policy of another one: that one's."""
-    return _allowed(run, phase, f"run {run.lead_run_id} failed" if phase is RunPhase.FAILED else reason)
+    """The phase of a further policy: its run's."""
+    return _allowed(run, phase, f"run {run.of_run} failed" if phase is RunPhase.FAILED else reason)
 
 
 def _allowed(run: RunFacts, phase: RunPhase, reason: str | None) -> tuple[RunPhase, str | None]:

@@ -18,7 +18,7 @@ from leyden.libs.store.runs.phases import (
     Phase,
     cancel_open_work,
     cancel_training,
-    causes_of_leads,
+    causes_of_runs,
     evaluation_rewards,
     step_rewards,
     write_phases,
@@ -75,7 +75,7 @@ class EarlyStops:
             await cancel_training(session, run.id)
             fault_point("controller.training_stopped")
             run = replace(run, open_training_groups=0)
-        return Team(run, team.carried, reason)
+        return Team(run, team.others, reason)
 
     async def _reason(self, session: ReadSession, run: RunFacts, finished: Collection[str]) -> str | None:
         stopping = run.config.training.early_stopping
@@ -106,9 +106,9 @@ async def idle_runs(session: ReadSession) -> dict[str, str]:
 
 
 async def fail_runs(session: Session, causes: dict[str, str]) -> None:
-    """Fails runs, and those one of whose policies they carry, and cancels their work."""
+    """Fails runs, or policies with their runs, and cancels their work."""
     if causes:
-        causes = {**await causes_of_leads(session, causes), **causes}
+        causes = {**await causes_of_runs(session, causes), **causes}
         await write_phases(session, [Phase(run, RunPhase.FAILED, cause) for run, cause in causes.items()])
         await cancel_open_work(session, list(causes), "the run failed")
         RUNS_FAILED.inc(len(causes))

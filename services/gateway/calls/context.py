@@ -190,7 +190,7 @@ class Completion:
 class CallContext:
     """The facts of a call before its first token. `arrived_at` is `perf_counter()`, `sequence` the store's time in ns.
 
-    `request_id` is the id of its first choice, which names the answer; `policy_run` the run whose policy answers.
+    `request_id` is the id of its first choice, which names the answer; `policy_id` the policy that answers.
     """
 
     attempt: Attempt
@@ -206,7 +206,7 @@ class CallContext:
     parent_span_id: str | None
     agent: Agent
     role: str | None
-    policy_run: str
+    policy_id: str
     continuation: Continuation
     arrived_at: float
     sequence: int

@@ -67,7 +67,7 @@ class Caller(NamedTuple):
 
     agent: Agent
     role: str | None
-    policy_run: str
+    policy_id: str
 
 
 class CallService:
@@ -152,8 +152,8 @@ class CallService:
         request = await wire_format.expand(attempt, request)
         caller = await self._caller(attempt, request, headers)
         try:
-            served = await self.models.of_run(caller.policy_run)
-            return len((await render(served, self._stored, attempt, request, caller.policy_run)).prompt.ids)
+            served = await self.models.of_run(caller.policy_id)
+            return len((await render(served, self._stored, attempt, request, caller.policy_id)).prompt.ids)
         except ContextOverflow as error:
             return error.prompt_tokens
 
@@ -292,7 +292,7 @@ class CallService:
             parent_span_id=parent.span_id if parent else None,
             agent=caller.agent,
             role=caller.role,
-            policy_run=caller.policy_run,
+            policy_id=caller.policy_id,
             continuation=sampler.indexed.continuation,
             arrived_at=arrived_at,
             sequence=sequence,
@@ -302,11 +302,11 @@ class CallService:
     async def _sampler(
         self, attempt: Attempt, request: ModelRequest, caller: Caller, defaults: CallDefaults
     ) -> Sampler:
-        served = await self.models.of_run(caller.policy_run)
+        served = await self.models.of_run(caller.policy_id)
         policy = defaults.provided.get(caller.role or "")
         if policy is not None:
             return await ProviderSampler.prepare(self._providers, policy, request, served, attempt)
-        return await EngineSampler.prepare(self._engines, served, self._stored, attempt, request, caller.policy_run)
+        return await EngineSampler.prepare(self._engines, served, self._stored, attempt, request, caller.policy_id)
 
     async def _caller(self, attempt: Attempt, request: ModelRequest, headers: Mapping[str, str]) -> Caller:
         agent = agent_of(request, headers.get(NAME_HEADER))
@@ -314,7 +314,7 @@ class CallService:
         if any(role.agent_name for role in defaults.roles):
             agent = replace(agent, name=await self._reader.agent_name(attempt.run_id, agent.id, agent.name))
         role = role_of(defaults.roles, request, agent)
-        return Caller(agent, role, defaults.policy_run(attempt.run_id, role))
+        return Caller(agent, role, defaults.policy_id(attempt.run_id, role))
 
     def _run(self, call: InFlightCall, wire_format: WireFormat) -> None:
         call.task = asyncio.create_task(self._serve(call, wire_format), name=f"call {call.request_id}")
@@ -397,7 +397,7 @@ class CallService:
             request_id=call.request_id,
             model=call.context.request.model,
             created=call.created,
-            weight_version=None if version is None else weight_version(call.context.policy_run, version),
+            weight_version=None if version is None else weight_version(call.context.policy_id, version),
             answers=tuple(answers),
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,

@@ -35,7 +35,7 @@ class StoredCalls:
         self._reader = reader
         self._model_of = model_of
 
-    async def calls(self, attempt: Attempt, known: Collection[str], policy_run: str) -> list[StoredCall]:
+    async def calls(self, attempt: Attempt, known: Collection[str], policy_id: str) -> list[StoredCall]:
         """Reads the calls that the policy of a run answered, oldest first, except those in `known`."""
         defaults = await self._reader.defaults(attempt.run_id)
         return [
@@ -50,7 +50,7 @@ class StoredCalls:
             # A raw prompt is no conversation that a later one continues.
             if row.dialect != Dialect.COMPLETIONS
             and row.role not in defaults.provided
-            and defaults.policy_run(attempt.run_id, row.role) == policy_run
+            and defaults.policy_id(attempt.run_id, row.role) == policy_id
         ]
 
     async def completions(
@@ -64,10 +64,10 @@ class StoredCalls:
         rows = await self._reader.requests(attempt.of_run, request_sha256, arrived)
         for _, group in groupby(rows, key=lambda row: row.request_id):
             choices = list(group)
-            policy_run = await self._policy_run(choices[0])
-            model = await self._model_of(policy_run)
+            policy_id = await self._policy_id(choices[0])
+            model = await self._model_of(policy_id)
             answers = [_answer(model, request, row) for row in choices]
-            found.append(_completion(request.model, choices, answers, policy_run))
+            found.append(_completion(request.model, choices, answers, policy_id))
         return found
 
     async def answers(self, attempt: Attempt, dialect: Dialect, call_ids: Collection[str]) -> list[StoredAnswer]:
@@ -80,25 +80,25 @@ class StoredCalls:
 
     async def _stored_answer(self, row: ModelCall, full: FullCall) -> StoredAnswer:
         answer = Answer(row.choice, _answer_turn(row), row.finish_reason or "stop", None)
-        completion = _completion(row.request["model"], [row], [answer], await self._policy_run(row))
+        completion = _completion(row.request["model"], [row], [answer], await self._policy_id(row))
         return StoredAnswer(row.request, _conversation(row, full), completion)
 
-    async def _policy_run(self, row: ModelCall) -> str:
-        return (await self._reader.defaults(row.run_id)).policy_run(row.run_id, row.role)
+    async def _policy_id(self, row: ModelCall) -> str:
+        return (await self._reader.defaults(row.run_id)).policy_id(row.run_id, row.role)
 
 
 def _conversation(row: ModelCall, full: FullCall) -> Conversation:
     return Conversation(full.turns, full.tools, row.request.get("chat_template_kwargs") or {})
 
 
-def _completion(model_name: str, rows: Sequence[ModelCall], answers: Sequence[Answer], policy_run: str) -> Completion:
+def _completion(model_name: str, rows: Sequence[ModelCall], answers: Sequence[Answer], policy_id: str) -> Completion:
     first = rows[0]
     version = first.max_policy_version
     return Completion(
         request_id=first.request_id,
         model=model_name,
         created=first.sequence // 1_000_000_000,
-        weight_version=None if version is None else weight_version(policy_run, version),
+        weight_version=None if version is None else weight_version(policy_id, version),
         answers=tuple(answers),
         prompt_tokens=first.prompt_tokens,
         completion_tokens=sum(row.completion_tokens for row in rows),

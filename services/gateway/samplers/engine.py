@@ -20,11 +20,11 @@ from leyden.services.gateway.samplers.base import Answered
 
 
 async def render(
-    served: ServedModel, stored: StoredCalls, attempt: Attempt, request: ModelRequest, policy_run: str
+    served: ServedModel, stored: StoredCalls, attempt: Attempt, request: ModelRequest, policy_id: str
 ) -> IndexedPrompt:
     """Returns the prompt of a request, which continues the attempt's calls of the policy. Raises: GatewayError."""
     return await served.prefixes.prompt(
-        (attempt.key, policy_run), request, lambda known: stored.calls(attempt, known, policy_run)
+        (attempt.key, policy_id), request, lambda known: stored.calls(attempt, known, policy_id)
     )
 
 
@@ -46,12 +46,12 @@ class EngineSampler:
         stored: StoredCalls,
         attempt: Attempt,
         request: ModelRequest,
-        policy_run: str,
+        policy_id: str,
     ) -> EngineSampler:
         """Renders the prompt. Raises: GatewayError: it is too long, or holds tokens that the model does not know."""
         if attempt.is_greedy:
             request = replace(request, sampling=replace(request.sampling, temperature=0.0))
-        indexed = await render(served, stored, attempt, request, policy_run)
+        indexed = await render(served, stored, attempt, request, policy_id)
         request = replace(request, turns=indexed.conversation.turns)
         _check_vocabulary(served.chat, request, indexed.prompt)
         return cls(engines, served, request, indexed, decoding_constraint(served.chat, request))
@@ -69,7 +69,7 @@ class EngineSampler:
         # Engines reserve one place of the context for themselves.
         room = tokenizer.context_length - 1 - len(context.prompt.ids)
         asked = EngineRequest(
-            run_id=context.policy_run,
+            run_id=context.policy_id,
             rollout_id=context.attempt.rollout_id,
             pool=self.served.pool,
             prompt_ids=context.prompt.ids,
@@ -101,7 +101,7 @@ class EngineSampler:
         # Agents continue the first choice: it is indexed last, so that it replaces a later choice with the same text.
         for choice, answer in reversed(list(zip(choices, answers, strict=True))):
             self.served.prefixes.remember(
-                (context.attempt.key, context.policy_run), choice.call_id, self.indexed, answer.turn, choice.ids
+                (context.attempt.key, context.policy_id), choice.call_id, self.indexed, answer.turn, choice.ids
             )
 
 

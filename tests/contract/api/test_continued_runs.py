@@ -1,4 +1,4 @@
-"""Continued runs over HTTP: the new runs of an ended one and of its policies, and refusals."""
+"""Continued runs over HTTP: the new run of an ended one with its policies, and refusals."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def ended_team(http: httpx.AsyncClient, database: Database, **judge: Any) 
     policies = {"checker": {"pool": "second"}, "judge": {"pool": "third", "frozen": True, **judge}}
     lead = await create(http, training={"steps": 10}, roles=ROLES, policies=policies)
     versions = {"": range(5), "checker": range(6), "judge": range(1)}
-    for policy, run_id in {"": lead["id"], **lead["policy_runs"]}.items():
+    for policy, run_id in ids_of(lead).items():
         gone = {"": {1, 2}, "checker": {1, 4}}.get(policy, set())
         run = await row_of(database, run_id)
         for version in versions[policy]:
@@ -116,12 +116,9 @@ async def ended_team(http: httpx.AsyncClient, database: Database, **judge: Any) 
     return lead
 
 
-async def carried(http: httpx.AsyncClient, run: dict[str, Any]) -> dict[str, Run]:
-    """The runs of its further policies."""
-    found = {}
-    for policy, run_id in run["policy_runs"].items():
-        found[policy] = Run.model_validate((await http.get(f"/v1/runs/{run_id}")).json())
-    return found
+def ids_of(run: dict[str, Any]) -> dict[str, str]:
+    """The ids of a run's policies by name, its own model's without a name."""
+    return {"": run["id"], **{name: one["id"] for name, one in run["policies"].items()}}
 
 
 async def resumed(http: httpx.AsyncClient, run: dict[str, Any], **body: Any) -> dict[str, Any]:
@@ -147,15 +144,11 @@ async def test_each_policy_continues_from_the_same_version_or_its_newest(
     team = await ended_team(api_http, database)
     made = await resumed(api_http, team, **body)
     assert made["parent"] == {"run_id": team["id"], "version": lead}
-    runs = await carried(api_http, made)
-    assert {name: (one.lead_run_id, one.progress.steps) for name, one in runs.items()} == {
-        "checker": (made["id"], 10 - lead),
-        "judge": (made["id"], 0),
-    }
-    parents = {name: one.parent and one.parent.model_dump() for name, one in runs.items()}
-    assert parents == {
-        "checker": {"run_id": team["policy_runs"]["checker"], "version": checker},
-        "judge": {"run_id": team["policy_runs"]["judge"], "version": 0},
+    policies = Run.model_validate((await api_http.get(f"/v1/runs/{made['id']}")).json()).policies
+    assert {name: one.steps for name, one in policies.items()} == {"checker": 10 - lead, "judge": 0}
+    assert {name: one.parent and one.parent.model_dump() for name, one in policies.items()} == {
+        "checker": {"run_id": team["id"], "version": checker},
+        "judge": {"run_id": team["id"], "version": 0},
     }
 
 
@@ -168,7 +161,8 @@ async def test_equal_requests_with_one_key_continue_a_team_once(
     assert {answer.status_code for answer in answers} == {201}
     assert len({answer.json()["id"] for answer in answers}) == 1
     runs = (await api_http.get("/v1/runs")).json()["items"]
-    assert len([one for one in runs if one["parent"] is not None]) == 3
+    (made,) = (one for one in runs if one["parent"] is not None)
+    assert [made["policies"][name]["parent"] is not None for name in ("checker", "judge")] == [True, True]
 
 
 async def test_policies_are_added_removed_and_frozen_in_a_continued_run(
@@ -178,13 +172,13 @@ async def test_policies_are_added_removed_and_frozen_in_a_continued_run(
     roles = [ROLES[0], ROLES[1], {"name": "critic", "policy": "critic"}]
     policies = {"judge": None, "critic": {"pool": "fourth"}, "checker": {"pool": "twin", "frozen": True}}
     made = await resumed(api_http, team, changes={"roles": roles, "policies": policies}, from_version=3)
-    runs = await carried(api_http, made)
-    assert sorted(runs) == ["checker", "critic"]
-    assert runs["critic"].parent is None
-    assert runs["critic"].progress.steps == 7
-    parent, checker = runs["checker"].parent, runs["checker"]
-    assert parent is not None
-    assert (parent.version, checker.config.pool, checker.progress.steps) == (3, "twin", 0)
+    run = Run.model_validate(made)
+    assert sorted(run.policies) == ["checker", "critic"]
+    critic, checker = run.policies["critic"], run.policies["checker"]
+    assert (critic.parent, critic.steps, critic.trains) == (None, 7, True)
+    assert checker.parent is not None
+    assert (checker.parent.version, checker.steps, checker.trains) == (3, 0, False)
+    assert run.config.policies["checker"].pool == "twin"
 
 
 async def test_a_policy_with_adapters_is_frozen_and_trains_again(
@@ -194,10 +188,11 @@ async def test_a_policy_with_adapters_is_frozen_and_trains_again(
     for is_frozen, steps in ((True, 0), (False, 10)):
         changes = {"policies": {"judge": {"frozen": is_frozen}}, "training": {"steps": 10}}
         made = await resumed(api_http, run, changes=changes, from_version=0)
-        judge = (await carried(api_http, made))["judge"]
-        assert judge.config.training.lora is not None
-        assert (judge.config.pool, judge.progress.steps, judge.parent and judge.parent.version) == ("shared", steps, 0)
-        for run_id in (made["id"], *made["policy_runs"].values()):
+        continued = Run.model_validate(made)
+        judge, config = continued.policies["judge"], continued.config.policies["judge"]
+        assert config.lora is not None
+        assert (config.pool, judge.steps, judge.parent and judge.parent.version) == ("shared", steps, 0)
+        for run_id in ids_of(made).values():
             await builders.add_policy_version(database, await row_of(database, run_id), 0)
             await set_phase(database, run_id, "failed")
         run = made
@@ -248,10 +243,10 @@ async def test_a_policy_alone_or_one_without_versions_does_not_continue(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:
     team = await ended_team(api_http, database)
-    checker = team["policy_runs"]["checker"]
+    checker = team["policies"]["checker"]["id"]
     refused = await api_http.post(f"/v1/runs/{checker}/resume", json={})
-    words = f"cannot continue run {checker}: it carries policy 'checker' of run {team['id']}, continue that"
-    assert (refused.status_code, words in refused.json()["detail"]) == (409, True)
+    words = f"'{checker}' is policy 'checker' of run {team['id']}: name that run and the policy"
+    assert (refused.status_code, words in refused.json()["detail"]) == (404, True)
     made = await resumed(api_http, team)
     await builders.add_policy_version(database, await row_of(database, made["id"]), 0)
     await set_phase(database, made["id"], "cancelled")
@@ -265,7 +260,7 @@ async def test_a_team_is_deleted_once_every_policy_of_the_next_has_copied_its_we
 ) -> None:
     team = await ended_team(api_http, database)
     made = await resumed(api_http, team)
-    for run_id in (made["id"], *made["policy_runs"].values()):
+    for run_id in ids_of(made).values():
         refused = await api_http.delete(f"/v1/runs/{team['id']}")
         assert (refused.status_code, "has yet to copy its weights" in refused.json()["detail"]) == (409, True)
         await builders.add_policy_version(database, await row_of(database, run_id), 0)

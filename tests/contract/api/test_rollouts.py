@@ -15,6 +15,7 @@ from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.conversation import Turn, parse_turn, turn_json
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.policies import policy_columns
 from tests.support import builders
 
 
@@ -128,14 +129,14 @@ async def test_a_run_with_roles_has_a_learning_curve_for_each(api_http: httpx.As
     assert points == {"role.writer.return_mean": [1.5, 2.5], "role.writer.calls": [2.0, 2.0]}
 
 
-async def test_each_run_has_the_learning_curves_of_its_own_policy(
+async def test_each_policy_has_the_learning_curves_of_its_own_roles(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:
     roles = [{"name": "writer", "model": "w"}, {"name": "checker", "policy": "second"}]
     document = builders.run_document(roles=roles, policies={"second": {"pool": "second"}})
     lead = await builders.add_run(database, config=document)
-    config = RunConfig.model_validate(document).policy_run("second").model_dump(mode="json")
-    second = await builders.add_run(database, config=config, lead_run_id=lead.id, policy="second")
+    config = RunConfig.model_validate(document).policy_document("second").model_dump(mode="json")
+    second = await builders.add_run(database, config=config, **policy_columns(lead.id, "second"))
     for number in (1, 2):
         group, rollouts = await builders.add_group(database, lead, number)
         for rollout in rollouts:
@@ -149,7 +150,7 @@ async def test_each_run_has_the_learning_curves_of_its_own_policy(
         "role.writer.return_mean": [(1, 1.0), (2, 2.0)],
         "role.writer.calls": [(1, 2.0), (2, 2.0)],
     }
-    assert await role_curves(api_http, second) == {
+    assert await role_curves(api_http, lead, policy="second") == {
         "role.checker.return_mean": [(1, 20.0), (2, 10.0)],
         "role.checker.calls": [(1, 2.0), (2, 2.0)],
     }
@@ -172,9 +173,11 @@ async def test_a_rollout_with_more_calls_of_a_role_weighs_no_more_in_its_curve(
     }
 
 
-async def role_curves(http: httpx.AsyncClient, run: tables.Run) -> dict[str, list[tuple[int, float]]]:
+async def role_curves(
+    http: httpx.AsyncClient, run: tables.Run, **parameters: str
+) -> dict[str, list[tuple[int, float]]]:
     """The series of roles, each point as step and value."""
-    series = (await get(http, f"/v1/runs/{run.id}/metrics"))["series"]
+    series = (await get(http, f"/v1/runs/{run.id}/metrics", **parameters))["series"]
     curves = {one["name"]: one["points"] for one in series if one["name"].startswith("role.")}
     return {name: [(step, value) for step, _, value in points] for name, points in curves.items()}
 

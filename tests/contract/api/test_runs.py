@@ -498,21 +498,44 @@ async def test_the_agents_of_a_run_are_listed_with_their_names_and_shares(
     assert (await api_http.get("/v1/runs/run-none/agents")).status_code == 404
 
 
-async def test_a_run_with_policies_makes_a_run_for_each(api_http: httpx.AsyncClient, database: Database) -> None:
+async def test_a_run_has_its_policies_inside_and_each_has_the_routes_of_a_run(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
     await create(api_http)
     async with database.session() as session:
         await write_pools(session, [Pool("default"), Pool("second"), Pool("shared", adapters=2)])
     roles = [{"name": "writer", "agent_name": "w"}, {"name": "checker", "policy": "judge"}]
     made = await create(api_http, roles=roles, policies={"judge": {"pool": "second"}})
-    carried = (await api_http.get(f"/v1/runs/{made['policy_runs']['judge']}")).json()
-    assert (carried["lead_run_id"], carried["policy"], carried["allowed_actions"]) == (made["id"], "judge", [])
-    assert (carried["name"], carried["config"]["pool"]) == ("test run:judge", "second")
-    for action in ("pause", "cancel"):
-        refused = await api_http.post(f"/v1/runs/{carried['id']}/{action}")
-        assert refused.status_code == 409
-        assert f"carries policy 'judge' of run {made['id']}, {action} that" in refused.json()["detail"]
+    judge = made["policies"]["judge"]
+    assert {name: judge[name] for name in ("trains", "step", "steps", "policy_version", "parent")} == {
+        "trains": True,
+        "step": 0,
+        "steps": made["progress"]["steps"],
+        "policy_version": None,
+        "parent": None,
+    }
+    listed = (await api_http.get("/v1/runs")).json()["items"]
+    assert [one["id"] for one in listed if one["policies"]] == [made["id"]]
+    assert judge["id"] not in {one["id"] for one in listed}
+    # A policy is no run: nothing steers it alone.
+    path = f"/v1/runs/{judge['id']}"
+    for method, of_run in (("GET", ""), ("GET", "/steps"), ("POST", "/pause"), ("POST", "/cancel"), ("DELETE", "")):
+        refused = await api_http.request(method, f"{path}{of_run}")
+        words = f"'{judge['id']}' is policy 'judge' of run {made['id']}: name that run and the policy"
+        assert (refused.status_code, refused.json()["detail"]) == (404, words)
+    await builders.add_policy_version(database, await row_of(database, judge["id"]), 0)
+    for name, count in (("judge", 1), (None, 0)):
+        parameters = {} if name is None else {"policy": name}
+        answer = await api_http.get(f"/v1/runs/{made['id']}/policies", params=parameters)
+        assert len(answer.json()["items"]) == count
+        metrics = (await api_http.get(f"/v1/runs/{made['id']}/metrics", params=parameters)).json()
+        assert (metrics["run_id"], metrics["policy"]) == (made["id"], name)
+    for of_policy in ("steps", "metrics", "policies", "samples"):
+        refused = await api_http.get(f"/v1/runs/{made['id']}/{of_policy}", params={"policy": "none"})
+        words = f"run {made['id']} has no policy 'none' with versions of its own: it has judge"
+        assert (refused.status_code, refused.json()["detail"]) == (404, words)
     assert (await api_http.post(f"/v1/runs/{made['id']}/pause")).json()["intent"] == "paused"
-    assert (await api_http.get(f"/v1/runs/{carried['id']}")).json()["intent"] == "paused"
+    assert (await row_of(database, judge["id"])).intent == "paused"
 
     async def problem(**policy: Any) -> str:
         document = builders.run_document(roles=roles, policies={"judge": policy})

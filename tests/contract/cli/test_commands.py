@@ -112,14 +112,24 @@ def test_an_ended_team_continues_with_its_policies(leyden: Leyden, document: Pat
     changes = ("--set", f"roles={roles}", "--set", 'policies={"checker": {"pool": "second"}}')
     asyncio.run(add_second_pool(postgres_dsn))
     made = json.loads(leyden("run", "create", str(document), *changes, "--set", "name=team", "--json").stdout)
-    runs = [made["id"], made["policy_runs"]["checker"]]
+    runs = [made["id"], made["policies"]["checker"]["id"]]
     asyncio.run(end_with_versions(postgres_dsn, runs, 3))
     wrong = leyden("run", "resume", "team", "--policy-version", "checker")
     assert (wrong.exit_code, "write --policy-version checker=17" in wrong.stderr) == (Exit.USAGE, True)
     options = ("--policy-version", "checker=1", "--steps", "5", "--set", "optimizer.learning_rate=5e-7")
     shown = leyden("run", "resume", "team", *options).stdout
     assert f"{runs[0]}, version 2" in shown
-    assert f"from {runs[1]}, version 1" in shown
+    assert f"from {runs[0]}, version 1" in shown
+    shown = leyden("run", "show", runs[0]).stdout
+    assert "checker" in shown
+    assert runs[1] in shown
+    listed = json.loads(leyden("policy", "list", runs[0], "--policy", "checker", "--json").stdout)
+    assert [one["version"] for one in listed] == [0, 1, 2]
+    # No trainer has run: the answer names the log that is asked for.
+    of_trainer = leyden("logs", "trainer", "--run", runs[0], "--policy", "checker")
+    assert (of_trainer.exit_code, f"trainer-{runs[1]}" in of_trainer.stderr) == (Exit.NOT_FOUND, True)
+    unknown = leyden("logs", "trainer", "--run", runs[0], "--policy", "judge")
+    assert (unknown.exit_code, "it has checker" in unknown.stderr) == (Exit.NOT_FOUND, True)
     (child,) = (
         one
         for one in json.loads(leyden("run", "list", "--json").stdout)

@@ -10,6 +10,7 @@ import pytest
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.read.runs import UnknownRun
 from leyden.libs.store.runs import actions
 from tests.contract.controller.test_store import LONG_AGO, ObedientFleet, Scene, document
 from tests.support import builders
@@ -30,11 +31,11 @@ async def scene(database: Database, redis_url: str) -> AsyncIterator[Scene]:
 
 
 async def create(scene: Scene, **changes: Any) -> tuple[tables.Run, tables.Run]:
-    """A run with version 0 of both policies, and the run that carries its other policy."""
+    """A run with version 0 of both policies, and the row of its other policy."""
     config = RunConfig.model_validate({**document(), **PAIR, **changes})
     async with scene.database.session() as session:
         made = await actions.create_run(session, config)
-        rows = [await session.get_one(tables.Run, one) for one in (made.id, made.policy_runs["checker"])]
+        rows = [await session.get_one(tables.Run, one) for one in (made.id, made.policies["checker"].id)]
     for row in rows:
         await builders.add_policy_version(scene.database, row, 0)
     return rows[0], rows[1]
@@ -141,7 +142,7 @@ async def test_steering_a_run_steers_its_policies(scene: Scene) -> None:
         await scene.tick(2)
         assert [(await scene.phase(run))[0] for run in (lead, checker)] == [phase] * 2
     async with scene.database.session() as session:
-        with pytest.raises(actions.ActionRefused, match=f"carries policy 'checker' of run {lead.id}, pause that"):
+        with pytest.raises(UnknownRun, match=f"is policy 'checker' of run {lead.id}: name that run"):
             await actions.change_intent(session, checker.id, "pause")
 
 

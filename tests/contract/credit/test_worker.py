@@ -566,7 +566,7 @@ async def test_each_policy_trains_on_its_own_calls_of_a_group(database: Database
         made = await create_run(session, RunConfig.model_validate(document))
         run = await session.get_one(tables.Run, made.id)
         session.add(tables.RunStatus(run_id=run.id, phase="running"))
-    checker = made.policy_runs["checker"]
+    checker = made.policies["checker"].id
     group, rollouts = await add_group(database, run)
     for rollout, reward in zip(rollouts, (1.0, 0.0), strict=True):
         await add_call(database, rollout, [1, 2], [3], policy_version=4)

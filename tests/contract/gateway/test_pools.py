@@ -15,6 +15,7 @@ import pytest
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, write_pools
+from leyden.libs.store.policies import policy_columns
 from leyden.services.gateway.prompt.template import ChatModel
 from tests.fakes.chat_model import EOS, make_chat_model
 from tests.fakes.gateway import Scene, scene
@@ -194,8 +195,7 @@ async def test_each_role_gets_the_model_and_the_engines_of_its_policy(tmp_path: 
             await builders.add_run(
                 database,
                 config={**builders.run_document(), "pool": "second"},
-                lead_run_id=stage.run_id,
-                policy=policy,
+                **policy_columns(stage.run_id, policy),
             )
             for policy in ("judge", "frozen")
         ]

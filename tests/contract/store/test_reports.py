@@ -10,9 +10,21 @@ from psycopg.errors import InsufficientPrivilege
 
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.policies import policy_columns
 from tests.support.builders import add_group, add_run, finish_rollout
 
-VIEWS = {"runs", "rollouts", "steps", "rewards", "credits", "attempts", "policy_versions", "engines", "storage"}
+VIEWS = {
+    "runs",
+    "policies",
+    "rollouts",
+    "steps",
+    "rewards",
+    "credits",
+    "attempts",
+    "policy_versions",
+    "engines",
+    "storage",
+}
 
 
 async def test_a_role_without_rights_reads_every_view_and_no_table(database: Database, postgres_dsn: str) -> None:
@@ -56,7 +68,7 @@ async def test_a_steps_rewards_are_those_of_the_groups_that_its_run_judged(
     database: Database, postgres_dsn: str
 ) -> None:
     lead = await add_run(database)
-    checker = await add_run(database, dataset_id=lead.dataset_id, lead_run_id=lead.id, policy="checker")
+    checker = await add_run(database, dataset_id=lead.dataset_id, **policy_columns(lead.id, "checker"))
     steps = {}
     for number in (0, 1):
         group, rollouts = await add_group(database, lead, number, size=3, greedy=2)
@@ -76,3 +88,9 @@ async def test_a_steps_rewards_are_those_of_the_groups_that_its_run_judged(
         query = "SELECT step, rollouts, reward_mean FROM reports.steps WHERE run_id = %s ORDER BY step"
         assert connection.execute(query, (lead.id,)).fetchall() == [(1, 2, 0.5), (2, 2, 1.5)]
         assert connection.execute(query, (checker.id,)).fetchall() == [(1, 2, 1.5), (2, 2, 0.5)]
+        assert connection.execute("SELECT run_id, steps FROM reports.runs").fetchall() == [(lead.id, 2)]
+        query = "SELECT policy_id, run_id, policy, phase, steps FROM reports.policies ORDER BY policy NULLS FIRST"
+        assert connection.execute(query).fetchall() == [
+            (lead.id, lead.id, None, "running", 2),
+            (checker.id, lead.id, "checker", "running", 2),
+        ]

@@ -18,6 +18,7 @@ from sqlalchemy import func, select, text
 from leyden.libs.contracts.ids import evaluation_id
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database, Refused
+from leyden.libs.store.policies import policy_columns
 from leyden.libs.store.read.runs import UnknownRun
 from leyden.libs.store.records.spans import write_telemetry
 from leyden.libs.store.runs.actions import ActionRefused
@@ -71,6 +72,24 @@ async def test_pruning_preserves_other_runs_and_the_runs_results(database: Datab
         )
         assert sorted(map(tuple, rows)) == [(1.0, "succeeded", False), (1.0, "succeeded", True)]
         assert await session.scalar(select(tables.Rollout.reward).where(tables.Rollout.id == f"{gone.id}.0.0")) == 1.0
+
+
+async def test_pruning_a_run_prunes_its_policies(database: Database) -> None:
+    run = await finished_run(database, days_ago=9)
+    checker = await builders.add_run(database, dataset_id=run.dataset_id, **policy_columns(run.id, "checker"))
+    async with database.session() as session:
+        columns = {"id": "s", "run_id": checker.id, "group_id": f"{run.id}.0", "rollout_id": f"{run.id}.0.0"}
+        sample = await session.scalar(select(tables.Sample).where(tables.Sample.run_id == run.id))
+        assert sample is not None
+        others = {one.name for one in tables.Sample.__table__.columns} - columns.keys()
+        session.add(tables.Sample(**columns, **{name: getattr(sample, name) for name in others}))
+    # The error names the run, whose policies a user does not know as runs.
+    with pytest.raises(ActionRefused, match=f"cannot prune run {run.id}: it has not ended"):
+        await prune_run(database, run.id)
+    await builders.end_run(database, checker, days_ago=9)
+    assert await prune_old(database, timedelta(days=7)) == [run.id]
+    assert [await counts(database, one) for one in (run, checker)] == [[0, 0, 0, 0]] * 2
+    assert await prune_old(database, timedelta(days=7)) == []
 
 
 async def test_pruning_an_outcome_empties_only_its_texts(database: Database) -> None:

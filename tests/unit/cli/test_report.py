@@ -16,6 +16,7 @@ from leyden.libs.contracts.api.runs import (
     Fact,
     Progress,
     Run,
+    RunPolicy,
     Statistic,
     Step,
     StepComponent,
@@ -89,6 +90,13 @@ def page() -> str:
 
 def test_the_page_fetches_nothing_and_runs_nothing() -> None:
     assert re.findall(r"(?:src|href)=|url\(|<script", page()) == []
+
+
+def test_the_page_has_the_progress_of_further_policies() -> None:
+    policy = RunPolicy(id="run-b", trains=True, step=2, steps=3, policy_version=2)
+    shown = render_report(run().model_copy(update={"policies": {HOSTILE: policy}}), [], [], [])
+    assert ": step 2 of 3, version 2</p>" in shown
+    assert HOSTILE not in shown
 
 
 def test_components_have_curves_and_failures() -> None:

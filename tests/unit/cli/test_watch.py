@@ -20,7 +20,7 @@ from leyden.libs.cli.view import watch
 from leyden.libs.cli.view.watch import line, step_table, summary
 from leyden.libs.client import Client, Unreachable
 from leyden.libs.client.transport import Transport
-from leyden.libs.contracts.api.runs import Evaluation, Progress, Run, Step
+from leyden.libs.contracts.api.runs import Evaluation, Progress, Run, RunPolicy, Step
 from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import RunConfig
 from tests.support.builders import run_document
@@ -130,7 +130,7 @@ def test_a_step_without_a_trainable_token_says_so() -> None:
     assert line(idle).endswith("no token can be trained: no call of its rollouts has a sampled token")
 
 
-def test_a_run_names_the_runs_that_carry_its_policies() -> None:
+def test_a_run_shows_the_progress_of_its_policies() -> None:
     run = Run(
         id="run-a",
         name="pair",
@@ -142,14 +142,16 @@ def test_a_run_names_the_runs_that_carry_its_policies() -> None:
         started_at=NOW,
         finished_at=None,
         progress=Progress(step=1, steps=2, policy_version=1, rollouts={"finished": 3}, reward_mean=None),
-        policy_runs={"checker": "run-b"},
+        policies={
+            "checker": RunPolicy(id="run-b", trains=True, step=1, steps=2, policy_version=1),
+            "judge": RunPolicy(id="run-c", trains=False, step=0, steps=0, policy_version=None),
+        },
         allowed_actions=[],
         config=RunConfig.model_validate(run_document()),
     )
     first = "pair (run-a): running, step 1 of 2, rollouts 3 finished"
-    assert summary(run).plain == f"{first}\npolicy checker: run-b"
-    carrying = run.model_copy(update={"policy_runs": {}, "lead_run_id": "run-a", "policy": "checker", "id": "run-b"})
-    assert summary(carrying).plain.endswith("\npolicy checker of run-a")
+    lines = [first, "policy checker: step 1 of 2, version 1", "policy judge: frozen, no version yet"]
+    assert summary(run).plain == "\n".join(lines)
 
 
 def test_samples_that_were_used_again_are_a_column_of_runs_that_replay() -> None:

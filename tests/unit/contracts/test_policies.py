@@ -20,16 +20,16 @@ PAIR: dict[str, Any] = {
 def test_a_policy_has_the_settings_of_its_run_except_its_own() -> None:
     run = RunConfig.model_validate(PAIR)
     assert RunConfig.stored(run.model_dump(mode="json")) == run
-    carried = run.policy_run("judge")
-    assert (carried.name, carried.pool, carried.model) == ("pair:judge", "second", "/models/judge")
-    assert (carried.training.steps, carried.training.lora, carried.optimizer) == (7, None, run.optimizer)
-    assert (carried.policies, carried.evaluation) == ({}, None)
+    judge = run.policy_document("judge")
+    assert (judge.name, judge.pool, judge.model) == ("pair:judge", "second", "/models/judge")
+    assert (judge.training.steps, judge.training.lora, judge.optimizer) == (7, None, run.optimizer)
+    assert (judge.policies, judge.evaluation) == ({}, None)
 
 
 def test_frozen_parameters_are_those_of_the_runs_own_model() -> None:
     run = RunConfig.model_validate({**PAIR, "training": {"steps": 7, "frozen": ["lm_head.weight"]}})
     assert run.training.frozen == ["lm_head.weight"]
-    assert run.policy_run("judge").training.frozen == []
+    assert run.policy_document("judge").training.frozen == []
 
 
 def test_a_run_of_evaluations_needs_no_call_of_its_own_model() -> None:
@@ -40,12 +40,12 @@ def test_a_run_of_evaluations_needs_no_call_of_its_own_model() -> None:
 def test_the_name_of_a_policy_may_be_any_word() -> None:
     roles = [{"name": "checker", "agent_name": "c", "policy": "org/judge"}]
     run = RunConfig.model_validate({**PAIR, "roles": roles, "policies": {"org/judge": {"pool": "second"}}})
-    assert run.policy_run("org/judge").name == "pair:org-judge"
+    assert run.policy_document("org/judge").name == "pair:org-judge"
 
 
 def test_a_frozen_policy_has_no_steps() -> None:
     run = RunConfig.model_validate({**PAIR, "policies": {"judge": {"pool": "second", "frozen": True}}})
-    assert run.policy_run("judge").training.steps == 0
+    assert run.policy_document("judge").training.steps == 0
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,9 @@ def test_a_stored_run_has_its_rate(recipe: str) -> None:
 def test_each_policy_has_a_rate_of_its_own_kind(run: dict[str, Any], policy: dict[str, Any], expected: float) -> None:
     document = run_document(roles=ROLES, policies={"small": {"pool": "other", **policy}}, **run)
     found = RunConfig.model_validate(document)
-    assert found.policy_run("small").optimizer.learning_rate == expected
+    assert found.policy_document("small").optimizer.learning_rate == expected
     # A continued run lays its changes over the stored document.
-    assert RunConfig.stored(found.storable()).policy_run("small") == found.policy_run("small")
+    assert RunConfig.stored(found.storable()).policy_document("small") == found.policy_document("small")
 
 
 @pytest.mark.parametrize("section", ["training", "optimizer"])

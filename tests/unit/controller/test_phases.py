@@ -131,7 +131,7 @@ def team(run_id: str, *pools: str, **changes: Any) -> Team:
     """A run of the first pool with a policy in each other one."""
     configs = [CONFIG.model_copy(update={"pool": pool}) for pool in pools]
     others = [
-        run(f"{run_id}-{number}", config=config, lead_run_id=run_id, **changes)
+        run(f"{run_id}-{number}", config=config, of_run=run_id, **changes)
         for number, config in enumerate(configs[1:], 1)
     ]
     return Team(run(run_id, config=configs[0], **changes), tuple(others))

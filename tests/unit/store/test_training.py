@@ -9,6 +9,7 @@ from leyden.libs.contracts.api.runs import EvaluationRequest
 from leyden.libs.contracts.config import CPU, Computation, Device, RunConfig
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database
+from leyden.libs.store.policies import policy_columns
 from leyden.libs.store.runs import actions
 from tests.support import builders
 
@@ -23,7 +24,7 @@ async def add_pair(database: Database, *, is_policy: bool) -> tuple[tables.Run, 
     and has the same versions."""
     lead = pruned = await builders.add_run(database)
     if is_policy:
-        pruned = await builders.add_run(database, lead_run_id=lead.id, policy="checker")
+        pruned = await builders.add_run(database, **policy_columns(lead.id, "checker"))
     for run in {lead.id: lead, pruned.id: pruned}.values():
         for version in range(4):
             await builders.add_policy_version(database, run, version)
@@ -136,7 +137,7 @@ async def test_a_part_of_an_evaluation_or_other_tasks_decide_no_best_version(dat
 async def team(database: Database) -> tuple[tables.Run, tables.Run]:
     """A leading run and the one of its checker, with versions 0 to 5 each."""
     lead = await builders.add_run(database)
-    checker = await builders.add_run(database, dataset_id=lead.dataset_id, lead_run_id=lead.id, policy="checker")
+    checker = await builders.add_run(database, dataset_id=lead.dataset_id, **policy_columns(lead.id, "checker"))
     for run in (lead, checker):
         for version in range(6):
             await builders.add_policy_version(database, run, version)

@@ -66,6 +66,7 @@ function Overview({ run }: { run: Run }) {
           ["Ended", time(run.finished_at)],
         ]}
       />
+      <Policies run={run} />
       <Commands commands={commands(run)} />
     </>
   );
@@ -81,6 +82,24 @@ function computation({ computation: found }: Run): [string, string][] {
     `correction ${type}${weights ? ` (${weights})` : ""}`, `on ${found.device}`,
   ];
   return [["Computes in", words.join(", ")]];
+}
+
+/** The further policies, which learn from the same groups. */
+function Policies({ run }: { run: Run }) {
+  const policies = Object.entries(run.policies ?? {});
+  if (policies.length === 0) return null;
+  return (
+    <Table label="Policies" head={["Policy", "Step", "Version", "Best"]} numbers={["Step", "Version", "Best"]}>
+      {policies.map(([name, one]) => (
+        <tr key={name}>
+          <th scope="row"><AgentLine text={name} /></th>
+          <td class="number">{one.trains ? `${one.step} / ${one.steps}` : "frozen"}</td>
+          <td class="number">{one.policy_version ?? "–"}</td>
+          <td class="number">{one.best_version ?? "–"}</td>
+        </tr>
+      ))}
+    </Table>
+  );
 }
 
 /** `resume` of a run that has ended continues it with an amended document. */
