@@ -57,7 +57,7 @@ def test_ten_thousand_rollouts_are_filtered_sorted_and_paged_by_an_address(
     expect(page.get_by_text(f"101 to 200 of {ROLLOUTS:,}")).to_be_visible()
     page.get_by_role("button", name="Page before").click()
 
-    page.get_by_label("Failed").select_option("yes")
+    page.get_by_label("Failed", exact=True).select_option("yes")
     failed = GROUPS // 100 * SIBLINGS
     expect(page.get_by_text(f"1 to {failed} of {failed}")).to_be_visible()
     expect(page).to_have_url(re.compile(r"\?failed=true&sort=highest$"))
@@ -72,11 +72,11 @@ def test_ten_thousand_rollouts_are_filtered_sorted_and_paged_by_an_address(
     again = open_page(page.url.partition("#")[2])
     expect(again.page.get_by_text("1 to 3 of 3")).to_be_visible()
     expect(again.page.get_by_label("Reward from")).to_have_value("1000")
-    again.page.get_by_label("Failed").select_option("any")
+    again.page.get_by_label("Failed", exact=True).select_option("any")
     expect(again.page.get_by_text("1 to 100 of 795")).to_be_visible()
-    again.page.get_by_label("Text").fill(f"{run}.1002.3")
+    again.page.get_by_label("Text", exact=True).fill(f"{run}.1002.3")
     expect(again.page.get_by_text("1 to 1 of 1")).to_be_visible()
-    again.page.get_by_label("Text").fill(HOSTILE)
+    again.page.get_by_label("Text", exact=True).fill(HOSTILE)
     expect(again.page.get_by_text("No rollout matches the filter.")).to_be_visible()
 
 
