@@ -22,6 +22,7 @@ from tests.fakes.scripted_engine import ScriptedEngine, running
 from tests.support import builders
 from tests.support.waiting import eventually
 
+POINTS = ("controller.alarm_raised", "controller.alarm_committed", "controller.event_posted")
 TROUBLE = {"algorithm": {"type": "gspo", "correction": {"type": "bypass"}}}
 """A setting that is an alarm from the first judgement on."""
 

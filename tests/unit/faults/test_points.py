@@ -11,6 +11,7 @@ import pytest
 from leyden.libs.faults import FaultInjector
 from tests.contract.controller import test_kills as controller_kills
 from tests.contract.controller import test_transfers as transfers
+from tests.contract.controller import test_webhook as webhook
 from tests.contract.engine import test_kills as engine_kills
 from tests.contract.trainer import test_kills as trainer_kills
 from tests.contract.trainer import test_ranks
@@ -55,6 +56,6 @@ def test_every_point_in_the_code_is_described_and_has_a_test_that_kills_there() 
     described = re.findall(r"^\| `([a-z]+\.[a-z_]+)` \|", (root / "docs/adr/0010-fault-points.md").read_text(), re.M)
     killed = {f"{service}.{moment}" for service, moments in test_points.POINTS.items() for moment in moments}
     killed |= {*trainer_kills.POINTS, *trainer_kills.OF_CONTINUED_RUNS, *controller_kills.POINTS, *engine_kills.POINTS}
-    killed |= {*test_points.API_POINTS, *test_ranks.POINTS, *transfers.POINTS, *test_rewards.POINTS}
+    killed |= {*test_points.API_POINTS, *test_ranks.POINTS, *transfers.POINTS, *test_rewards.POINTS, *webhook.POINTS}
     assert sorted(described) == sorted(points)
     assert set(described) == killed
