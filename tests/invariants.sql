@@ -130,7 +130,7 @@ CROSS JOIN LATERAL (
                THEN 0 END))) AS bounded
     FROM rollout_rewards w
     CROSS JOIN LATERAL (SELECT (u.config -> 'reward' -> 'components' -> w.position #>> '{gate,at_least}')::float AS gate) AS g
-    WHERE w.rollout_id = d.rollout_id AND w.attempt = d.attempt) AS c
+    WHERE w.rollout_id = d.rollout_id AND w.attempt = d.attempt AND w.revision = 1) AS c
 WHERE r.run_id = :'run' AND u.config -> 'reward' IS NOT NULL AND (
     r.state = 'finished' AND r.reason = 'succeeded' AND NOT coalesce(
         d.settled_at <= r.finished_at AND r.reward = d.total
@@ -602,5 +602,5 @@ CROSS JOIN LATERAL (
     SELECT count(*) AS given, CASE WHEN c.component ->> 'combine' = 'last'
         THEN (array_agg(value ORDER BY created_at DESC, key DESC))[1] ELSE avg(value) END AS value
     FROM feedback WHERE rollout_id = w.rollout_id AND attempt = w.attempt AND component = w.component) AS f
-WHERE w.run_id = :'run' AND NOT CASE WHEN f.given = 0 THEN w.state = 'failed'
+WHERE w.run_id = :'run' AND w.revision = 1 AND NOT CASE WHEN f.given = 0 THEN w.state = 'failed'
     ELSE w.state = 'scored' AND abs(w.value - f.value) < 1e-9 END;

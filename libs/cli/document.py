@@ -8,7 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from leyden.libs.cli.errors import CommandError, Exit
+from leyden.libs.contracts.api.problems import field_problem
+from leyden.libs.contracts.config import Reward
 from leyden.libs.contracts.strict import read_json
 
 Document = dict[str, Any]
@@ -72,3 +76,15 @@ def _set(document: Document, change: str) -> None:
         section[name] = json.loads(text)
     except (ValueError, RecursionError):
         section[name] = text
+
+
+def reward_of(file: Path, changes: list[str] | None) -> Reward:
+    """Returns the section of a run's document. Raises: CommandError"""
+    document = read_document(file, changes or [])
+    if "reward" not in document:
+        raise CommandError(f"{file} has no section reward: name its components there", Exit.USAGE)
+    try:
+        return Reward.model_validate(document["reward"])
+    except ValidationError as error:
+        found = [field_problem(Reward, one["loc"], one["type"], one["msg"]) for one in error.errors()]
+        raise CommandError("; ".join(f"reward.{one.path}: {one.message}" for one in found), Exit.USAGE) from None

@@ -26,6 +26,7 @@ from leyden.libs.contracts.api.rollouts import (
     FeedbackRequest,
     Graded,
     GradeRequest,
+    Regrade,
     Reward,
     RewardRequest,
     Rollout,
@@ -319,6 +320,12 @@ class Client:
         request = GradeRequest(reward=reward)
         body = self._http.create(f"/v1/rollouts/{_part(rollout_id)}/grades", request.model_dump_json().encode())
         return Graded.model_validate_json(body)
+
+    def regrade(self, rollout_id: str, reward: RewardConfig) -> Regrade:
+        """Grades a rollout again with these components, as its newest revision; a repeat changes nothing."""
+        request = GradeRequest(reward=reward)
+        body = self._http.create(f"/v1/rollouts/{_part(rollout_id)}/regrades", request.model_dump_json().encode())
+        return Regrade.model_validate_json(body)
 
     def pools(self) -> Iterator[Pool]:
         """Lists the pools that runs may name, with their engines and runs."""

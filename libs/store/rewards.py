@@ -1,10 +1,15 @@
 """A rollout's reward, for every reader: its own plus all that was given to it or to one of its calls.
 
-Its own is the settled total of its components where the run names some, and then nobody else can give it any.
+Its own is the settled total of its components where the run names some, and then nobody else can give it any. The
+newest regrade counts for evaluations, which nothing trained on; training rollouts keep the number that credit had.
 """
 
 # An evaluation's failures have no reward of their own: at every moment all versions are measured by one number.
-REWARD = """(coalesce(rollouts.reward, (
+REWARD = """(coalesce((
+        SELECT regrades.total FROM regrades JOIN groups ON groups.id = rollouts.group_id
+        WHERE regrades.rollout_id = rollouts.id AND regrades.attempt = rollouts.attempt
+        AND groups.evaluation_id IS NOT NULL AND rollouts.state = 'finished'
+        ORDER BY regrades.revision DESC LIMIT 1), rollouts.reward, (
         SELECT least(0, run_status.smallest_reward) FROM groups JOIN run_status ON run_status.run_id = groups.run_id
         WHERE groups.id = rollouts.group_id AND groups.evaluation_id IS NOT NULL AND rollouts.state = 'finished'))
     + coalesce((SELECT sum(value) FROM rewards WHERE rollout_id = rollouts.id AND attempt = rollouts.attempt), 0)

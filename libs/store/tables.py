@@ -818,6 +818,27 @@ class Grading(Base):
     )
 
 
+class Regrade(Base):
+    """Writer: api. A later grading of a rollout that was graded already: a revision, whose components are rows of
+    rollout_rewards. The newest one counts for readers of components and of evaluations."""
+
+    __tablename__ = "regrades"
+    rollout_id: Mapped[str] = mapped_column(primary_key=True, comment="The rollout.")
+    attempt: Mapped[int] = mapped_column(primary_key=True, comment="The graded attempt.")
+    revision: Mapped[int] = mapped_column(primary_key=True, comment="From 2 on; 1 is that of gradings.")
+    run_id: Mapped[str] = mapped_column(comment="Run of the rollout.")
+    reward: Mapped[Json] = mapped_column(comment="The section reward that graded it.")
+    total: Mapped[float] = mapped_column(comment="The reward by these components.")
+    token_name: Mapped[str] = mapped_column(comment="The name of the bearer token that asked for it.")
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (
+        CheckConstraint("revision > 1", name="revision_above_first"),
+        CheckConstraint("total > '-Infinity' AND total < 'Infinity'", name="total_finite"),
+        ForeignKeyConstraint(["rollout_id", "attempt"], ["gradings.rollout_id", "gradings.attempt"]),
+        Index(None, "run_id"),
+    )
+
+
 class AgentName(Base):
     """Writer: credit. The name that an agent's calls or spans have shown, which all of its calls in the run have from
     then on. The first one stays."""
@@ -829,7 +850,8 @@ class AgentName(Base):
 
 
 class RolloutReward(Base):
-    """Writer: grader. A component of a rollout's reward, in one transaction with the total of its grading."""
+    """Writer: grader, and api for regrades. A component of a rollout's reward, in one transaction with the total of its
+    grading or regrade."""
 
     __tablename__ = "rollout_rewards"
     rollout_id: Mapped[str] = mapped_column(primary_key=True, comment="The rollout.")

@@ -26,6 +26,7 @@ from leyden.libs.store.read.runs import UnknownRun
 from leyden.libs.store.read.views import RewardConflict, UnknownCall, UnknownRollout
 from leyden.libs.store.runs.actions import ActionRefused
 from leyden.libs.store.runs.feedback import FeedbackRefused, UnknownComponent
+from leyden.libs.store.runs.regrades import RegradeRefused
 from leyden.libs.store.runs.retention import RecordsInUse
 from leyden.libs.store.schema import check_schema
 from leyden.services.api import access, audit, console_page, datasets, docs_page, platform, rollouts, runs, session
@@ -51,6 +52,7 @@ _STATUSES: dict[type[Exception], tuple[int, str]] = {
     DatasetInUse: (409, "in_use"),
     RewardConflict: (409, "conflict"),
     FeedbackRefused: (409, "conflict"),
+    RegradeRefused: (409, "conflict"),
     UnknownComponent: (422, "unknown"),
     ActionRefused: (409, "state"),
     KeyReused: (422, "key_reused"),

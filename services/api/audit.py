@@ -23,7 +23,7 @@ from leyden.services.api.parameters import Cursor, Limit, Store
 
 router = APIRouter(prefix="/v1/audit", tags=["tokens"], route_class=GuardedRoute)
 
-RECORDED = ("id", "number", "key", "name", "component", "value", "call_id", "scopes", "expires_at")
+RECORDED = ("id", "number", "key", "name", "component", "value", "revision", "total", "call_id", "scopes", "expires_at")
 """Fields of a new thing that its entry holds."""
 
 

@@ -15,6 +15,7 @@ from leyden.libs.contracts.api.rollouts import (
     FeedbackRequest,
     Graded,
     GradeRequest,
+    Regrade,
     Reward,
     RewardRequest,
     RolloutDetail,
@@ -31,6 +32,7 @@ from leyden.libs.store.read import views
 from leyden.libs.store.read.attempt_facts import attempt_facts
 from leyden.libs.store.read.rollouts import RolloutFilter, RolloutSort, list_rollouts
 from leyden.libs.store.runs.feedback import add_feedback
+from leyden.libs.store.runs.regrades import add_regrade
 from leyden.services.api.auth import Caller, GuardedRoute, Reader, Writer
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
 from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
@@ -140,6 +142,32 @@ async def grade_rollout(request: Request, asked: GradeRequest, caller: Writer, s
     found = ledger(asked.reward, await graders.grade(asked.reward.components, facts))
     components = [ComponentGrade.model_validate(one._asdict()) for one in found.components]
     return Graded(attempt=attempt, total=found.total, reason=found.reason, components=components)
+
+
+@router.post("/{rollout_id}/regrades", response_model=Regrade, status_code=201)
+async def create_regrade(
+    request: Request,
+    asked: GradeRequest,
+    caller: Writer,
+    store: Store,
+    rollout_id: str,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Grade a rollout again with the components of a document, as its newest revision; the same again answers 200.
+
+    Evaluations take the newest total; training rollouts keep the reward that credit had. A grading that fails, and one
+    with a judge, is refused with 409 and changes nothing.
+    """
+    async with store.read() as session:
+        attempt, facts = await attempt_facts(session, rollout_id)
+    graders: Pool = request.app.state.graders
+    found = ledger(asked.reward, await graders.grade(asked.reward.components, facts))
+
+    async def work(session: Session) -> tuple[BaseModel, bool]:
+        giver: Caller = request.state.caller
+        return await add_regrade(session, rollout_id, attempt, asked.reward, found, giver.name)
+
+    return await create_once(request, create_request(request, caller, idempotency_key, asked), work)
 
 
 @router.post("/{rollout_id}/rewards", response_model=Reward, status_code=201)

@@ -5,15 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 from leyden.libs.cli.commands.runs import Changes, RunFile
 from leyden.libs.cli.context import context_of
-from leyden.libs.cli.document import read_document
-from leyden.libs.cli.errors import CommandError, Exit
+from leyden.libs.cli.document import reward_of
 from leyden.libs.cli.view.output import AsJson, print_result, table
-from leyden.libs.contracts.api.problems import field_problem
-from leyden.libs.contracts.config import Reward
 
 app = typer.Typer(no_args_is_help=True, help="Rewards: the components of a run's document.")
 
@@ -35,14 +31,7 @@ def grade_stored(
 
     Example: leyden reward test run.json --rollout run-4hq2.7.3
     """
-    document = read_document(file, changes or [])
-    if "reward" not in document:
-        raise CommandError(f"{file} has no section reward: name its components there", Exit.USAGE)
-    try:
-        reward = Reward.model_validate(document["reward"])
-    except ValidationError as error:
-        found = [field_problem(Reward, one["loc"], one["type"], one["msg"]) for one in error.errors()]
-        raise CommandError("; ".join(f"reward.{one.path}: {one.message}" for one in found), Exit.USAGE) from None
+    reward = reward_of(file, changes)
     with context_of(ctx).client() as leyden:
         graded = leyden.grade(rollout, reward)
     rows = [

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from leyden.libs.cli.commands.runs import Changes, RunFile
 from leyden.libs.cli.context import context_of
+from leyden.libs.cli.document import reward_of
+from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.view.output import (
     AsJson,
     Count,
@@ -25,9 +28,19 @@ from leyden.libs.cli.view.output import (
     table,
 )
 from leyden.libs.cli.view.report import answer_text, last_question, tool_spans, unmatched_spans
-from leyden.libs.client import Client
+from leyden.libs.client import Client, Conflict
 from leyden.libs.contracts.api.groups import Sibling
-from leyden.libs.contracts.api.rollouts import Attempt, Call, Feedback, RewardComponent, RolloutDetail, Span
+from leyden.libs.contracts.api.rollouts import (
+    Attempt,
+    Call,
+    Feedback,
+    Regrade,
+    RewardComponent,
+    Rollout,
+    RolloutDetail,
+    Span,
+)
+from leyden.libs.contracts.config import Reward
 from leyden.libs.contracts.model_folder import TokenText, find_tokenizer
 
 TAIL_LINES, TAIL_CHARACTERS = 10, 2000
@@ -171,6 +184,50 @@ def rate(
     print_result(as_json, given, f"{rollout}: {given.component} {given.value:+g} for attempt {given.attempt}")
 
 
+@app.command("regrade")
+def regrade(
+    ctx: typer.Context,
+    file: RunFile,
+    changes: Changes = None,
+    rollout: Annotated[str | None, typer.Option(help="Id of one rollout.")] = None,
+    run: Annotated[str | None, typer.Option(help="Id or name of a run: all of its graded rollouts.")] = None,
+    evaluation: Annotated[
+        str | None, typer.Option(help="Of the run: id of an evaluation, or `none` for training rollouts.")
+    ] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Store the grades as the newest revision.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Grade rollouts again with the components of a document; without --apply nothing is stored.
+
+    Example: leyden rollout regrade run.json --run support --evaluation run-4hq2.e3 --apply
+    """
+    reward = reward_of(file, changes)
+    if (rollout is None) == (run is None):
+        raise CommandError("name --rollout or --run", Exit.USAGE)
+    with context_of(ctx).client() as leyden:
+        if rollout:
+            asked: Iterable[Rollout] = [leyden.rollout(rollout)]
+        else:
+            asked = leyden.rollouts(run=leyden.find_run(run or "").id, evaluation=evaluation, state="finished")
+        found = [(one, _regraded(leyden, one, reward, apply=apply)) for one in asked]
+    rows = [(one.id, one.reward, total, reason) for one, (total, reason) in found]
+    shown = [{"rollout": row[0], "reward": row[1], "total": row[2], "reason": row[3]} for row in rows]
+    counts = f"{sum(total is not None for _, _, total, _ in rows)} of {len(rows)} rollouts have a new total"
+    stored = counts if apply else f"{counts}; nothing is stored without --apply"
+    print_result(as_json, shown, table(("rollout", "reward", "new total", "reason"), rows), stored)
+
+
+def _regraded(leyden: Client, one: Rollout, reward: Reward, *, apply: bool) -> tuple[float | None, str | None]:
+    """Returns the new total, or the reason why there is none."""
+    if not apply:
+        graded = leyden.grade(one.id, reward)
+        return graded.total, graded.reason
+    try:
+        return leyden.regrade(one.id, reward).total, None
+    except Conflict as error:
+        return None, str(error)
+
+
 def trajectory(
     rollout: RolloutDetail,
     calls: Sequence[Call],
@@ -218,6 +275,7 @@ def _of_rollout(rollout: RolloutDetail) -> Iterator[Part]:
         ),
         *((f"reward {reward.name}", f"{reward.value:+.3g} from {reward.source}") for reward in rollout.rewards),
         *((f"reward {one.component}", _component(one)) for one in rollout.components),
+        *((f"revision {one.revision}", _regrade(one)) for one in rollout.regrades),
         *((f"feedback {one.component}", _given(one)) for one in rollout.feedback),
     )
     outcome = next((a.outcome for a in rollout.attempts if a.number == rollout.attempt and a.outcome), None)
@@ -230,6 +288,10 @@ def _component(one: RewardComponent) -> str:
     value = one.state if one.value is None else f"{one.value:+.4g} × {one.weight:g}{part}"
     answer = "" if one.extracted is None else f"; answer {one.extracted!r}"
     return f"{value} from {one.source}: {one.explanation}{answer}"
+
+
+def _regrade(one: Regrade) -> str:
+    return f"{one.total:+.4g} for attempt {one.attempt}, asked by {one.given_by}"
 
 
 def _given(one: Feedback) -> str:

@@ -137,6 +137,18 @@ class Graded(Body):
     components: list[ComponentGrade]
 
 
+class Regrade(Body):
+    """A later grading of a rollout that was graded already."""
+
+    attempt: int
+    revision: int
+    """From 2 on; 1 is the grading that the rollout finished with."""
+    total: float
+    given_by: str
+    """The name of the token that asked for it."""
+    created_at: datetime
+
+
 class Feedback(Body):
     """A value of a component that is `from: feedback` or `from: otlp`."""
 
@@ -179,9 +191,12 @@ class RolloutDetail(Rollout):
     attempts: list[Attempt]
     rewards: list[Reward]
     components: list[RewardComponent] = Field(default_factory=list)
-    """Those of `reward.components` in their order; empty while they are not graded."""
+    """Those of `reward.components` in their order, of the newest revision; empty while they are not graded."""
     feedback: list[Feedback] = Field(default_factory=list)
     """Values of people and other programs, in the order in which they came."""
+    regrades: list[Regrade] = Field(default_factory=list)
+    """Later gradings by revision. `components` are those of the newest one. `reward` is the newest total for an
+    evaluation's rollout, and stays what credit had for any other."""
 
 
 class CallCredit(Body):

@@ -35,7 +35,7 @@ _FAILING = text("""
            (array_agg(w.explanation ORDER BY newest.settled_at DESC) FILTER (WHERE w.state = 'failed'))[1] AS cause
     FROM (SELECT rollout_id, attempt, settled_at FROM gradings WHERE run_id = :run AND settled_at IS NOT NULL
           ORDER BY settled_at DESC LIMIT :newest) newest
-    JOIN rollout_rewards w ON w.rollout_id = newest.rollout_id AND w.attempt = newest.attempt
+    JOIN rollout_rewards w ON w.rollout_id = newest.rollout_id AND w.attempt = newest.attempt AND w.revision = 1
     GROUP BY w.component HAVING count(*) FILTER (WHERE w.state = 'failed') > :share * count(*)
     ORDER BY min(w.position)
 """)

@@ -127,7 +127,8 @@ _STEP_FACTS = """
     GROUP BY step_groups.step, fact.key ORDER BY step_groups.step, fact.key
 """
 
-# Rollouts that were excluded leave the means; only the share of failures counts them.
+# Rollouts that were excluded leave the means; only the share of failures counts them. A step shows the numbers that it
+# trained on, whatever a later grading says.
 _STEP_COMPONENTS = text("""
     SELECT step_groups.step, rewards.component, avg(rewards.value) FILTER (WHERE rollouts.state = 'finished') AS mean,
         avg((rewards.state = 'failed')::int)::float8 AS failed_share
@@ -136,7 +137,7 @@ _STEP_COMPONENTS = text("""
         SELECT * FROM rollouts WHERE group_id = step_groups.group_id AND NOT greedy OFFSET 0
     ) AS rollouts
     JOIN rollout_rewards AS rewards ON rewards.rollout_id = rollouts.id
-        AND rewards.attempt = coalesce(rollouts.attempt, rollouts.grading_attempt)
+        AND rewards.attempt = coalesce(rollouts.attempt, rollouts.grading_attempt) AND rewards.revision = 1
     WHERE step_groups.run_id = :run_id AND step_groups.step = ANY(:steps)
     GROUP BY step_groups.step, rewards.component ORDER BY step_groups.step, min(rewards.position)
 """)

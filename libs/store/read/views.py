@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from sqlalchemy import ColumnElement, Select, func, select, text, tuple_
+from sqlalchemy.orm import aliased
 
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.platform import Engine, Pool
@@ -16,6 +17,7 @@ from leyden.libs.contracts.api.rollouts import (
     CallCredit,
     Feedback,
     Outcome,
+    Regrade,
     Reward,
     RewardComponent,
     RewardRequest,
@@ -67,13 +69,34 @@ async def get_rollout(session: ReadSession, rollout_id: str) -> RolloutDetail:
         rewards=await list_rewards(session, rollout_id),
         components=await _components(session, rollout_id),
         feedback=await _feedback(session, rollout_id),
+        regrades=await _regrades(session, rollout_id),
     )
 
 
 async def _components(session: ReadSession, rollout_id: str) -> list[RewardComponent]:
-    table = tables.RolloutReward
-    query = select(table).where(table.rollout_id == rollout_id).order_by(table.attempt, table.position, table.revision)
+    table, other = tables.RolloutReward, aliased(tables.RolloutReward)
+    same = (other.rollout_id == table.rollout_id) & (other.attempt == table.attempt)
+    newest = select(func.max(other.revision)).where(same).scalar_subquery()
+    query = select(table).where(table.rollout_id == rollout_id, table.revision == newest)
+    query = query.order_by(table.attempt, table.position)
     return [RewardComponent.model_validate(row, from_attributes=True) for row in await session.scalars(query)]
+
+
+async def _regrades(session: ReadSession, rollout_id: str) -> list[Regrade]:
+    table = tables.Regrade
+    query = select(table).where(table.rollout_id == rollout_id).order_by(table.attempt, table.revision)
+    return [shown_regrade(row) for row in await session.scalars(query)]
+
+
+def shown_regrade(row: tables.Regrade) -> Regrade:
+    """The row as the API shows it."""
+    return Regrade(
+        attempt=row.attempt,
+        revision=row.revision,
+        total=row.total,
+        given_by=row.token_name,
+        created_at=row.created_at,
+    )
 
 
 async def _feedback(session: ReadSession, rollout_id: str) -> list[Feedback]:

@@ -241,15 +241,19 @@ async def settle_gradings(session: Session, settled: Sequence[Settled]) -> set[s
     }
     live = set(await session.scalars(_SETTLE, columns))
     fault_point("grader.total_written")
-    rows = [row for lease_id in by_id if lease_id in live for row in _rows(by_id[lease_id])]
+    graded = [one for lease_id, one in by_id.items() if lease_id in live]
+    rows = [row for one in graded for row in rows_of(_keys(one.lease), one.components)]
     if rows:
         await session.execute(insert(tables.RolloutReward), rows)
     return live
 
 
-def _rows(settled: Settled) -> list[dict[str, Any]]:
-    lease = settled.lease
-    keys = {"rollout_id": lease.rollout_id, "attempt": lease.attempt, "run_id": lease.run_id}
+def _keys(lease: GradingLease) -> dict[str, Any]:
+    return {"rollout_id": lease.rollout_id, "attempt": lease.attempt, "run_id": lease.run_id}
+
+
+def rows_of(keys: Mapping[str, Any], components: Sequence[NewComponent]) -> list[dict[str, Any]]:
+    """Returns rows of `rollout_rewards`, in the order of the components. Args: keys: of the attempt"""
     return [
         {
             **keys,
@@ -258,7 +262,7 @@ def _rows(settled: Settled) -> list[dict[str, Any]]:
             "explanation": _storable(one.explanation),
             "extracted": None if one.extracted is None else _storable(one.extracted),
         }
-        for position, one in enumerate(settled.components)
+        for position, one in enumerate(components)
     ]
 
 

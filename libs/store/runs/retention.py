@@ -67,6 +67,7 @@ _DELETE_ROWS = [
             for table in (
                 *(
                     "rollout_rewards",
+                    "regrades",
                     "gradings",
                     "feedback",
                     "deliveries",

@@ -124,6 +124,7 @@ API = {
         for_people(403, 422, 422), {"key": "k", "component": "thumbs", "value": 1.0}
     ),
     ("POST", "/v1/rollouts/{rollout_id}/grades"): Row(for_people(403, 404, 404), {"reward": REWARD}),
+    ("POST", "/v1/rollouts/{rollout_id}/regrades"): Row(for_people(403, 404, 404), {"reward": REWARD}),
     ("GET", "/v1/health"): READ,
     ("GET", "/v1/engines"): READ,
     ("GET", "/v1/pools"): READ,
