@@ -9,8 +9,8 @@ from typing import Any
 from leyden.libs.contracts.rewards import MAX_REWARD, is_reward
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.queue.leases import Outcome
+from leyden.libs.sandbox.output import MAX_LINE_BYTES
 from leyden.services.runner.backends.base import Exit
-from leyden.services.runner.backends.process.output import MAX_LINE_BYTES
 
 FACTS_BYTES = 64 * 1024
 MAX_DEPTH = 64

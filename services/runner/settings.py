@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +11,7 @@ from pydantic import AliasChoices, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from leyden.libs.contracts.agent_rules import AgentRules
+from leyden.libs.sandbox.place import open_work_folder
 from leyden.libs.service import HttpAddress, ServiceSettings
 
 
@@ -46,7 +46,7 @@ class Settings(ServiceSettings):
     reason, and is tried again."""
     concurrency: int = Field(default=32, ge=1, le=4096)
     """Attempts at once. Agents mostly wait for the model, so this may be far more than cores."""
-    work_folder: Path = Field(default_factory=lambda: open_work_folder())
+    work_folder: Path = Field(default_factory=open_work_folder)
     """Parent of the attempts' fresh folders; the next start removes those that a killed runner left. If agents' own
     users cannot pass to it, the runner uses a folder in /var/tmp instead."""
     hidden_paths: tuple[Path, ...] = ()
@@ -91,13 +91,3 @@ class Settings(ServiceSettings):
         if self.backend == "kubernetes" and unset:
             raise ValueError(f"RUNNER_BACKEND=kubernetes needs {', '.join(unset)}")
         return self
-
-
-def open_work_folder() -> Path:
-    """A work folder that every user can pass to.
-
-    Preferably not in /tmp: agents write there, and Landlock closes the folders directly above a hidden one.
-    """
-    lasting = Path("/var/tmp")  # noqa: S108  # `Workspaces` refuses a folder that others may write to
-    parent = lasting if os.access(lasting, os.W_OK) else Path(tempfile.gettempdir())
-    return parent / f"leyden-attempts-{os.getuid()}"

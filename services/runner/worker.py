@@ -323,6 +323,6 @@ async def _backend(settings: Settings, owner: str) -> Backend:
         from leyden.services.runner.backends.kubernetes.backend import KubernetesBackend
 
         return KubernetesBackend(settings, Cluster(await connect(), settings.namespace, settings.owner_role))
-    from leyden.services.runner.backends.process.backend import ProcessBackend
+    from leyden.services.runner.backends.process import ProcessBackend
 
     return ProcessBackend(settings, owner)

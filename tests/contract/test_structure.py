@@ -32,6 +32,6 @@ def test_limits(part: structure.Part, found: list[str], monkeypatch: pytest.Monk
 
 
 def test_imports_for_types_count() -> None:
-    process = "leyden.services.runner.backends.process"
+    sandbox = "leyden.libs.sandbox"
     # This import stands below TYPE_CHECKING alone.
-    assert structure._graph().direct_import_exists(importer=f"{process}.backend", imported=f"{process}.sandbox")
+    assert structure._graph().direct_import_exists(importer=f"{sandbox}.supervisors", imported=f"{sandbox}.supervisor")

@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from leyden.services.runner.backends.process.users import closed_to
+from leyden.libs.sandbox.users import closed_to
 
 ROOT = Path(__file__).resolve().parents[2]
 UID = 1_800_000_000

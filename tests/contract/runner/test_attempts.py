@@ -26,7 +26,7 @@ from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from tests.support import builders, queues
-from tests.unit.runner.test_supervisor import FORKS, alive, read_pids
+from tests.unit.sandbox.test_supervisor import FORKS, alive, read_pids
 
 SECRET = "a secret of the platform"
 

@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from leyden.libs.capability import write_keys
+from leyden.libs.sandbox import sandbox
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.services.runner.backends.process import sandbox
 from tests.contract.runner.test_attempts import Bench, stopped
 from tests.fakes.ordinary import as_ordinary_user, as_root_whose_interpreter_is_open
 from tests.support import builders

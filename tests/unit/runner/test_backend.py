@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from leyden.libs.contracts.config import ProcessRunner
+from leyden.libs.sandbox import supervisor
+from leyden.libs.sandbox.place import open_work_folder
+from leyden.libs.sandbox.programs import Ended, ended_of
+from leyden.libs.sandbox.users import SandboxUser
 from leyden.libs.service.errors import Misconfigured
 from leyden.services.runner.backends.base import AttemptSpec, BackendError
-from leyden.services.runner.backends.process import supervisor
-from leyden.services.runner.backends.process.backend import ProcessBackend, exit_of
-from leyden.services.runner.backends.process.users import SandboxUser
-from leyden.services.runner.settings import Settings, open_work_folder
+from leyden.services.runner.backends.process import NAMES, ProcessBackend, place_of, program_of
+from leyden.services.runner.settings import Settings
 
 if TYPE_CHECKING:
-    from leyden.services.runner.backends.process.supervisor import Report
+    from leyden.libs.sandbox.supervisor import Report
 
 STRANGER = SandboxUser(1_700_000_000)
 
@@ -134,18 +136,21 @@ def test_a_path_that_the_agents_user_cannot_reach_is_named_with_the_remedies(
     script = tmp_path / "closed" / "agent"
     script.parent.mkdir(mode=0o700)
     script.touch()
-    workspace = backend._workspaces.make("r.0.0", {}, None)
+    workspace = backend._programs._workspaces.make("r.0.0", {}, None)
     with pytest.raises(PermissionError, match="is closed to the user that the agent becomes: let other users pass"):
-        backend._orders(spec("/bin/sh", str(script)), workspace, STRANGER)
-    assert backend._orders(spec("/bin/sh", str(script)), workspace, SandboxUser())["sandbox"]["uid"] is None
+        backend._programs._orders(program_of(spec("/bin/sh", str(script))), workspace, STRANGER)
+    assert (
+        backend._programs._orders(program_of(spec("/bin/sh", str(script))), workspace, SandboxUser())["sandbox"]["uid"]
+        is None
+    )
 
 
 def test_a_user_of_its_own_has_a_name_and_a_bound_on_its_processes(
     backend: ProcessBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "_check_reachable", lambda *_: None)
-    workspace = backend._workspaces.make("r.0.0", {}, None)
-    orders = backend._orders(spec("/bin/sh"), workspace, STRANGER)
+    monkeypatch.setattr(backend._programs, "_check_reachable", lambda *_: None)
+    workspace = backend._programs._workspaces.make("r.0.0", {}, None)
+    orders = backend._programs._orders(program_of(spec("/bin/sh")), workspace, STRANGER)
     assert orders["environment"]["USER"] == "agent"
     assert orders["environment"]["LEYDEN_TASK_FILE"] == str(workspace.task_file)
     assert (resource.RLIMIT_NPROC, 512, 512) in orders["limits"]
@@ -157,10 +162,10 @@ async def test_a_work_folder_unreachable_for_agents_is_replaced_by_a_reachable_o
     tmp_path: Path, backend: ProcessBackend
 ) -> None:
     (tmp_path / "closed").mkdir(mode=0o700)
-    backend._settings = Settings(work_folder=tmp_path / "closed" / "new" / "attempts")
-    assert backend._work_folder() == tmp_path / "closed" / "new" / "attempts"
-    backend._users.first = 1_700_000_000
-    assert backend._work_folder() == open_work_folder()
+    backend._programs._place = place_of(Settings(work_folder=tmp_path / "closed" / "new" / "attempts"))
+    assert backend._programs._work_folder() == tmp_path / "closed" / "new" / "attempts"
+    backend._programs._users.first = 1_700_000_000
+    assert backend._programs._work_folder() == open_work_folder()
 
 
 def _report(**changes: Any) -> Report:
@@ -178,6 +183,10 @@ def _report(**changes: Any) -> Report:
         "lacked_memory": False,
     }
     return {**values, **changes}  # type: ignore[typeddict-item]
+
+
+def exit_of(report: Report, *, contained: bool, lacked_room: bool = False) -> Ended:
+    return ended_of(report, NAMES, contained=contained, lacked_room=lacked_room)
 
 
 @pytest.mark.parametrize(

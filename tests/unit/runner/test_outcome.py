@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from leyden.libs.contracts.states import OutcomeKind
+from leyden.libs.sandbox.output import Output
 from leyden.services.runner.backends.base import Exit
-from leyden.services.runner.backends.process.output import Output
 from leyden.services.runner.outcome import FACTS_BYTES, outcome_of
 
 

@@ -14,12 +14,12 @@ from leyden.libs.kubernetes.jobs import QUOTA, job_statuses
 from leyden.libs.kubernetes.pods import PodStatus, pod_status
 from leyden.libs.kubernetes.shared import SharedPoll
 from leyden.libs.kubernetes.templates import ATTEMPT, COMPONENT, INSTANCE, ROLLOUT, selector
+from leyden.libs.sandbox.output import Output
 from leyden.libs.service.errors import Misconfigured
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.runner.backends.base import AttemptSpec, BackendError, Exit
 from leyden.services.runner.backends.kubernetes.job import CONTAINER, agent_job, job_name, name_of
 from leyden.services.runner.backends.kubernetes.secret import attempt_secret
-from leyden.services.runner.backends.process.output import Output
 from leyden.services.runner.settings import Settings
 
 log = logger()

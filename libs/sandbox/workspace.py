@@ -1,4 +1,4 @@
-"""The folders of attempts: fresh, private, and gone when the attempt is over, also those that a killed runner left."""
+"""The folders of programs: fresh, private, and gone when the program is over, also those that a killed service left."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from leyden.libs.sandbox.place import Names
 from leyden.libs.service.errors import Misconfigured
 from leyden.libs.telemetry import logger
 
@@ -24,23 +25,26 @@ LEAST_FREE_BYTES = 64 << 10
 """A disk with less room is full."""
 ENTRY_BYTES = 4096
 """The least that a file or folder counts, so that the limit bounds their number, too."""
+MAX_RESULT_BYTES = 64 << 10
+"""The longest file that a program may leave as its result."""
 
 
 @dataclass(frozen=True)
 class AgentFolder:
-    """The folder that a run gives its agents.
+    """The folder that a run gives its agents or graders.
 
-    Args: descriptor: of the open folder; max_bytes: of its files in sum; stop: ends a copy early.
+    Args: descriptor: of the open folder; max_bytes: of its files in sum; stop: ends a copy early; names: for messages
     """
 
     descriptor: int
     max_bytes: int
     stop: threading.Event
+    names: Names
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """The files of one attempt: `work` (its first working folder and HOME), `scratch` (TMPDIR) and its task."""
+    """The files of one program: `work` (its first working folder and HOME), `scratch` (TMPDIR) and its task."""
 
     root: Path
     work: Path
@@ -49,19 +53,19 @@ class Workspace:
 
 
 class Workspaces:
-    """The folder of this runner, locked while it lives.
+    """The folder of this process, locked while it lives.
 
-    Args: parent: shared by a machine's runners; owner: this runner's name.
+    Args: parent: shared by a machine's services; owner: this process's name; setting: the name of the parent's.
     Raises: Misconfigured: others may write where the folders are to be
     """
 
-    def __init__(self, parent: Path, owner: str) -> None:
-        # Agents of another user may pass through to their own attempt, never list.
+    def __init__(self, parent: Path, owner: str, setting: str) -> None:
+        # Programs of another user may pass through to their own folder, never list.
         parent.mkdir(parents=True, exist_ok=True, mode=0o711)
-        _check_own(parent)
+        _check_own(parent, setting)
         self.root = parent / owner
         with (parent / ".starting").open("w") as starting:
-            # One runner at a time: before we hold its lock, another that starts would take our folder for abandoned.
+            # One process at a time: before we hold its lock, another that starts would take our folder for abandoned.
             fcntl.flock(starting, fcntl.LOCK_EX)
             _remove_abandoned(parent)
             self.root.mkdir(mode=0o711)
@@ -74,12 +78,13 @@ class Workspaces:
         folder: AgentFolder | None,
         uid: int | None = None,
         task_name: str | None = None,
+        result_name: str | None = None,
     ) -> Workspace:
-        """A fresh workspace with the agent's files and its task in it. Blocks: call it in a thread.
+        """A fresh workspace with the program's files and its task in it. Blocks: call it in a thread.
 
-        Args: uid: the user and group of its owner; None for the runner; task_name: a file of the working folder that
-            gets the task, too, in place of a file of the agent
-        Raises: OSError: the agent's folder cannot be copied, or the disk is full; nothing is left then.
+        Args: uid: the user and group of its owner; None for the service; task_name: a file of the working folder that
+            gets the task, too, in place of a copied one; result_name: a file that is not copied
+        Raises: OSError: the folder cannot be copied, or the disk is full; nothing is left then.
         """
         root = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.root))
         workspace = Workspace(root, root / "work", root / "tmp", root / "task.json")
@@ -94,6 +99,8 @@ class Workspaces:
             if task_name is not None:
                 (workspace.work / task_name).unlink(missing_ok=True)
                 _write_private(workspace.work / task_name, text)
+            if result_name is not None:
+                (workspace.work / result_name).unlink(missing_ok=True)
             if uid is not None:
                 _give(workspace, uid)
         except BaseException:
@@ -113,12 +120,12 @@ def _write_private(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _check_own(parent: Path) -> None:
+def _check_own(parent: Path, setting: str) -> None:
     found = parent.lstat()
     if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
         raise Misconfigured(
-            f"{parent} must be a folder, no link, that only the runner's user may write to: remove it, or set "
-            "RUNNER_WORK_FOLDER to another"
+            f"{parent} must be a folder, no link, that only the service's user may write to: remove it, or set "
+            f"{setting} to another"
         )
 
 
@@ -133,7 +140,7 @@ def _lock(folder: Path) -> IO[str]:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Removes the folders of dead runners: their lock is free. A folder without a lock is not ours."""
+    """Removes the folders of dead processes: their lock is free. A folder without a lock is not ours."""
     for folder in parent.iterdir():
         if not (folder / ".lock").is_file():
             continue
@@ -161,7 +168,9 @@ def copy_folder(folder: AgentFolder, target: Path) -> None:
             elif stat.S_ISREG(found.st_mode):
                 size = _copy_file(folder, name, descriptor, target / path / name, size)
             elif not stat.S_ISDIR(found.st_mode):
-                raise OSError(f"{os.path.normpath(path)}/{name} is no regular file: remove it from agent.directory")
+                raise OSError(
+                    f"{os.path.normpath(path)}/{name} is no regular file: remove it from {folder.names.directory}"
+                )
             size = _count(folder, size + ENTRY_BYTES)
 
 
@@ -184,7 +193,10 @@ def _count(folder: AgentFolder, size: int) -> int:
     if folder.stop.is_set():
         raise InterruptedError("stopped")
     if size > folder.max_bytes:
-        raise OSError(f"agent.directory holds more than {folder.max_bytes} bytes (RUNNER_MAX_DIRECTORY_BYTES)")
+        names = folder.names
+        raise OSError(
+            f"{names.directory} holds more than {folder.max_bytes} bytes ({names.prefix}_MAX_DIRECTORY_BYTES)"
+        )
     return size
 
 
@@ -193,13 +205,40 @@ def _raise(error: OSError) -> None:
 
 
 def _give(workspace: Workspace, uid: int) -> None:
-    """Hands the folders to the attempt's user; the root only to pass through, so that nothing in it can be moved."""
+    """Hands the folders to the program's user; the root only to pass through, so that nothing in it can be moved."""
     os.chown(workspace.root, -1, uid)
     workspace.root.chmod(0o710)
     os.chown(workspace.task_file, uid, uid)
     for inside in (workspace.work, workspace.scratch):
         for path in (inside, *inside.rglob("*")):
             os.chown(path, uid, uid, follow_symlinks=False)
+
+
+def read_result(work: Path, name: str) -> bytes | None:
+    """Returns the content of a file that a program left, cut one byte behind the limit; None where there is none.
+
+    It follows no link and waits for no pipe: the service may be root. Blocks.
+
+    Raises: OSError: it is no regular file of its own
+    """
+    try:
+        folder = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        # The program removed it.
+        return None
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise OSError(f"{name} is no regular file ({error.strerror})") from error
+    finally:
+        os.close(folder)
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise OSError(f"{name} is no regular file of its own")
+        return file.read(MAX_RESULT_BYTES + 1)
 
 
 def others_filled_disk(root: Path) -> bool:
@@ -220,7 +259,7 @@ def others_filled_disk(root: Path) -> bool:
 
 
 def remove_tree(root: Path) -> None:
-    """Removes a folder whatever an agent made of it. Blocks: call it in a thread. It raises nothing, only logs.
+    """Removes a folder whatever a program made of it. Blocks: call it in a thread. It raises nothing, only logs.
 
     Why `rm`: it follows no link, and no depth or number of files costs it memory or stack.
     """

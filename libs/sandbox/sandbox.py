@@ -1,4 +1,4 @@
-"""The bounds of an agent: a user of its own, no capabilities, no new privileges, Landlock, fewer system calls.
+"""The bounds of a program: a user of its own, no capabilities, no new privileges, Landlock, fewer system calls.
 
 The forked child of the supervisor runs them between `fork` and `exec`, with the standard library alone.
 """
@@ -12,7 +12,7 @@ import os
 import struct
 
 # Relative: in its own process this file is no part of `leyden`.
-from .system_calls import refuse_namespaces_and_io_uring  # noqa: TID251
+from .system_calls import refuse_system_calls  # noqa: TID251
 
 TYPE_CHECKING = False
 """mypy takes it for true. Importing `typing` costs a third of the start of a supervisor."""
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         `uid`: the user and group that it becomes, which no other attempt has; None for the runner's. `landlock`:
         whether to use Landlock, which closes the paths `hidden` but for the folder `visible`. `writable`: the folders
         outside of `visible` in which it may write, None for no such bound. `filter`: whether to close user namespaces
-        and io_uring, by seccomp.
+        and io_uring, by seccomp; `network`: whether it leaves sockets open.
         """
 
         uid: int | None
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         visible: str
         writable: list[str] | None
         filter: bool
+        network: bool
 
 
 PR_SET_NO_NEW_PRIVS = 38
@@ -69,7 +70,7 @@ def enter(sandbox: Sandbox) -> None:
         _check(_libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
         os.close(ruleset)
     if sandbox["filter"]:
-        refuse_namespaces_and_io_uring()
+        refuse_system_calls(network=sandbox["network"])
 
 
 def become(uid: int) -> None:

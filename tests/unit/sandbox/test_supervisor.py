@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from leyden.services.runner.backends.process import backend, supervisor
-from leyden.services.runner.backends.process.backend import Supervisors
+from leyden.libs.sandbox import supervisor, supervisors
+from leyden.libs.sandbox.supervisors import Supervisors
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
-    from leyden.services.runner.backends.process.supervisor import Orders, Report
+    from leyden.libs.sandbox.supervisor import Orders, Report
 
 ROOT = Path(__file__).parents[3]
 
@@ -42,6 +42,7 @@ def orders(code: str, folder: Path, **changes: object) -> Orders:
             "visible": str(folder),
             "writable": None,
             "filter": True,
+            "network": True,
         },
     }
     return {**values, **changes}  # type: ignore[return-value]
@@ -185,13 +186,13 @@ async def test_a_killed_supervisor_leaves_no_process_and_is_an_infrastructure_er
 import asyncio, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from leyden.services.runner.backends.base import BackendError
-from tests.unit.runner.test_supervisor import *
+from leyden.libs.sandbox.supervisors import ProgramError
+from tests.unit.sandbox.test_supervisor import *
 async def main():
     supervisor.become_subreaper()
     try:
         await run(FORKS + '\\ntime.sleep(60)', Path({str(tmp_path)!r}))
-    except BackendError:
+    except ProgramError:
         print('lost')
 asyncio.run(main())
 """
@@ -206,8 +207,8 @@ asyncio.run(main())
 
 async def test_concurrent_attempts_leave_no_process(tmp_path: Path) -> None:
     before = set(children(os.getpid()))
-    supervisors = Supervisors()
-    reports = await asyncio.gather(*(supervisors.run(orders("print(1)", tmp_path)) for _ in range(3)))
+    opened = Supervisors()
+    reports = await asyncio.gather(*(opened.run(orders("print(1)", tmp_path)) for _ in range(3)))
     assert [report["stdout"] for report in reports] == [b"1\n"] * 3
     assert set(children(os.getpid())) <= before
 
@@ -221,7 +222,7 @@ async def test_a_killed_runner_leaves_no_orphan(tmp_path: Path) -> None:
 import asyncio, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from tests.unit.runner.test_supervisor import FORKS, run
+from tests.unit.sandbox.test_supervisor import FORKS, run
 asyncio.run(run(FORKS + '\\ntime.sleep(60)', Path({str(tmp_path)!r})))
 """
     runner = subprocess.Popen([sys.executable, "-c", script])
@@ -239,11 +240,11 @@ def test_a_missing_report_is_an_error_of_ours() -> None:
 import asyncio, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
-from leyden.services.runner.backends.base import BackendError
-from tests.unit.runner.test_supervisor import run
+from leyden.libs.sandbox.supervisors import ProgramError
+from tests.unit.sandbox.test_supervisor import run
 try:
     asyncio.run(run("", Path("/"), output_bytes=1, timeout_seconds="no number"))
-except BackendError as error:
+except ProgramError as error:
     print(error)
 """
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
@@ -261,11 +262,11 @@ def test_a_supervisor_starts_small_and_imports_nothing_inside_the_sandbox() -> N
 import sys
 sys.path.append(sys.argv[1])
 import os
-from process import supervisor
+from sandbox import supervisor
 before = set(sys.modules)
 os.get_exec_path({"PATH": "/bin"})
 print(sorted(set(sys.modules) - before), {"typing", "enum", "re", "pathlib"} & set(sys.modules))
 """
-    argv = [sys.executable, "-I", "-S", "-c", code, backend._BACKENDS]
+    argv = [sys.executable, "-I", "-S", "-c", code, supervisors._LIBS]
     said = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert said.stdout == "[] set()\n"

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from leyden.libs.sandbox import users
+from leyden.libs.sandbox.users import SandboxUsers, closed_to, sandbox_users
 from leyden.libs.service.errors import Misconfigured
-from leyden.services.runner.backends.process import users
-from leyden.services.runner.backends.process.users import SandboxUsers, closed_to, sandbox_users
+from leyden.services.runner.backends.process import place_of
 from leyden.services.runner.settings import Settings
 
 STRANGER = 1_700_000_000
@@ -74,9 +75,9 @@ def test_an_unknown_kind_of_user_is_refused() -> None:
 
 def test_a_runner_without_root_cannot_lend_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(Misconfigured, match="needs a runner that runs as root"):
-        sandbox_users(Settings(agent_user="own"))
-    assert sandbox_users(Settings()).first is None
+    with pytest.raises(Misconfigured, match="RUNNER_AGENT_USER=own needs a service that runs as root"):
+        sandbox_users(place_of(Settings(agent_user="own")))
+    assert sandbox_users(place_of(Settings())).first is None
 
 
 @pytest.mark.usefixtures("as_root")
@@ -86,10 +87,10 @@ def test_an_interpreter_unreachable_for_other_users_prevents_agent_users(
     python = tmp_path / "closed" / "python"
     python.parent.mkdir(mode=0o700)
     python.touch(0o755)
-    assert sandbox_users(Settings(python=str(python))).first is None
-    assert sandbox_users(Settings(python="/bin/sh", agent_user="same")).first is None
+    assert sandbox_users(place_of(Settings(python=str(python)))).first is None
+    assert sandbox_users(place_of(Settings(python="/bin/sh", agent_user="same"))).first is None
     with pytest.raises(Misconfigured, match="is closed to other users, and RUNNER_PYTHON lies below it: let other"):
-        sandbox_users(Settings(python=str(python), agent_user="own"))
+        sandbox_users(place_of(Settings(python=str(python), agent_user="own")))
 
 
 @pytest.mark.usefixtures("as_root")
@@ -97,7 +98,7 @@ def test_user_ids_missing_in_the_namespace_are_refused_if_required(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(users, "UIDS", 2**32)
-    assert sandbox_users(Settings(python="/bin/sh")).first is None
+    assert sandbox_users(place_of(Settings(python="/bin/sh"))).first is None
     for wishes in ({"agent_user": "own"}, {"agent_uids_from": 100_000}):
         with pytest.raises(Misconfigured, match="set RUNNER_AGENT_UIDS_FROM"):
-            sandbox_users(Settings(python="/bin/sh", **wishes))  # type: ignore[arg-type]
+            sandbox_users(place_of(Settings(python="/bin/sh", **wishes)))  # type: ignore[arg-type]

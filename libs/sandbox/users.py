@@ -1,4 +1,4 @@
-"""The user that an agent becomes: one of its own per attempt, or the runner's."""
+"""The user that a program becomes: one of its own, or that of the service."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from leyden.libs.sandbox.place import Place
+from leyden.libs.sandbox.sandbox import USABLE_LANDLOCK, landlock_abi
 from leyden.libs.service.errors import Misconfigured
 from leyden.libs.telemetry import logger
-from leyden.services.runner.backends.process.sandbox import USABLE_LANDLOCK, landlock_abi
-from leyden.services.runner.settings import Settings
 
 log = logger()
 
 UIDS = 20_000
-"""User ids that attempts take in turn: long before one comes again, nothing of its last attempt is left."""
+"""User ids that programs take in turn: long before one comes again, nothing of its last program is left."""
 UIDS_FROM = 1_900_000_000
 UIDS_FROM_IN_A_NAMESPACE = 30_000
-REMEDIES = "let other users pass (chmod o+x), put it elsewhere, or run the runner as an ordinary user"
+REMEDIES = "let other users pass (chmod o+x), put it elsewhere, or run the service as an ordinary user"
 
 
 @dataclass(frozen=True)
 class SandboxUser:
-    """The user (and group) id of one attempt and the lock on it; both None to stay the runner's user."""
+    """The user (and group) id of one program and the lock on it; both None to stay the service's user."""
 
     uid: int | None = None
     lock: int | None = None
 
 
 class SandboxUsers:
-    """Lends user ids that belong to nobody, each to one attempt at a time, among all runners of this machine.
+    """Lends user ids that belong to nobody, each to one program at a time, among all services of this machine.
 
-    Args: first: the lowest, None to leave every agent the runner's user; locks: a file whose byte at an id's position
-        is locked while the id is lent. Every holder of the descriptor holds the lock, the supervisor too, so that the
-        agents of a killed runner keep their ids.
+    Args: first: the lowest, None to leave every program the service's user; locks: a file whose byte at an id's
+        position is locked while the id is lent. Every holder of the descriptor holds the lock, the supervisor too, so
+        that the programs of a killed service keep their ids.
     """
 
     def __init__(self, first: int | None, locks: Path) -> None:
@@ -50,7 +50,7 @@ class SandboxUsers:
 
     @contextmanager
     def lend(self) -> Iterator[SandboxUser]:
-        """The user of one attempt, for as long as anything of the attempt exists.
+        """The user of one program, for as long as anything of it exists.
 
         Raises: OSError: every one is lent
         """
@@ -76,43 +76,45 @@ class SandboxUsers:
         raise OSError(f"each of the {UIDS} user ids from {first} is in use by an attempt")
 
 
-def sandbox_users(settings: Settings) -> SandboxUsers:
-    """The users that RUNNER_AGENT_USER asks for; `auto` falls back to the runner's own, as root only with Landlock.
+def sandbox_users(place: Place) -> SandboxUsers:
+    """The users that a place's rule asks for; `auto` falls back to the service's own, as root only with Landlock.
 
-    Raises: Misconfigured: RUNNER_AGENT_USER or RUNNER_AGENT_UIDS_FROM cannot be followed
+    Raises: Misconfigured: the rule or the first user id cannot be followed
     """
     folder = next((path for path in ("/run", "/var/run") if os.access(path, os.W_OK)), tempfile.gettempdir())
     locks = Path(folder) / "leyden-agent-users"
-    if settings.agent_user == "same" or (settings.agent_user == "auto" and os.geteuid() != 0):
+    if place.user == "same" or (place.user == "auto" and os.geteuid() != 0):
         return SandboxUsers(None, locks)
     try:
-        return SandboxUsers(_first_uid(settings), locks)
+        return SandboxUsers(_first_uid(place), locks)
     except Misconfigured as error:
-        if settings.agent_user == "own" or settings.agent_uids_from is not None or landlock_abi() < USABLE_LANDLOCK:
+        if place.user == "own" or place.uids_from is not None or landlock_abi() < USABLE_LANDLOCK:
             raise
-        log.warning("agents run as root without capabilities, not as users of their own", reason=str(error))
+        program = place.names.program
+        log.warning(f"{program}s run as root without capabilities, not as users of their own", reason=str(error))
         return SandboxUsers(None, locks)
 
 
-def _first_uid(settings: Settings) -> int:
-    """The lowest user id for attempts.
+def _first_uid(place: Place) -> int:
+    """The lowest user id for programs.
 
-    Raises: Misconfigured: attempts cannot have users of their own here
+    Raises: Misconfigured: programs cannot have users of their own here
     """
+    names = place.names
     if os.geteuid() != 0:
-        raise Misconfigured("RUNNER_AGENT_USER=own needs a runner that runs as root: leave it unset")
-    chosen = settings.agent_uids_from
-    python = shutil.which(settings.python, path=settings.agent_path) or settings.python
+        raise Misconfigured(f"{names.setting('USER')}=own needs a service that runs as root: leave it unset")
+    chosen = place.uids_from
+    python = shutil.which(place.python, path=place.path) or place.python
     closed = closed_to(chosen or UIDS_FROM, [python])
     if closed is not None:
-        raise Misconfigured(f"{closed} is closed to other users, and RUNNER_PYTHON lies below it: {REMEDIES}")
+        raise Misconfigured(f"{closed} is closed to other users, and {names.prefix}_PYTHON lies below it: {REMEDIES}")
     mapped = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     for first in (UIDS_FROM, UIDS_FROM_IN_A_NAMESPACE) if chosen is None else (chosen,):
         if any(inside <= first and first + UIDS <= inside + count for inside, _, count in mapped):
             return first
     raise Misconfigured(
-        f"this user namespace does not have the {UIDS} user ids that attempts take: set RUNNER_AGENT_UIDS_FROM to the "
-        "first of as many that nobody has"
+        f"this user namespace does not have the {UIDS} user ids that {names.program}s take: set"
+        f" {names.setting('UIDS_FROM')} to the first of as many that nobody has"
     )
 
 

@@ -8,7 +8,7 @@ import socket
 
 import uvloop
 
-from leyden.services.runner.backends.process import backend
+from leyden.libs.sandbox import supervisors as supervising
 
 
 class Watched(socket.socket):
@@ -33,7 +33,7 @@ def test_the_descriptor_of_a_report_is_closed_once() -> None:
     supervisors.close()
 
     async def read() -> bytes:
-        report = await backend._read_all(watched)
+        report = await supervising._read_all(watched)
         # uvloop closes in a later round of its loop.
         while descriptor_is_open(descriptor):
             await asyncio.sleep(0)

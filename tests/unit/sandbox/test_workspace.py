@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from leyden.libs.sandbox.workspace import AgentFolder, Workspaces, others_filled_disk, remove_tree
 from leyden.libs.service.errors import Misconfigured
-from leyden.services.runner.backends.process.workspace import AgentFolder, Workspaces, others_filled_disk, remove_tree
+from leyden.services.runner.backends.process import NAMES
+
+WORK_FOLDER = "RUNNER_WORK_FOLDER"
 
 
 @pytest.fixture
@@ -28,13 +31,13 @@ def agent(tmp_path: Path) -> Path:
 @pytest.fixture
 def workspaces_of(tmp_path: Path) -> Iterator[Callable[[str], Workspaces]]:
     with ExitStack() as stack:
-        yield lambda owner: stack.enter_context(closing(Workspaces(tmp_path / "work", owner)))
+        yield lambda owner: stack.enter_context(closing(Workspaces(tmp_path / "work", owner, WORK_FOLDER)))
 
 
 @contextmanager
 def agent_folder(folder: Path, max_bytes: int = 2**20) -> Iterator[AgentFolder]:
     descriptor = os.open(folder, os.O_RDONLY)
-    yield AgentFolder(descriptor, max_bytes, threading.Event())
+    yield AgentFolder(descriptor, max_bytes, threading.Event(), NAMES)
     os.close(descriptor)
 
 
@@ -70,7 +73,7 @@ def test_a_task_file_replaces_the_agents_and_follows_no_link(
 
 
 def test_removing_a_workspace_removes_read_only_files(tmp_path: Path) -> None:
-    workspaces = Workspaces(tmp_path / "work", "runner-1")
+    workspaces = Workspaces(tmp_path / "work", "runner-1", WORK_FOLDER)
     folder = workspaces.make("r.0.0", {}, None)
     (folder.work / "deep" / "er").mkdir(parents=True)
     (folder.work / "deep" / "er" / "file").write_text("x")
@@ -110,7 +113,7 @@ def test_a_parent_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     for parent in ("open", "link"):
         with pytest.raises(Misconfigured, match="set RUNNER_WORK_FOLDER"):
-            Workspaces(tmp_path / parent, "runner-1")
+            Workspaces(tmp_path / parent, "runner-1", WORK_FOLDER)
 
 
 def test_removing_follows_no_link_and_needs_no_stack(

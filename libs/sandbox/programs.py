@@ -1,0 +1,340 @@
+"""Executes programs as process trees of this machine, each with a workspace, a user, a sandbox and a supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leyden.libs.sandbox import supervisor
+from leyden.libs.sandbox.place import Names, Place, open_work_folder
+from leyden.libs.sandbox.sandbox import SIGNAL_LANDLOCK, USABLE_LANDLOCK, landlock_abi
+from leyden.libs.sandbox.supervisors import ProgramError, Supervisors
+from leyden.libs.sandbox.system_calls import can_filter
+from leyden.libs.sandbox.users import REMEDIES, SandboxUser, closed_to, sandbox_users
+from leyden.libs.sandbox.workspace import (
+    AgentFolder,
+    Workspace,
+    Workspaces,
+    others_filled_disk,
+    read_result,
+    remove_tree,
+)
+from leyden.libs.service.errors import Misconfigured
+from leyden.libs.telemetry import logger
+
+if TYPE_CHECKING:
+    from leyden.libs.sandbox.sandbox import Sandbox
+    from leyden.libs.sandbox.supervisor import Orders, Report
+
+log = logger()
+
+WRITABLE_BY_ROOT = ("/tmp", "/var/tmp", tempfile.gettempdir(), "/dev")  # noqa: S108  # nothing is made there
+"""The folders in which a program that stays root may write beside its workspace: those of every user."""
+SHELL_SIGKILL = 128 + signal.SIGKILL  # a shell whose last command got one
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program.
+
+    Args: name: unique among living ones, fit for a file name; command: program and arguments, no shell, `{python}` as
+        first word for the place's interpreter; environment: complete but for PATH, HOME, TMPDIR and
+        `document_variable`, which names the file with the document; document_on_stdin: the program reads it from stdin, too; document_name:
+        one more file with it, in the working folder; directory: a folder that is copied into the working folder;
+        cpu_seconds: of each process; network: whether it may open sockets; result: a file of the working folder, which
+        is removed before the start and read at the end
+    """
+
+    name: str
+    command: list[str]
+    environment: Mapping[str, str]
+    document: Mapping[str, Any]
+    document_variable: str
+    timeout_seconds: float
+    output_bytes: int
+    memory_bytes: int | None = None
+    cpu_seconds: int | None = None
+    document_on_stdin: bool = False
+    document_name: str | None = None
+    directory: str | None = None
+    network: bool = True
+    result: str | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a program that ran.
+
+    Args: exit_code: negative for a signal; stdout, stderr: the last `output_bytes` of each; timed_out: it was stopped
+        after `timeout_seconds`; limit_exceeded: says which limit it exceeded; platform_failure: the reason why the
+        platform or its machine, and not the program, caused this end; reward_line: the last line of all of stdout with
+        a reward; result: the content of its result file, None where it left none, with one byte more than
+        `MAX_RESULT_BYTES` where it is longer
+    """
+
+    exit_code: int | None
+    stdout: bytes
+    stderr: bytes
+    seconds: float
+    timed_out: bool = False
+    limit_exceeded: str | None = None
+    platform_failure: str | None = None
+    reward_line: bytes = b""
+    result: bytes | None = None
+
+
+class Programs:
+    """The programs of one process on this machine.
+
+    Args: owner: the name of the process and of its folder of workspaces; spared: its children that are no programs
+    Raises: Misconfigured: a setting cannot be followed here
+    """
+
+    def __init__(self, place: Place, owner: str, spared: Callable[[], Collection[int]] = tuple) -> None:
+        self._place = place
+        self._users = sandbox_users(place)
+        work_folder = self._work_folder()
+        self._hidden = [os.path.realpath(path) for path in (*place.hidden_paths, work_folder)]
+        self._workspaces = Workspaces(work_folder, owner, f"{place.names.prefix}_WORK_FOLDER")
+        self._landlock = landlock_abi()
+        if self._landlock < USABLE_LANDLOCK:
+            log.warning(
+                f"this kernel has no usable Landlock (5.19 or later): {place.names.program}s can inspect processes of"
+                " their own user, and lower their oom_score_adj, so that the kernel ends the platform before them when"
+                " memory is short",
+                own_users=self._users.first is not None,
+            )
+        self._can_filter = can_filter()
+        if not self._can_filter:
+            log.warning(
+                f"this kernel has no seccomp filters: user namespaces and io_uring are open to {place.names.program}s"
+            )
+        self._supervisors = Supervisors(spared)
+
+    def _work_folder(self) -> Path:
+        """The place's, or an open one where programs' own users could not pass to it."""
+        folder = self._place.work_folder
+        if self._users.first is None or closed_to(self._users.first, [str(folder)]) is None:
+            return folder
+        log.warning(
+            "work folder is closed to programs' users", work_folder=str(folder), instead=str(open_work_folder())
+        )
+        return open_work_folder()
+
+    async def check(self) -> None:
+        """Starts the place's interpreter once. From now on this process adopts programs' orphans.
+
+        Raises: Misconfigured: it does not run; the message names the remedy
+        """
+        supervisor.become_subreaper()
+        check = Program("check", ["{python}", "-I", "-S", "-c", ""], {}, {}, "LEYDEN_TASK_FILE", 60.0, 1_000_000)
+        try:
+            ended = await self.run(check)
+            why = None if ended.exit_code == 0 else ended.stderr.decode(errors="replace") or "it did not end in time"
+        except ProgramError as error:
+            why = str(error)
+        if why is not None:
+            names = self._place.names
+            raise Misconfigured(
+                f"{names.program}s cannot start {names.prefix}_PYTHON, {self._place.python} ({why}): {REMEDIES}, or"
+                " name another interpreter there"
+            )
+
+    async def run(self, program: Program) -> Ended:
+        """Runs the program to its end. Cancelling kills its process tree and waits until it is dead.
+
+        Raises: ProgramError: no workspace, no user, no start, or a lost supervisor
+        """
+        try:
+            with self._users.lend() as user:
+                return await self._run_as(user, program)
+        except OSError as error:
+            raise ProgramError(str(error)) from error
+
+    async def _run_as(self, user: SandboxUser, program: Program) -> Ended:
+        stop = threading.Event()
+        making = asyncio.ensure_future(asyncio.to_thread(self._make_workspace, program, user, stop))
+        try:
+            workspace = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            stop.set()
+            await asyncio.wait([making])
+            if making.exception() is None:
+                await asyncio.shield(asyncio.to_thread(remove_tree, making.result().root))
+            raise
+        except OSError as error:
+            raise ProgramError(f"the working folder could not be made: {error}") from error
+        result = None
+        try:
+            report = await self._supervisors.run(self._orders(program, workspace, user), user.lock)
+            lacked_room = await asyncio.to_thread(others_filled_disk, workspace.root)
+            if program.result is not None:
+                result = await asyncio.to_thread(read_result, workspace.work, program.result)
+        finally:
+            await asyncio.shield(asyncio.to_thread(remove_tree, workspace.root))
+        if not report["all_dead"]:
+            log.warning("a process of a program survived SIGKILL", program=program.name)
+        contained = user.uid is not None or self._landlock >= SIGNAL_LANDLOCK
+        names = self._place.names
+        return ended_of(report, names, contained=contained, lacked_room=lacked_room, result=result)
+
+    async def close(self) -> None:
+        """Removes the folder of this process's workspaces."""
+        await asyncio.to_thread(self._workspaces.close)
+
+    def _make_workspace(self, program: Program, user: SandboxUser, stop: threading.Event) -> Workspace:
+        make = self._workspaces.make
+        files = {"task_name": program.document_name, "result_name": program.result}
+        if program.directory is None:
+            return make(program.name, program.document, None, user.uid, **files)
+        field = self._place.names.directory
+        # Opened before the check of its path, so that nobody can exchange it in between.
+        try:
+            descriptor = os.open(program.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK)
+        except OSError as error:
+            message = f"{field} {program.directory} cannot be opened ({error.strerror}): correct its path"
+            raise OSError(message) from error
+        try:
+            self._check_directory(Path(f"/proc/self/fd/{descriptor}").readlink())
+            folder = AgentFolder(descriptor, self._place.max_directory_bytes, stop, self._place.names)
+            return make(program.name, program.document, folder, user.uid, **files)
+        finally:
+            os.close(descriptor)
+
+    def _check_directory(self, folder: Path) -> None:
+        """Raises: PermissionError: the service, perhaps root, may not copy this folder for a program"""
+        names = self._place.names
+        if any(folder.is_relative_to(path) or Path(path).is_relative_to(folder) for path in self._hidden):
+            raise PermissionError(
+                f"{folder} belongs to the platform: keep the {names.program}'s files in another folder"
+            )
+        if not any(folder.is_relative_to(os.path.realpath(root)) for root in self._place.roots):
+            roots = ", ".join(map(str, self._place.roots)) or "none"
+            raise PermissionError(
+                f"{names.directory} {folder} lies in no folder of {names.setting('ROOTS')} ({roots}): move it there, or"
+                f" name the folder of your {names.program}s to the platform ({names.remedy})"
+            )
+
+    def _orders(self, program: Program, workspace: Workspace, user: SandboxUser) -> Orders:
+        if not program.network and not self._can_filter:
+            raise PermissionError("this kernel has no seccomp filters, so that nothing closes the network")
+        first, *rest = program.command
+        command = [self._place.python if first == "{python}" else first, *rest]
+        if user.uid is not None:
+            self._check_reachable(user.uid, command, workspace)
+        return {
+            "command": command,
+            "environment": self._environment(program, workspace, user),
+            "stdin": str(workspace.task_file) if program.document_on_stdin else os.devnull,
+            "folder": str(workspace.work),
+            "timeout_seconds": program.timeout_seconds,
+            "grace_seconds": self._place.grace_seconds,
+            "output_bytes": program.output_bytes,
+            "memory_bytes": program.memory_bytes,
+            "limits": self._limits(program, user),
+            "sandbox": self._sandbox(program, workspace, user),
+        }
+
+    def _check_reachable(self, uid: int, command: list[str], workspace: Workspace) -> None:
+        """Raises: PermissionError: the program's user cannot pass to it, an argument, or its workspace"""
+        path = shutil.which(command[0], path=self._place.path) or command[0]
+        named = [one for one in (path, *command[1:]) if one.startswith("/") and os.path.lexists(one)]
+        closed = closed_to(uid, [str(workspace.root), *named])
+        if closed is not None:
+            program = self._place.names.program
+            raise PermissionError(f"{closed} is closed to the user that the {program} becomes: {REMEDIES}")
+
+    def _environment(self, program: Program, workspace: Workspace, user: SandboxUser) -> dict[str, str]:
+        # For programs that ask for their user's name: a uid of one program has none.
+        user_names = {"USER": "agent", "LOGNAME": "agent"} if user.uid is not None else {}
+        return {
+            "PATH": self._place.path,
+            "HOME": str(workspace.work),
+            "TMPDIR": str(workspace.scratch),
+            **user_names,
+            **program.environment,
+            program.document_variable: str(workspace.task_file),
+        }
+
+    def _limits(self, program: Program, user: SandboxUser) -> list[tuple[int, int, int]]:
+        cpu, place = program.cpu_seconds, self._place
+        bounds = [
+            (resource.RLIMIT_CORE, 0, 0),
+            # SIGXCPU at the first, SIGKILL at the second.
+            (resource.RLIMIT_CPU, cpu, cpu and cpu + 5),
+            (resource.RLIMIT_NOFILE, place.max_open_files, place.max_open_files),
+            (resource.RLIMIT_FSIZE, place.max_file_bytes, place.max_file_bytes),
+        ]
+        if user.uid is not None:
+            bounds.append((resource.RLIMIT_NPROC, place.max_processes, place.max_processes))
+        return [(number, soft, hard) for number, soft, hard in bounds if soft is not None and hard is not None]
+
+    def _sandbox(self, program: Program, workspace: Workspace, user: SandboxUser) -> Sandbox:
+        # Without capabilities root still owns every file of root: by `/proc/sys` alone it could take the machine over.
+        stays_root = user.uid is None and os.geteuid() == 0
+        return {
+            "uid": user.uid,
+            "landlock": self._landlock >= USABLE_LANDLOCK,
+            "hidden": [path for path in self._hidden if Path(path).exists()],
+            "visible": os.path.realpath(workspace.root),
+            "filter": self._can_filter,
+            "network": program.network,
+            "writable": [os.path.realpath(folder) for folder in WRITABLE_BY_ROOT] if stays_root else None,
+        }
+
+
+def ended_of(
+    report: Report, names: Names, *, contained: bool, lacked_room: bool = False, result: bytes | None = None
+) -> Ended:
+    """The end of a program, with the cause where that is not the program.
+
+    Args: contained: no other program can signal this one; lacked_room: others had filled the disk of its workspace
+    Raises: ProgramError: it never started
+    """
+    if report["start_error"] is not None:
+        raise ProgramError(f"the {names.program} could not be started: {report['start_error']}")
+    return Ended(
+        exit_code=report["exit_code"],
+        stdout=report["stdout"],
+        stderr=report["stderr"],
+        reward_line=report["reward_line"],
+        seconds=report["seconds"],
+        timed_out=report["timed_out"],
+        limit_exceeded=_limit_exceeded(report, names),
+        platform_failure=_platform_failure(report, names, contained=contained, lacked_room=lacked_room),
+        result=result,
+    )
+
+
+def _limit_exceeded(report: Report, names: Names) -> str | None:
+    if report["memory_bytes"] is not None:
+        size = f"{report['memory_bytes'] >> 20} MiB"
+        return f"the {names.program} used more memory than allowed ({names.memory}): {size}"
+    return f"the {names.program} went on after its limit of CPU time" if report["cpu_exceeded"] else None
+
+
+def _platform_failure(report: Report, names: Names, *, contained: bool, lacked_room: bool) -> str | None:
+    """Attributes a failure on a full disk, and a SIGKILL that the supervisor did not send.
+
+    The kernel sent it while memory was short: ours. A program that no other can signal, while memory was not short,
+    sent it itself: its own, since an agent could otherwise throw away tries that go badly. The sender is unknown: ours.
+    """
+    if report["timed_out"] or _limit_exceeded(report, names) is not None:
+        return None
+    if report["exit_code"] != 0 and lacked_room:
+        folder = f"{names.prefix}_WORK_FOLDER"
+        return f"the {names.program} failed while the disk of {folder} was full: give it more room"
+    if report["exit_code"] in {-signal.SIGKILL, SHELL_SIGKILL} and report["lacked_memory"]:
+        return "ended by a SIGKILL while the kernel ended processes for want of memory"
+    if report["exit_code"] == -signal.SIGKILL and (report["lacked_memory"] is None or not contained):
+        return "ended by a SIGKILL that the platform did not send: is memory short?"
+    return None

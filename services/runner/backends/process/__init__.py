@@ -1,1 +1,0 @@
-"""Attempts as process trees of this machine, for agents whose code is trusted."""
