@@ -46,6 +46,8 @@ SGLANG_TYPES := sglang==0.5.23
 AGENTS ?=
 # Folders of your own agents for `make up`, below which a run's `agent.directory` may lie.
 AGENT_FOLDERS ?=
+# Folders of your own graders for `make up`, below which the `directory` of a grader may lie.
+GRADER_FOLDERS ?=
 # The version of the flight agent that `make demo` trains: plain, langgraph, openai-agents or autogen.
 AGENT ?= plain
 DEMO_VENV := $(if $(filter plain,$(AGENT)),$(AGENTS_VENV),$(CACHE)/demo/$(AGENT))
@@ -211,9 +213,9 @@ e2e: setup ## tests through real processes
 check: lint ## everything but the end-to-end tests
 	$(BIN)/pytest tests/unit tests/contract
 
-up: $(VENV)/.ready ## run the platform on embedded parts until Ctrl-C; AGENT_FOLDERS=~/agents allows your agents' folders
+up: $(VENV)/.ready ## run the platform on embedded parts until Ctrl-C; AGENT_FOLDERS=~/agents and GRADER_FOLDERS=~/graders allow your folders
 	@$(CONSOLE_IF_POSSIBLE)
-	$(BIN)/leyden up $(foreach folder,$(AGENT_FOLDERS),--agents $(folder))
+	$(BIN)/leyden up $(foreach folder,$(AGENT_FOLDERS),--agents $(folder)) $(foreach folder,$(GRADER_FOLDERS),--graders $(folder))
 
 down: $(VENV)/.ready ## stop a platform that runs in the background
 	$(BIN)/leyden down

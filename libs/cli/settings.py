@@ -42,6 +42,12 @@ class Settings(BaseSettings):
     """Hugging Face folder of the base model for `leyden up`; SmolLM2-135M-Instruct when unset."""
 
 
+def grader_roots(named: Sequence[Path] = ()) -> tuple[Path, ...]:
+    """Folders below which the `directory` of a grader may lie: those of GRADER_CODE_ROOTS, and the named ones."""
+    given = json.loads(os.environ.get("GRADER_CODE_ROOTS") or "[]")
+    return tuple(dict.fromkeys([*map(Path, given), *named]))
+
+
 def inherited_environment(agents: Sequence[Path] = ()) -> dict[str, str]:
     """Variables that services inherit: all of the caller's, so that `TRAINER_…` and others reach them.
 

@@ -52,6 +52,8 @@ from leyden.libs.contracts.ids import new_id
 
 Item = TypeVar("Item", bound=BaseModel)
 PAGE = 200
+GRADE_SECONDS = 660.0
+"""The longest wait for grades: longer than the API's own."""
 
 
 class Client:
@@ -316,9 +318,10 @@ class Client:
         return Feedback.model_validate_json(body)
 
     def grade(self, rollout_id: str, reward: RewardConfig) -> Graded:
-        """Grades a stored rollout with these components, and stores nothing."""
+        """Grades a stored rollout with these components, and stores nothing. Judges and code may take minutes."""
         request = GradeRequest(reward=reward)
-        body = self._http.create(f"/v1/rollouts/{_part(rollout_id)}/grades", request.model_dump_json().encode())
+        path = f"/v1/rollouts/{_part(rollout_id)}/grades"
+        body = self._http.create(path, request.model_dump_json().encode(), timeout_seconds=GRADE_SECONDS)
         return Graded.model_validate_json(body)
 
     def regrade(self, rollout_id: str, reward: RewardConfig) -> Regrade:

@@ -27,6 +27,7 @@ class Transport:
     def __init__(self, base_url: str, token: str | None, *, timeout_seconds: float, patience_seconds: float) -> None:
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self._client = httpx.Client(base_url=_address(base_url), headers=headers, timeout=timeout_seconds)
+        self._timeout = timeout_seconds
         self._patience_seconds = patience_seconds
 
     def close(self) -> None:
@@ -49,10 +50,13 @@ class Transport:
         parameters: Parameters | None = None,
         content_type: str = "application/json",
         key: str | None = None,
+        timeout_seconds: float | None = None,
     ) -> bytes:
         """Posts with an Idempotency-Key, so that retries create one resource."""
         headers = {"content-type": content_type, "idempotency-key": key or secrets.token_hex(16)}
-        return self._send("POST", path, parameters=parameters, content=content, headers=headers)
+        return self._send(
+            "POST", path, parameters=parameters, content=content, headers=headers, timeout_seconds=timeout_seconds
+        )
 
     def post(self, path: str) -> bytes:
         """Posts to an idempotent endpoint."""
@@ -66,13 +70,17 @@ class Transport:
         parameters: Parameters | None = None,
         content: Content | None = None,
         headers: Mapping[str, str] | None = None,
+        timeout_seconds: float | None = None,
     ) -> bytes:
         given = {name: value for name, value in (parameters or {}).items() if value is not None}
         deadline, pause = math.inf, 0.1
         while True:
             try:
                 body = content() if callable(content) else content
-                response = self._client.request(method, path, params=given, content=body, headers=headers)
+                limit = self._timeout if timeout_seconds is None else timeout_seconds
+                response = self._client.request(
+                    method, path, params=given, content=body, headers=headers, timeout=limit
+                )
             except httpx.TransportError as error:
                 failure: Exception = self._unreachable(error)
             else:

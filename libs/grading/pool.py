@@ -39,6 +39,10 @@ class Pool:
         for child in self._children:
             self._idle.put_nowait(child)
 
+    def pids(self) -> list[int]:
+        """The processes that have been started."""
+        return [pid for child in self._children if (pid := child.pid) is not None]
+
     async def grade(self, components: Sequence[Component], facts: AttemptFacts) -> list[Graded]:
         """Returns the grades in the order of the components."""
         graded: list[Graded] = []
@@ -61,6 +65,11 @@ class _Child:
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Null before the first request."""
+        return self._process.pid if self._process else None
 
     async def grade(self, components: Sequence[Component], facts: AttemptFacts, seconds: float) -> list[Graded]:
         """Returns grades in order, up to the first component that ended the process."""

@@ -48,10 +48,10 @@ class Program:
 
     Args: name: unique among living ones, fit for a file name; command: program and arguments, no shell, `{python}` as
         first word for the place's interpreter; environment: complete but for PATH, HOME, TMPDIR and
-        `document_variable`, which names the file with the document; document_on_stdin: the program reads it from stdin, too; document_name:
-        one more file with it, in the working folder; directory: a folder that is copied into the working folder;
-        cpu_seconds: of each process; network: whether it may open sockets; result: a file of the working folder, which
-        is removed before the start and read at the end
+        `document_variable`, which names the file with the document; document_on_stdin: the program reads it from
+        stdin, too; document_name: one more file with it, in the working folder; directory: a folder that is copied
+        into the working folder; cpu_seconds: of each process; network: whether it may open sockets; result: a file of
+        the working folder, which is removed before the start and read at the end
     """
 
     name: str

@@ -234,11 +234,13 @@ def read_result(work: Path, name: str) -> bytes | None:
         raise OSError(f"{name} is no regular file ({error.strerror})") from error
     finally:
         os.close(folder)
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
-        found = os.fstat(file.fileno())
+    try:
+        found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
             raise OSError(f"{name} is no regular file of its own")
-        return file.read(MAX_RESULT_BYTES + 1)
+        return os.read(descriptor, MAX_RESULT_BYTES + 1)
+    finally:
+        os.close(descriptor)
 
 
 def others_filled_disk(root: Path) -> bool:

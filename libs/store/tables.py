@@ -241,6 +241,11 @@ class Run(Base):
         """jsonb_path_exists(config, '$."reward"."components"[*]."grader"."type"?(@ == "relative_model")'::jsonpath)""",
         "whether a model compares the rollouts of its groups",
     )
+    coded: Mapped[bool] = _of_document(
+        """jsonb_path_exists(config,"""
+        """ '$."reward"."components"[*]."grader"."type"?(@ == "python" || @ == "command")'::jsonpath)""",
+        "whether code of the operator's own grades its rollouts",
+    )
     __table_args__ = (
         _one_of("intent", RunIntent),
         Index(None, "created_at", "id"),
@@ -837,6 +842,22 @@ class Regrade(Base):
         ForeignKeyConstraint(["rollout_id", "attempt"], ["gradings.rollout_id", "gradings.attempt"]),
         Index(None, "run_id"),
     )
+
+
+class GradingTrial(Base):
+    """Writer: api and grader. A stored attempt that somebody grades with other components: the API asks, waits for the
+    grader's answer, and removes the row."""
+
+    __tablename__ = "grading_trials"
+    id: Mapped[str] = mapped_column(primary_key=True, comment="Its random id.")
+    rollout_id: Mapped[str] = mapped_column(comment="The rollout whose attempt is graded.")
+    reward: Mapped[Json] = mapped_column(comment="The section `reward` of a document.")
+    expires_at: Mapped[datetime] = mapped_column(comment="Nobody waits for the answer from then on.")
+    leased_at: Mapped[datetime | None] = mapped_column(comment="Null while no grader has it.")
+    answer: Mapped[Json | None] = mapped_column(
+        JSONB(none_as_null=True), comment="The total and the components, as the API shows them."
+    )
+    created_at: Mapped[datetime] = _created()
 
 
 class AgentName(Base):

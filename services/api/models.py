@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema_rs
 
 from leyden.libs.contracts.api.problems import FieldProblem
-from leyden.libs.contracts.config import RunConfig, Sft
-from leyden.libs.contracts.config.graders import JsonSchema
+from leyden.libs.contracts.config import Reward, RunConfig, Sft
+from leyden.libs.contracts.config.graders import CODE, JsonSchema
 from leyden.libs.contracts.judgements import Judgement, Machine, judge, judge_model, model_config
 from leyden.libs.contracts.model_folder import serving_mismatch
 from leyden.libs.service import Problem
@@ -121,6 +121,21 @@ def _check_schema(place: str, schema: dict[str, Any]) -> None:
     except ValueError as error:
         cause = str(error).partition("\n")[0]
         raise refusal(place, f"it is no JSON Schema, and every rollout would be excluded: {cause}") from error
+
+
+def check_code(reward: Reward | None, *, runs_code: bool) -> None:
+    """Passes a reward whose graders the platform can run. Args: runs_code: whether its graders run code
+
+    Raises: Problem
+    """
+    for number, one in enumerate(reward.components if reward else ()):
+        if isinstance(one.grader, CODE) and not runs_code:
+            raise refusal(
+                f"reward.components.{number}.grader.type",
+                f"this platform's graders run no code of your own, and {one.grader.type!r} is that: let the agent's"
+                " image grade and take its reward line by from: agent, send values by from: feedback, or train on one"
+                " machine with `leyden up`",
+            )
 
 
 async def check_graders(session: ReadSession, config: RunConfig) -> None:

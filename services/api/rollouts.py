@@ -33,9 +33,16 @@ from leyden.libs.store.read.attempt_facts import attempt_facts
 from leyden.libs.store.read.rollouts import RolloutFilter, RolloutSort, list_rollouts
 from leyden.libs.store.runs.feedback import add_feedback
 from leyden.libs.store.runs.regrades import add_regrade
+from leyden.libs.store.runs.trials import graded_by_trial
 from leyden.services.api.auth import Caller, GuardedRoute, Reader, Writer
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
+from leyden.services.api.models import check_code
 from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
+
+BEGIN_SECONDS = 15.0
+"""The longest wait for a grader that begins a trial."""
+TRIAL_SECONDS = 600.0
+"""The longest wait for its answer."""
 
 router = APIRouter(prefix="/v1/rollouts", tags=["rollouts"], route_class=GuardedRoute)
 
@@ -134,10 +141,16 @@ async def get_spans(
 async def grade_rollout(request: Request, asked: GradeRequest, caller: Writer, store: Store, rollout_id: str) -> Graded:
     """Grade a stored rollout with the components of a document, and store nothing.
 
-    The grader alone asks judges: their components fail here.
+    Judges and code of the operator's own may take minutes: the service grader asks and runs them.
     """
+    check_code(asked.reward, runs_code=request.app.state.settings.code_graders)
     async with store.read() as session:
         attempt, facts = await attempt_facts(session, rollout_id)
+    if asked.reward.needs_service:
+        answer = await graded_by_trial(
+            store, rollout_id, asked.reward, begin_seconds=BEGIN_SECONDS, seconds=TRIAL_SECONDS
+        )
+        return Graded.model_validate(answer)
     graders: Pool = request.app.state.graders
     found = ledger(asked.reward, await graders.grade(asked.reward.components, facts))
     components = [ComponentGrade.model_validate(one._asdict()) for one in found.components]

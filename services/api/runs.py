@@ -41,6 +41,7 @@ from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer
 from leyden.services.api.continuation import amended, continued_policies
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
 from leyden.services.api.models import (
+    check_code,
     check_demonstrations,
     check_frozen_policies,
     check_graders,
@@ -67,6 +68,7 @@ async def create_run(
 ) -> Response:
     """Create a run from its document; it begins as soon as an engine is free."""
     _check_runner(request, config)
+    check_code(config.reward, runs_code=request.app.state.settings.code_graders)
     check_frozen_policies(config)
     check_judgements(config)
 

@@ -28,6 +28,9 @@ class Settings(HttpSettings):
     runner_types: frozenset[Literal["process", "kubernetes"]] | None = None
     """Values of `runner.type` that the platform's runners execute (their RUNNER_BACKEND), as a JSON list. The API
     refuses runs with another; unset, their rollouts wait for a runner of that type."""
+    code_graders: bool = True
+    """Whether the platform's graders run the operator's own code (`python`, `command`); false where their
+    GRADER_CODE_PROCESSES is 0, as in a cluster. The API then refuses runs with such a grader."""
     agent_rules: AgentRules = AgentRules()
     """Secrets, images, nodes, tolerations and resources that a run with `runner.type: kubernetes` may name, as JSON:
     `{"secrets": ["tools"], "images": ["registry.example/*"], "limits": {"cpu": "4"}}`."""

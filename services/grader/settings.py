@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+import os
+import sys
+from pathlib import Path
+from typing import Literal
+
+from pydantic import AliasChoices, Field
 from pydantic_settings import SettingsConfigDict
 
+from leyden.libs.sandbox.place import open_work_folder
 from leyden.libs.service import ServiceSettings
 from leyden.libs.service.providers import Provider
 
@@ -26,6 +32,27 @@ class Settings(ServiceSettings):
     of other runs do not wait for them."""
     judge_seconds: float = Field(default=120.0, gt=0)
     """Limit on one call of a judge; then it is repeated."""
+    code_processes: int = Field(default=2, ge=0, le=256)
+    """Graders of the operator's own code (`python`, `command`) that run at once; attempts of other runs do not wait
+    for them. 0: this service runs none, as in a cluster, and such a component fails."""
+    code_roots: tuple[Path, ...] = ()
+    """Folders below which the `directory` of a grader may lie; none by default. As JSON: `["/srv/graders"]`.
+    `leyden up --graders DIR` adds one, and hides it from agents; name it in RUNNER_HIDDEN_PATHS, too, where you start
+    services yourself."""
+    max_directory_bytes: int = Field(default=2**26, ge=2**12)
+    """The files of a grader's `directory` in sum, copied for each grading; a file or folder counts 4 KiB at least."""
+    work_folder: Path = Field(default_factory=open_work_folder)
+    """Parent of the fresh folders in which the operator's code runs, as RUNNER_WORK_FOLDER."""
+    hidden_paths: tuple[Path, ...] = ()
+    """Folders that the operator's code may not open: the platform's own. As JSON: `["/var/lib/leyden"]`."""
+    code_path: str = Field(default=os.defpath, validation_alias=AliasChoices("GRADER_CODE_PATH", "PATH"))
+    """PATH of the operator's code; the grader's own by default."""
+    python: str = sys.executable
+    """The interpreter of `python` graders, and for `{python}` as the first word of a command."""
+    code_user: Literal["auto", "own", "same"] = "auto"
+    """The user of the operator's code, as RUNNER_AGENT_USER."""
+    code_uids_from: int | None = Field(default=None, ge=1000, le=2**31 - 2**16)
+    """The first of the user ids of its own users, as RUNNER_AGENT_UIDS_FROM."""
     lease_seconds: float = Field(default=30.0, gt=0)
     """Duration of a lease, which the grader renews three times within it. After that another grader takes the
     attempt."""

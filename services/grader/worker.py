@@ -14,18 +14,18 @@ from functools import partial
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from leyden.libs.contracts.config import Component
-from leyden.libs.contracts.config.graders import RelativeModel, ScoreModel
 from leyden.libs.faults import fault_point
 from leyden.libs.grading.facts import AttemptFacts
 from leyden.libs.grading.ledger import ledger
-from leyden.libs.grading.pool import Graded, Pool
+from leyden.libs.grading.pool import Pool
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import Checks
+from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database, Refused, Session, StoreAway
 from leyden.libs.store.group_commit import GroupCommit
 from leyden.libs.store.runs.grading import (
     GradingLease,
+    Lane,
     Settled,
     heartbeat_gradings,
     lease_gradings,
@@ -35,8 +35,11 @@ from leyden.libs.store.runs.grading import (
 )
 from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, bind, logger
+from leyden.services.grader.code import Code
 from leyden.services.grader.judge import Judge
 from leyden.services.grader.settings import Settings
+from leyden.services.grader.sources import Sources
+from leyden.services.grader.trials import Trials
 
 LEASED = Gauge("grader_attempts_leased", "Attempts that this process grades.")
 SETTLED = Counter(
@@ -78,39 +81,42 @@ async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
     checks.add("schema", lambda: check_schema(database))
     judge = Judge(settings.providers, calls=settings.judge_calls, seconds=settings.judge_seconds)
     pool = Pool(settings.processes, settings.component_seconds)
-    # One that waits for slow judges holds up no attempt of another one.
-    graders = [
-        Grader(settings, database, pool, judge, partial(_lease_each, judged=False), PER_PROCESS * settings.processes),
-        Grader(settings, database, pool, judge, partial(_lease_each, judged=True), settings.judge_calls),
-        Grader(settings, database, pool, judge, lease_groups, settings.judge_calls),
+    code = Code(settings, pool.pids)
+    sources = Sources(database, pool, judge, code)
+    # One that waits for slow judges or programs holds up no attempt of another one.
+    most: list[tuple[Lease, int]] = [
+        (partial(_lease_each, lane=Lane.INSTANT), PER_PROCESS * settings.processes),
+        (partial(_lease_each, lane=Lane.JUDGE), settings.judge_calls),
+        (partial(_lease_each, lane=Lane.CODE), max(1, settings.code_processes)),
+        (lease_groups, settings.judge_calls),
     ]
+    graders = [Grader(settings, database, sources, lease, number) for lease, number in most]
     try:
         async with asyncio.TaskGroup() as group:
             for grader in graders:
                 group.create_task(grader.run(stop))
+            group.create_task(Trials(database, sources).run(stop))
     finally:
         await pool.close()
         await judge.close()
+        await code.close()
         await database.close()
 
 
 async def _lease_each(
-    session: Session, owner: str, count: int, seconds: float, *, judged: bool
+    session: Session, owner: str, count: int, seconds: float, *, lane: Lane
 ) -> list[list[GradingLease]]:
-    return [[one] for one in await lease_gradings(session, owner, count, seconds, judged=judged)]
+    return [[one] for one in await lease_gradings(session, owner, count, seconds, lane=lane)]
 
 
 class Grader:
     """The attempts that one process grades. Args: lease: takes attempts, or groups of them; most: of those at once"""
 
-    def __init__(
-        self, settings: Settings, database: Database, pool: Pool, judge: Judge, lease: Lease, most: int
-    ) -> None:
+    def __init__(self, settings: Settings, database: Database, sources: Sources, lease: Lease, most: int) -> None:
         self._settings = settings
         self._database = database
         self._notifications = Notifications(settings.redis_url)
-        self._pool = pool
-        self._judge = judge
+        self._sources = sources
         self._lease_some = lease
         self._owner = f"{socket.gethostname()}:{os.getpid()}"
         self._most = most
@@ -206,10 +212,11 @@ class Grader:
         """Settles attempts that are compared in one transaction, so that no sibling is graded without the others."""
         first = leases[0]
         with bind(run_id=first.run_id, rollout_id=first.rollout_id, attempt=first.attempt):
-            graded = await self._components(first.reward.components, [_facts(one) for one in leases])
-            fault_point("grader.graded")
-            crashes = [one.grade.explanation for row in graded for one in row if one.crashed]
+            siblings = [(AttemptKey(one.rollout_id, one.attempt), _facts(one)) for one in leases]
             try:
+                graded = await self._sources.grade(first.reward, siblings)
+                fault_point("grader.graded")
+                crashes = [one.grade.explanation for row in graded for one in row if one.crashed]
                 if crashes and min(one.tries for one in leases) < MAX_TRIES:
                     await self._postpone(leases, crashes)
                 else:
@@ -217,28 +224,7 @@ class Grader:
                     await self._commits.submit([Settled(one, *of) for one, of in zip(leases, found, strict=True)])
             # The lease ends, and the attempt is graded again.
             except (StoreAway, Refused) as error:
-                limited_log.warning("grades not written", cause=str(error))
-
-    async def _components(
-        self, components: Sequence[Component], siblings: Sequence[AttemptFacts]
-    ) -> list[list[Graded]]:
-        """Returns the grades of each attempt in the order of the components."""
-        columns = await asyncio.gather(*(self._judged(one, siblings) for one in components))
-        built_in = [one for one, column in zip(components, columns, strict=True) if column is None]
-        rows = await asyncio.gather(*(self._pool.grade(built_in, facts) for facts in siblings))
-        return [
-            [next(of_pool) if column is None else column[place] for column in columns]
-            for place, of_pool in enumerate(map(iter, rows))
-        ]
-
-    async def _judged(self, component: Component, siblings: Sequence[AttemptFacts]) -> list[Graded] | None:
-        """Returns the grades of each attempt by a judge; None where none is asked."""
-        match component.grader:
-            case ScoreModel() as grader:
-                return list(await asyncio.gather(*(self._judge.grade(grader, facts) for facts in siblings)))
-            case RelativeModel() as grader:
-                return await self._judge.compare(grader, siblings)
-        return None
+                limited_log.warning("not graded", cause=str(error))
 
     async def _postpone(self, leases: Sequence[GradingLease], causes: Sequence[str]) -> None:
         RETRIES.inc(len(leases))

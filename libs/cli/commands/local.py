@@ -19,7 +19,7 @@ import typer
 from leyden.libs.cli.cluster.release import lasts, pod_state
 from leyden.libs.cli.context import Context, Home, context_of
 from leyden.libs.cli.errors import CommandError, Exit
-from leyden.libs.cli.local.agent_folders import agent_folders
+from leyden.libs.cli.local.agent_folders import check_apart, code_folders
 from leyden.libs.cli.local.engines import EngineChoice
 from leyden.libs.cli.local.managed_service import ENGINE_READY_SECONDS
 from leyden.libs.cli.local.platform import (
@@ -73,6 +73,16 @@ def up(
             show_default="the examples alone",
         ),
     ] = None,
+    graders: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--graders",
+            metavar="DIR",
+            help="Folder of your graders' code, from which runs may name the `directory` of a grader; agents cannot"
+            " read it. Repeat it for several.",
+            show_default="none",
+        ),
+    ] = None,
     silent: Annotated[bool, typer.Option("--silent", hidden=True, help="Print no addresses and no token.")] = False,
 ) -> None:
     """Run the platform on this machine until Ctrl-C: embedded Postgres and Redis, and every service.
@@ -84,13 +94,22 @@ def up(
     urls = tuple(url.rstrip("/") for url in engine_urls or ())
     choice = EngineChoice(engine, urls, engine_args, engine_python)
     sglang = choice.sglang()
-    folders = agent_folders(agents or ())
+    folders, of_graders = code_folders(agents or (), "--agents"), code_folders(graders or (), "--graders")
+    check_apart(folders, of_graders)
     if detach:
         allowed = [word for folder in folders for word in ("--agents", str(folder))]
+        allowed += [word for folder in of_graders for word in ("--graders", str(folder))]
         _detach(context, [*(["--free-ports"] if free_ports else []), *choice.options(), *allowed])
         _print_platform(context, as_json)
         return
-    options = platform_options(context.settings, free_ports=free_ports, engine_urls=urls, sglang=sglang, agents=folders)
+    options = platform_options(
+        context.settings,
+        free_ports=free_ports,
+        engine_urls=urls,
+        sglang=sglang,
+        agents=folders,
+        graders=of_graders,
+    )
     platform = Platform(context.home, options, report=report_event)
     with _stop_on_signal(platform):
         platform.start()

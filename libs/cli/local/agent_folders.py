@@ -1,10 +1,11 @@
-"""The folders of agents that `leyden up --agents` names: the runner, perhaps root, copies from them for agents."""
+"""The folders that `leyden up --agents` and `--graders` name: services, perhaps root, copy code from them."""
 
 from __future__ import annotations
 
 import pwd
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 from leyden.libs.cli.errors import CommandError, Exit
 
@@ -12,20 +13,35 @@ FIRST_PERSON = 1000
 """The lowest user id of people; root counts as one, too."""
 
 
-def agent_folders(named: Iterable[Path]) -> tuple[Path, ...]:
-    """The folders, absolute and without links.
+def code_folders(named: Iterable[Path], option: Literal["--agents", "--graders"]) -> tuple[Path, ...]:
+    """The folders that an option names, absolute and without links.
 
     Raises: CommandError: one is no folder, or has somebody's home in it, and with it their keys
     """
     folders = tuple(path.expanduser().resolve() for path in named)
     for folder in folders:
         if not folder.is_dir():
-            raise CommandError(f"--agents {folder}: there is no such folder", Exit.USAGE)
+            raise CommandError(f"{option} {folder}: there is no such folder", Exit.USAGE)
         home = next((home for home in _homes() if home.is_relative_to(folder)), None)
         if home is not None:
             held = "is the home" if home == folder else f"holds the home {home}"
-            raise CommandError(f"--agents {folder} {held} of a user: name the agents' own folder in it", Exit.USAGE)
+            whose = option.removeprefix("--")
+            raise CommandError(f"{option} {folder} {held} of a user: name the {whose}' own folder in it", Exit.USAGE)
     return folders
+
+
+def check_apart(agents: Iterable[Path], graders: Iterable[Path]) -> None:
+    """Passes folders of graders that hold no agents: the platform hides them from agents.
+
+    Raises: CommandError
+    """
+    for agent in agents:
+        if above := next((folder for folder in graders if agent.is_relative_to(folder)), None):
+            raise CommandError(
+                f"--graders {above} holds --agents {agent}, and agents may not read what graders know: name folders"
+                " beside each other",
+                Exit.USAGE,
+            )
 
 
 def _homes() -> list[Path]:

@@ -53,7 +53,7 @@ from leyden.libs.cli.local.services import (
     listens,
     open_listeners,
 )
-from leyden.libs.cli.settings import Settings, inherited_environment
+from leyden.libs.cli.settings import Settings, grader_roots, inherited_environment
 from leyden.libs.embedded import launch
 
 LOG_BYTES = 20 * 2**20
@@ -88,6 +88,7 @@ class Options:
         engine_urls: engines of your own; without any, the service `engine` starts one
         sglang: what that service runs; null runs the CPU engine
         agents: folders below which a run's `agent.directory` may lie
+        graders: folders below which the `directory` of a grader may lie
     """
 
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -100,6 +101,7 @@ class Options:
     engine_urls: tuple[str, ...] = ()
     sglang: Sglang | None = None
     agents: tuple[Path, ...] = ()
+    graders: tuple[Path, ...] = ()
 
 
 def platform_options(
@@ -109,6 +111,7 @@ def platform_options(
     engine_urls: tuple[str, ...] = (),
     sglang: Sglang | None = None,
     agents: tuple[Path, ...] = (),
+    graders: tuple[Path, ...] = (),
 ) -> Options:
     """The options of `leyden up` and `leyden demo`: the servers and the model that the settings name."""
     return Options(
@@ -120,6 +123,7 @@ def platform_options(
         engine_urls=engine_urls,
         sglang=sglang,
         agents=agents,
+        graders=graders,
     )
 
 
@@ -302,6 +306,7 @@ class Platform:
             model_path.resolve(),
             self.options.engine_urls,
             self.options.sglang,
+            grader_roots(self.options.graders),
         )
         if self.options.sglang is not None:
             self._listeners["engine"] = self._listeners["engine"].without_public()

@@ -149,7 +149,8 @@ class Sglang:
 class Facts:
     """Addresses and files of a platform.
 
-    Args: engine_urls: engines that somebody else runs; sglang: null runs the CPU engine
+    Args: engine_urls: engines that somebody else runs; sglang: null runs the CPU engine; graders: folders of graders'
+        code, which agents may not open
     """
 
     home: Path
@@ -160,6 +161,7 @@ class Facts:
     model_path: Path
     engine_urls: tuple[str, ...] = ()
     sglang: Sglang | None = None
+    graders: tuple[Path, ...] = ()
 
     def url(self, service: str) -> str:
         """The endpoint of a service."""
@@ -210,8 +212,14 @@ def _own_environment(service: str, facts: Facts) -> dict[str, str]:
                 "RUNNER_GATEWAY_URL": facts.url("gateway"),
                 "RUNNER_COLLECTOR_URL": facts.url("collector"),
                 "RUNNER_WORK_FOLDER": str(facts.home / "attempts"),
-                # Secrets, Postgres, Redis, weights and logs.
-                "RUNNER_HIDDEN_PATHS": json.dumps([str(facts.home)]),
+                # Secrets, Postgres, Redis, weights and logs; and the answers that graders know.
+                "RUNNER_HIDDEN_PATHS": json.dumps([str(path) for path in (facts.home, *facts.graders)]),
+            }
+        case "grader":
+            return {
+                "GRADER_WORK_FOLDER": str(facts.home / "attempts"),
+                "GRADER_HIDDEN_PATHS": json.dumps([str(facts.home)]),
+                "GRADER_CODE_ROOTS": json.dumps([str(path) for path in facts.graders]),
             }
         case "controller":
             return {

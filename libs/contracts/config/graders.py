@@ -1,4 +1,4 @@
-"""The built-in graders: each makes a number of what an attempt left behind and of its task.
+"""The graders: each makes a number of what an attempt left behind and of its task.
 
 Texts of the document hold fields in braces: `{output}` is the agent's standard output, `{output.answer}` a field of its
 last line that is a JSON object, `{task.answer}` a field of the task. A text that is one field may hold a list of the
@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from leyden.libs.contracts.config.document import Document, Word
+from leyden.libs.contracts.config.agents import Argument
+from leyden.libs.contracts.config.document import Document, FolderPath, Word
 from leyden.libs.contracts.json_path import segments_of
 
 FIELD = re.compile(r"\{([A-Za-z_]\w*(?:\.[^{}.\x00]+)*)\}")
@@ -238,6 +239,50 @@ class RelativeModel(_Judged):
     type: Literal["relative_model"]
 
 
+class _Code(Document):
+    directory: Annotated[FolderPath, Field(pattern=r"^/[^\x00]*$")] | None = None
+    """A folder whose files are copied into the grader's working folder; an absolute path on the grader's machine, below
+    one that the operator named (`leyden up --graders DIR`). Agents cannot read it."""
+    timeout_seconds: float = Field(default=60.0, gt=0, le=3600)
+    """Maximum wall time of one grading; then its processes end, and it has failed."""
+    memory_bytes: int | None = Field(default=4 * 2**30, ge=2**24, le=2**60)
+    """Resident memory of the grader's processes in sum; null for no limit."""
+    network: bool = False
+    """Whether the grader may open sockets."""
+
+
+class PythonFunction(_Code):
+    """The value that a Python function of your own returns for a task and the stored rollout: a number,
+    `{"reward": number, "explanation": text, "extracted": text}`, or None where the component is not applicable."""
+
+    type: Literal["python"]
+    function: Annotated[str, Field(max_length=1_000, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*:[A-Za-z_]\w*$")]
+    """`grade.py:score`, a file of `directory` and a function in it, or `package.module:score`. It is called with the
+    task and the rollout, two dictionaries."""
+
+    @model_validator(mode="after")
+    def _a_file_has_a_folder(self) -> PythonFunction:
+        path = self.function.partition(":")[0]
+        if path.endswith(".py") and (self.directory is None or ".." in path.split("/")):
+            raise ValueError(f"function: {path!r} is a file: write its folder as directory, and its path below that")
+        if not path.endswith(".py") and ("/" in path or "-" in path):
+            raise ValueError(f"function: {path!r} is neither: write grade.py:score or package.module:score")
+        return self
+
+
+class Command(_Code):
+    """The value that a program of your own writes for a rollout, which it reads as JSON from stdin: a number,
+    `{"reward": number, "explanation": text, "extracted": text}`, or null where the component is not applicable. It
+    writes the value to `reward.json` in its working folder, or as the last line of stdout, and exits with 0."""
+
+    type: Literal["command"]
+    command: list[Argument] = Field(min_length=1, max_length=256)
+    """Program and arguments, no shell. `{python}` as first word is the grader's own interpreter."""
+
+
+CODE = (PythonFunction, Command)
+"""The graders that run the operator's own code."""
+
 Grader = Annotated[
     StringCheck
     | TokenF1
@@ -252,7 +297,9 @@ Grader = Annotated[
     | ToolUse
     | SqlResult
     | ScoreModel
-    | RelativeModel,
+    | RelativeModel
+    | PythonFunction
+    | Command,
     Field(discriminator="type"),
 ]
-"""A grader, by `type`: a built-in function, or a judge."""
+"""A grader, by `type`: a built-in function, a judge, or code of the operator's own."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from leyden.libs.contracts.config.document import Document
-from leyden.libs.contracts.config.graders import FIELD, Grader
+from leyden.libs.contracts.config.graders import CODE, FIELD, Grader, RelativeModel, ScoreModel
 
 
 class Gate(Document):
@@ -82,6 +82,16 @@ class Reward(Document):
     def has_agents_line(self) -> bool:
         """Whether a component is the agent's reward line."""
         return any(one.source == "agent" for one in self.components)
+
+    @property
+    def has_code(self) -> bool:
+        """Whether a grader is code of the operator's own."""
+        return any(isinstance(one.grader, CODE) for one in self.components)
+
+    @property
+    def needs_service(self) -> bool:
+        """Whether a grader is code or a judge, which the service `grader` alone runs or asks."""
+        return any(isinstance(one.grader, (*CODE, ScoreModel, RelativeModel)) for one in self.components)
 
     @property
     def feedback_names(self) -> list[str]:

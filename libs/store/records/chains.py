@@ -83,6 +83,15 @@ def full_call(by_id: Mapping[str, Any], row: Any) -> FullCall:
     Args: by_id: rows by call id, with all ancestors of the call
     Raises: MissingParent
     """
+    turns, tools = full_conversation(by_id, row)
+    return FullCall(tuple(turns), tuple(tools), _prompt(_chain(by_id, row)))
+
+
+def full_conversation(by_id: Mapping[str, Any], row: Any) -> tuple[list[Turn], Sequence[Json]]:
+    """The turns and the tools in the request of the call of a row.
+
+    Args, raises: as `full_call`
+    """
     chain = _chain(by_id, row)
     turns: list[Turn] = []
     tools: Sequence[Json] = ()
@@ -91,7 +100,7 @@ def full_call(by_id: Mapping[str, Any], row: Any) -> FullCall:
         tools = tools if one.tools is None else one.tools
         if one is not row and one.answer is not None:
             turns.append(parse_turn(one.answer))
-    return FullCall(tuple(turns), tuple(tools), _prompt(chain))
+    return turns, tools
 
 
 def full_prompt(by_id: Mapping[str, TokenRow], row: TokenRow) -> bytes:

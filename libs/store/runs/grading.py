@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import groupby
 from typing import Any
 
@@ -40,6 +41,17 @@ OF_CALLS = """
                  ORDER BY m.sequence, m.choice, of.place) AS tools
 """
 
+
+class Lane(StrEnum):
+    """The slowest grader of a run whose attempts are graded one by one: lanes do not wait for each other."""
+
+    INSTANT = "instant"
+    JUDGE = "judge"
+    CODE = "code"
+
+
+_LANE = f"CASE WHEN u.coded THEN '{Lane.CODE}' WHEN u.judged THEN '{Lane.JUDGE}' ELSE '{Lane.INSTANT}' END"
+
 # Over rollouts r and their runs u: those that a grader may take.
 _DUE = f"""
         SELECT r.id, r.grading_attempt AS attempt, r.run_id
@@ -61,8 +73,8 @@ _IS_INCOMPLETE = f"""EXISTS (
 
 _SINGLE = (
     _DUE.format(source="rollouts r")
-    + """
-        AND u.judged = :judged AND NOT u.compared
+    + f"""
+        AND {_LANE} = :lane AND NOT u.compared
         ORDER BY r.created_at, r.id LIMIT :count
         FOR NO KEY UPDATE OF r SKIP LOCKED
 """
@@ -169,15 +181,15 @@ class Settled:
 
 
 async def lease_gradings(
-    session: Session, owner: str, count: int, seconds: float, *, judged: bool = False
+    session: Session, owner: str, count: int, seconds: float, *, lane: Lane = Lane.INSTANT
 ) -> list[GradingLease]:
     """Leases attempts that wait for their grades, those of the oldest rollouts first.
 
     Safe to repeat, and for several graders at once: each attempt has one live lease.
 
-    Args: judged: of the runs with a judge that scores, or else of all others; none of a run with one that compares
+    Args: lane: of the runs of this lane; none of a run with a judge that compares
     """
-    return await _lease(session, _LEASE_SINGLE, owner, count, seconds, judged=judged)
+    return await _lease(session, _LEASE_SINGLE, owner, count, seconds, lane=lane)
 
 
 async def lease_groups(session: Session, owner: str, count: int, seconds: float) -> list[list[GradingLease]]:
@@ -190,7 +202,7 @@ async def lease_groups(session: Session, owner: str, count: int, seconds: float)
 
 
 async def _lease(
-    session: Session, statement: TextClause, owner: str, count: int, seconds: float, **names: bool
+    session: Session, statement: TextClause, owner: str, count: int, seconds: float, **names: str
 ) -> list[GradingLease]:
     values = {"owner": owner, "count": count, "seconds": seconds, "max_output": MAX_OUTPUT, **names}
     rows = (await session.execute(statement, values)).all()

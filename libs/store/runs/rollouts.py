@@ -116,7 +116,7 @@ _GRADE = text("""
 
 _RESOLVE = text("""
     UPDATE rollouts r
-    SET state = v.state, attempt = v.attempt, reward = v.reward, reason = v.reason, finished_at = now()
+    SET state = v.state, attempt = v.attempt, reward = v.reward, reason = v.reason, finished_at = clock_timestamp()
     FROM unnest(CAST(:ids AS text[]), CAST(:states AS text[]), CAST(:attempts AS integer[]),
                 CAST(:rewards AS double precision[]), CAST(:reasons AS text[]))
         AS v (id, state, attempt, reward, reason)
@@ -124,7 +124,7 @@ _RESOLVE = text("""
 """)
 
 _COMPLETE = text("""
-    UPDATE groups g SET state = 'complete', finished_at = now()
+    UPDATE groups g SET state = 'complete', finished_at = clock_timestamp()
     WHERE g.state = 'open' AND NOT EXISTS (SELECT FROM rollouts r WHERE r.group_id = g.id AND r.state = 'queued')
     RETURNING g.id
 """)

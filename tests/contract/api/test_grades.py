@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from sqlalchemy import func, select
 from typer.testing import CliRunner
 
 from leyden.libs.cli.__main__ import app
+from leyden.libs.contracts.config import Reward
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.runs.trials import Trial, answer_trial, ask_trial, end_trial, lease_trials, trial_state
+from leyden.services.api import rollouts
+from leyden.services.api.app import create_app
+from leyden.services.api.settings import Settings
+from tests.fakes.served import served
 from tests.support import builders
+from tests.support.waiting import eventually
 
 F1 = {"type": "token_f1", "output": "{output.answer}", "reference": "{task.answer}"}
 REWARD: dict[str, Any] = {
@@ -56,12 +65,49 @@ async def test_a_grader_that_hangs_fails_and_the_next_one_works(
 ) -> None:
     rollout = await finished(database, "answer: \n" + "a" * 64 + "!")
     hangs = {"name": "hangs", "grader": {"type": "regex", "pattern": "^(a+)+$"}}
-    judged = {"type": "score_model", "provider": "p", "model": "m", "rubric": "good?"}
-    reward = {"components": [hangs, {"name": "judge", "grader": judged}, *REWARD["components"]], "missing": "zero"}
+    reward = {"components": [hangs, *REWARD["components"]], "missing": "zero"}
     found = (await api_http.post(f"/v1/rollouts/{rollout.id}/grades", json={"reward": reward})).json()
-    assert [one["state"] for one in found["components"]] == ["failed", "failed", "scored", "scored", "scored"]
+    assert [one["state"] for one in found["components"]] == ["failed", "scored", "scored", "scored"]
     assert found["components"][0]["explanation"] == "it took longer than 5 s"
-    assert found["components"][1]["explanation"].startswith("a judge scores this")
+
+
+JUDGED = {
+    "components": [{"name": "a", "grader": {"type": "score_model", "provider": "p", "model": "m", "rubric": "r"}}]
+}
+
+
+async def test_judges_and_code_wait_for_the_service_grader(
+    api_http: httpx.AsyncClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout = await finished(database)
+    asking = asyncio.create_task(api_http.post(f"/v1/rollouts/{rollout.id}/grades", json={"reward": JUDGED}))
+    (trial,) = await eventually(lambda: leased(database))
+    assert (trial.rollout_id, trial.reward.components[0].name) == (rollout.id, "a")
+    given = {"attempt": 1, "total": None, "reason": "a: no", "components": []}
+    async with database.session() as session:
+        await answer_trial(session, trial.id, given)
+    assert (await asking).json() == given
+    monkeypatch.setattr(rollouts, "BEGIN_SECONDS", 0.0)
+    nobody = await api_http.post(f"/v1/rollouts/{rollout.id}/grades", json={"reward": JUDGED})
+    assert (nobody.status_code, nobody.json()["cause"]) == (503, "no_grader")
+    async with database.read() as session:
+        assert await session.scalar(select(func.count()).select_from(tables.GradingTrial)) == 0
+
+
+async def leased(database: Database) -> list[Trial]:
+    async with database.session() as session:
+        return await lease_trials(session, 5)
+
+
+async def test_a_trial_whose_time_is_over_goes(database: Database) -> None:
+    for seconds in (0.0, 60.0):
+        async with database.session() as session:
+            asked = await ask_trial(session, "run-1.0.0", Reward.model_validate(JUDGED), seconds)
+    assert [one.id for one in await leased(database)] == [asked]
+    assert await leased(database) == []
+    async with database.session() as session:
+        await end_trial(session, asked)
+        assert await trial_state(session, asked) is None
 
 
 async def test_what_cannot_be_graded_is_refused(api_http: httpx.AsyncClient, database: Database) -> None:
@@ -73,6 +119,24 @@ async def test_what_cannot_be_graded_is_refused(api_http: httpx.AsyncClient, dat
     assert early.status_code == 404 and "an attempt that has ended" in early.json()["detail"]
     wrong = await api_http.post(f"/v1/rollouts/{queued.id}/grades", json={"reward": {"components": []}})
     assert wrong.status_code == 422 and "reward.components" in wrong.text
+
+
+@pytest.mark.parametrize("grader", [{"type": "python", "function": "a:f"}, {"type": "command", "command": ["true"]}])
+async def test_a_platform_whose_graders_run_no_code_refuses_it_with_the_remedy(
+    database: Database, grader: dict[str, Any]
+) -> None:
+    rollout = await finished(database)
+    reward = {"components": [*REWARD["components"], {"name": "mine", "grader": grader}]}
+    settings = Settings(database_url=database.dsn, admin_token="secret-of-tests", code_graders=False)
+    with served(create_app(settings)) as url:
+        async with httpx.AsyncClient(base_url=url, headers={"authorization": "Bearer secret-of-tests"}) as http:
+            asked = [
+                await http.post(f"/v1/rollouts/{rollout.id}/grades", json={"reward": reward}),
+                await http.post("/v1/runs", json=builders.run_document(reward=reward)),
+            ]
+    for answer in asked:
+        assert answer.status_code == 422, answer.text
+        assert "reward.components.3.grader.type" in answer.text and "take its reward line by from: agent" in answer.text
 
 
 async def test_the_command_prints_values_answers_and_the_total(

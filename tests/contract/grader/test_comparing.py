@@ -18,7 +18,7 @@ from leyden.libs.grading.facts import AttemptFacts
 from leyden.libs.grading.grade import Grade
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.libs.store.runs.grading import lease_gradings, lease_groups
+from leyden.libs.store.runs.grading import Lane, lease_gradings, lease_groups
 from leyden.services.grader.judge import Judge
 from tests.contract.grader.test_judge import judging
 from tests.contract.grader.test_worker import FORMAT, add_ungraded, grading, gradings, killed_at, rewards, settled
@@ -183,7 +183,7 @@ async def test_a_group_is_leased_whole_and_only_when_all_have_ended(database: Da
     async with database.session() as session:
         assert await lease_groups(session, "one", 9, 30.0) == []
         assert await lease_gradings(session, "one", 9, 30.0) == []
-        assert await lease_gradings(session, "one", 9, 30.0, judged=True) == []
+        assert await lease_gradings(session, "one", 9, 30.0, lane=Lane.JUDGE) == []
         await session.execute(last.values(state="excluded", reason="infra_error", finished_at=func.now()))
     async with database.session() as session:
         ((*leased,),) = await lease_groups(session, "one", 9, 30.0)

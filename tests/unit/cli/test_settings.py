@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from leyden.libs.cli.errors import CommandError
-from leyden.libs.cli.local.agent_folders import agent_folders
-from leyden.libs.cli.local.services import Facts, environment, inherited_by
-from leyden.libs.cli.settings import EXAMPLES, inherited_environment
+from leyden.libs.cli.local.agent_folders import check_apart, code_folders
+from leyden.libs.cli.local.services import PORTS, Facts, environment, inherited_by
+from leyden.libs.cli.settings import EXAMPLES, grader_roots, inherited_environment
 
 
 def test_agents_may_be_in_named_folders_and_in_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,14 +30,40 @@ def test_a_home_is_no_folder_of_agents(monkeypatch: pytest.MonkeyPatch, tmp_path
     home, agents = tmp_path / "me", tmp_path / "me" / "agents"
     agents.mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
-    assert agent_folders([agents, agents / ".." / "agents"]) == (agents, agents)
+    assert code_folders([agents, agents / ".." / "agents"], "--agents") == (agents, agents)
     for folder in (home, tmp_path, Path("/")):
         with pytest.raises(CommandError, match="of a user: name the agents' own folder in it"):
-            agent_folders([folder])
+            code_folders([folder], "--agents")
     (tmp_path / "link").symlink_to(home)
     for folder, cause in ((tmp_path / "link", "is the home"), (tmp_path / "none", "there is no such folder")):
         with pytest.raises(CommandError, match=cause):
-            agent_folders([folder])
+            code_folders([folder], "--agents")
+
+
+def test_graders_lie_in_folders_that_agents_cannot_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GRADER_CODE_ROOTS", '["/srv/graders"]')
+    roots = grader_roots([tmp_path, Path("/srv/graders")])
+    assert roots == (Path("/srv/graders"), tmp_path)
+    facts = Facts(
+        Path("/home"),
+        dict.fromkeys(PORTS, 1),
+        {},
+        "postgresql://h",
+        "redis://h",
+        tmp_path,
+        graders=roots,
+    )
+    assert json.loads(environment("runner", facts)["RUNNER_HIDDEN_PATHS"]) == ["/home", "/srv/graders", str(tmp_path)]
+    of_grader = environment("grader", facts)
+    assert json.loads(of_grader["GRADER_CODE_ROOTS"]) == ["/srv/graders", str(tmp_path)]
+    assert json.loads(of_grader["GRADER_HIDDEN_PATHS"]) == ["/home"]
+
+
+def test_agents_do_not_lie_below_graders(tmp_path: Path) -> None:
+    check_apart([tmp_path], [tmp_path / "graders"])
+    for agents in (tmp_path, tmp_path / "agents"):
+        with pytest.raises(CommandError, match="agents may not read what graders know"):
+            check_apart([agents], [tmp_path])
 
 
 @pytest.mark.parametrize(

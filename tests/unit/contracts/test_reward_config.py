@@ -8,10 +8,15 @@ import pytest
 from pydantic import ValidationError
 
 from leyden.libs.contracts.config import RunConfig, graders
+from leyden.libs.contracts.judgements import judge
 
 F1 = {"type": "token_f1", "output": "{output.answer}", "reference": "{task.answer}"}
 
 JUDGE = {"type": "score_model", "provider": "judge", "model": "m", "rubric": "Is it kind? {task.question}"}
+
+
+def code(**grader: Any) -> dict[str, Any]:
+    return {"name": "a", "grader": grader}
 
 
 def run_config(components: list[dict[str, Any]], **parts: Any) -> RunConfig:
@@ -65,6 +70,14 @@ def test_a_run_without_components_is_stored_as_before() -> None:
         ([{"name": "a", "grader": {**JUDGE, "votes": 10}}], {}, "score_model.votes"),
         ([{"name": "a", "grader": {**JUDGE, "type": "relative_model", "rubric": "{output}"}}], {}, "judged text as"),
         ([{"name": "a", "grader": {**JUDGE, "type": "relative_model", "range": [1, 5]}}], {}, "relative_model.range"),
+        ([code(type="python", function="grade.py:f")], {}, "write its folder as directory"),
+        ([code(type="python", function="../grade.py:f", directory="/srv")], {}, "python.function"),
+        ([code(type="python", function="a/../../grade.py:f", directory="/srv")], {}, "its path below that"),
+        ([code(type="python", function="my-package:f")], {}, "write grade.py:score or package.module:score"),
+        ([code(type="python", function="grade.py")], {}, "python.function"),
+        ([code(type="command", command=[])], {}, "command.command"),
+        ([code(type="command", command=["true"], directory="graders")], {}, "command.directory"),
+        ([code(type="command", command=["true"], timeout_seconds=3601.0)], {}, "command.timeout_seconds"),
         ([{"name": "a", "from": "agent"}], {"runner": {"grant_reward": True}}, "remove grant_reward"),
         ([{"name": "a", "grader": F1}], {"runner": {"stdout_reward": True}}, "remove it, or write false"),
         ([{"name": "a", "from": "agent"}], {"runner": {"stdout_reward": False}}, "remove it, or write true"),
@@ -76,6 +89,15 @@ def test_wrong_components_are_refused_with_the_remedy(
     with pytest.raises(ValidationError) as caught:
         run_config(components, **parts)
     assert words in str(caught.value)
+
+
+def test_code_of_the_operators_own_may_give_any_number_and_any_reward() -> None:
+    config = run_config([code(type="python", function="package.module:f", network=True)])
+    assert config.reward is not None and config.reward.has_code
+    assert RunConfig.stored(config.storable()) == config
+    spread = {"credit": {"baseline": {"min_spread": 5.0}}}
+    found = [judge(run_config([one], **spread)) for one in (code(type="command", command=["true"]), code(**F1))]
+    assert [[one.path for one in judged] for judged in found] == [[], ["credit.baseline.min_spread"]]
 
 
 def test_feedback_needs_a_wait_and_no_reward_line() -> None:

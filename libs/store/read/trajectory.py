@@ -1,0 +1,53 @@
+"""The conversations of one stored attempt, as graders of the operator's own code read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import text
+
+from leyden.libs.contracts.conversation import Json, Turn, parse_turn, turn_json
+from leyden.libs.contracts.ids import run_of
+from leyden.libs.contracts.states import CallStatus
+from leyden.libs.store.attempts import AttemptKey
+from leyden.libs.store.database import ReadSession
+from leyden.libs.store.records.chains import MissingParent, full_conversation
+
+_CALLS = text("""
+    SELECT id, parent_call_id, shared_turns, shared_tokens, turns, tools, answer, agent_name, role, status
+    FROM model_calls
+    WHERE run_id = :run AND rollout_id = :rollout AND attempt = :attempt
+    ORDER BY sequence, choice, id
+""")
+
+
+async def conversations_of(session: ReadSession, attempt: AttemptKey) -> list[Json]:
+    """Returns each conversation once, with the agent's name and its role: a call that a later one continues is part
+    of that one's. The order is that of their last calls.
+
+    Raises: MissingParent: an earlier call is not in the store
+    """
+    scope = {"run": run_of(attempt.rollout_id), "rollout": attempt.rollout_id, "attempt": attempt.attempt}
+    rows: Sequence[Any] = (await session.execute(_CALLS, scope)).all()
+    by_id = {row.id: row for row in rows}
+    completed = [row for row in rows if row.status == CallStatus.COMPLETED and row.answer is not None]
+    turns = {row.id: _turns(by_id, row) for row in completed}
+    # A request that holds the parent's answer, too, continues it.
+    continued = {row.parent_call_id for row in completed if row.shared_turns > len(turns.get(row.parent_call_id) or ())}
+    return [
+        {"agent": row.agent_name, "role": row.role, "turns": _shown(turns[row.id], row)}
+        for row in completed
+        if row.id not in continued
+    ]
+
+
+def _turns(by_id: Mapping[str, Any], row: Any) -> list[Turn] | None:
+    try:
+        return full_conversation(by_id, row)[0]
+    except MissingParent:
+        return None
+
+
+def _shown(turns: list[Turn] | None, row: Any) -> list[Json] | None:
+    return None if turns is None else [turn_json(turn) for turn in (*turns, parse_turn(row.answer))]

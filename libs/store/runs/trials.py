@@ -1,0 +1,114 @@
+"""Trials: stored attempts that somebody grades with other components. The grader alone asks judges and runs code.
+
+    asked ──lease_trials──▶ leased ──answer_trial──▶ answered ──end_trial──▶ gone
+
+The API asks, waits and ends; a trial whose API has died goes with its time. Nothing is repeated: the asker may ask
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import text
+
+from leyden.libs.contracts.config import Reward
+from leyden.libs.store.database import Database, ReadSession, Session
+
+POLL_SECONDS = 0.2
+
+_ASK = text("""
+    INSERT INTO grading_trials (id, rollout_id, reward, expires_at)
+    VALUES (:id, :rollout, CAST(:reward AS jsonb), clock_timestamp() + make_interval(secs => :seconds))
+""")
+_EXPIRED = text("DELETE FROM grading_trials WHERE expires_at <= clock_timestamp()")
+_LEASE = text("""
+    UPDATE grading_trials SET leased_at = clock_timestamp()
+    WHERE id IN (SELECT id FROM grading_trials WHERE leased_at IS NULL AND expires_at > clock_timestamp()
+                 ORDER BY expires_at LIMIT :count FOR UPDATE SKIP LOCKED)
+    RETURNING id, rollout_id, reward
+""")
+_ANSWER = text("UPDATE grading_trials SET answer = CAST(:answer AS jsonb) WHERE id = :id AND answer IS NULL")
+_STATE = text("SELECT leased_at IS NOT NULL AS is_leased, answer FROM grading_trials WHERE id = :id")
+_END = text("DELETE FROM grading_trials WHERE id = :id")
+
+
+class Trial(NamedTuple):
+    """A stored attempt of a rollout, and the components with which it is graded."""
+
+    id: str
+    rollout_id: str
+    reward: Reward
+
+
+class TrialState(NamedTuple):
+    """Whether a grader has the trial, and its answer."""
+
+    is_leased: bool
+    answer: dict[str, Any] | None
+
+
+async def ask_trial(session: Session, rollout_id: str, reward: Reward, seconds: float) -> str:
+    """Returns the id of a new trial, for which no grader may begin after so many seconds."""
+    trial = secrets.token_hex(16)
+    values = {"id": trial, "rollout": rollout_id, "reward": reward.model_dump_json(), "seconds": seconds}
+    await session.execute(_ASK, values)
+    return trial
+
+
+async def lease_trials(session: Session, count: int) -> list[Trial]:
+    """Gives trials to a grader, each once, and removes those whose time is over."""
+    await session.execute(_EXPIRED)
+    rows: Sequence[Any] = (await session.execute(_LEASE, {"count": count})).all()
+    return [Trial(row.id, row.rollout_id, Reward.model_validate(row.reward, extra="ignore")) for row in rows]
+
+
+async def answer_trial(session: Session, trial: str, answer: dict[str, Any]) -> None:
+    """Writes the answer; the second one changes nothing."""
+    await session.execute(_ANSWER, {"id": trial, "answer": json.dumps(answer)})
+
+
+async def trial_state(session: ReadSession, trial: str) -> TrialState | None:
+    """Returns None once it has ended."""
+    row = (await session.execute(_STATE, {"id": trial})).one_or_none()
+    return None if row is None else TrialState(row.is_leased, row.answer)
+
+
+async def end_trial(session: Session, trial: str) -> None:
+    """Removes it."""
+    await session.execute(_END, {"id": trial})
+
+
+class NoGrader(TimeoutError):
+    """No grader has begun, or none has answered, in time."""
+
+
+async def graded_by_trial(
+    database: Database, rollout_id: str, reward: Reward, *, begin_seconds: float, seconds: float
+) -> dict[str, Any]:
+    """Returns a grader's answer to a trial.
+
+    Args: begin_seconds: the longest wait for a grader; seconds: for its answer
+    Raises: NoGrader
+    """
+    async with database.session() as session:
+        trial = await ask_trial(session, rollout_id, reward, seconds)
+    try:
+        began, ends = time.monotonic(), time.monotonic() + seconds
+        while time.monotonic() < ends:
+            async with database.read() as session:
+                found = await trial_state(session, trial)
+            if found is not None and found.answer is not None:
+                return found.answer
+            if (found is None or not found.is_leased) and time.monotonic() > began + begin_seconds:
+                raise NoGrader(f"no grader has begun within {begin_seconds:g} s: does the service grader run?")
+            await asyncio.sleep(POLL_SECONDS)
+        raise NoGrader(f"no grader has answered within {seconds:g} s: lower the timeouts of reward.components")
+    finally:
+        async with database.session() as session:
+            await end_trial(session, trial)

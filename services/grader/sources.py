@@ -1,0 +1,76 @@
+"""The graders of one process: a pool of processes for built-in ones, judges, and code of the operator's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leyden.libs.contracts.config import Component, Reward
+from leyden.libs.contracts.config.graders import Command, PythonFunction, RelativeModel, ScoreModel
+from leyden.libs.grading.facts import AttemptFacts
+from leyden.libs.grading.pool import Graded, Pool
+from leyden.libs.store.attempts import AttemptKey
+from leyden.libs.store.database import Database
+from leyden.libs.store.read.trajectory import conversations_of
+from leyden.services.grader.code import Code
+from leyden.services.grader.judge import Judge
+
+Sibling = tuple[AttemptKey, AttemptFacts]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The graders of one process, each kind in its place."""
+
+    database: Database
+    pool: Pool
+    judge: Judge
+    code: Code
+
+    async def grade(self, reward: Reward, siblings: Sequence[Sibling]) -> list[list[Graded]]:
+        """Returns the grades of each attempt in the order of the components.
+
+        Raises: StoreAway, Refused: its conversations cannot be read
+        """
+        # Read for programs alone, as they are the largest part of an attempt.
+        documents = [await self._document(*one) for one in siblings] if reward.has_code else []
+        columns = await asyncio.gather(*(self._slow(one, siblings, documents) for one in reward.components))
+        built_in = [one for one, column in zip(reward.components, columns, strict=True) if column is None]
+        rows = await asyncio.gather(*(self.pool.grade(built_in, facts) for _, facts in siblings))
+        return [
+            [next(of_pool) if column is None else column[place] for column in columns]
+            for place, of_pool in enumerate(map(iter, rows))
+        ]
+
+    async def _slow(
+        self, component: Component, siblings: Sequence[Sibling], documents: Sequence[Mapping[str, Any]]
+    ) -> list[Graded] | None:
+        """Returns the grades of each attempt by a judge or a program; None where the pool grades."""
+        match component.grader:
+            case ScoreModel() as grader:
+                return list(await asyncio.gather(*(self.judge.grade(grader, facts) for _, facts in siblings)))
+            case RelativeModel() as grader:
+                return await self.judge.compare(grader, [facts for _, facts in siblings])
+            case PythonFunction() | Command() as grader:
+                named = [
+                    (f"{one.rollout_id}.{one.attempt}", document)
+                    for (one, _), document in zip(siblings, documents, strict=True)
+                ]
+                return list(await asyncio.gather(*(self.code.grade(grader, *one) for one in named)))
+        return None
+
+    async def _document(self, attempt: AttemptKey, facts: AttemptFacts) -> dict[str, Any]:
+        async with self.database.read() as session:
+            conversations = await conversations_of(session, attempt)
+        rollout = {
+            "id": attempt.rollout_id,
+            "output": facts.text,
+            "answer": facts.last_object,
+            "line_reward": facts.line_reward,
+            "calls": facts.calls,
+            "tools": facts.tools,
+            "conversations": conversations,
+        }
+        return {"task": facts.task, "rollout": rollout}

@@ -1,0 +1,72 @@
+"""Grades stored attempts for people who try components (`leyden reward test`), and stores nothing but the answer."""
+
+from __future__ import annotations
+
+import asyncio
+
+from leyden.libs.contracts.api.rollouts import ComponentGrade, Graded
+from leyden.libs.grading.ledger import ledger
+from leyden.libs.store.attempts import AttemptKey
+from leyden.libs.store.database import Database, Refused, StoreAway
+from leyden.libs.store.read.attempt_facts import attempt_facts
+from leyden.libs.store.read.views import UnknownRollout
+from leyden.libs.store.runs.trials import Trial, answer_trial, lease_trials
+from leyden.libs.telemetry import RateLimitedLogger, logger
+from leyden.services.grader.sources import Sources
+
+AT_ONCE = 4
+POLL_SECONDS = 0.5
+
+log = logger()
+limited_log = RateLimitedLogger(log)
+
+
+class Trials:
+    """The trials that one process grades."""
+
+    def __init__(self, database: Database, sources: Sources) -> None:
+        self._database = database
+        self._sources = sources
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Grades until the event is set. Trials end with the process: their askers may ask again."""
+        try:
+            while not stop.is_set():
+                for trial in await self._lease(AT_ONCE - len(self._tasks)):
+                    task = asyncio.create_task(self._grade(trial), name=f"trial of {trial.rollout_id}")
+                    self._tasks.add(task)
+                    task.add_done_callback(self._ended)
+                await asyncio.wait([asyncio.ensure_future(stop.wait())], timeout=POLL_SECONDS)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _lease(self, count: int) -> list[Trial]:
+        if not count:
+            return []
+        try:
+            async with self._database.session() as session:
+                return await lease_trials(session, count)
+        except (StoreAway, Refused) as error:
+            limited_log.warning("no trials leased", cause=str(error))
+            return []
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a trial broke", trial=task.get_name(), exc_info=task.exception())
+
+    async def _grade(self, trial: Trial) -> None:
+        try:
+            async with self._database.read() as session:
+                attempt, facts = await attempt_facts(session, trial.rollout_id)
+            (graded,) = await self._sources.grade(trial.reward, [(AttemptKey(trial.rollout_id, attempt), facts)])
+            found = ledger(trial.reward, graded)
+            components = [ComponentGrade.model_validate(one._asdict()) for one in found.components]
+            answer = Graded(attempt=attempt, total=found.total, reason=found.reason, components=components)
+            async with self._database.session() as session:
+                await answer_trial(session, trial.id, answer.model_dump(mode="json"))
+        except (StoreAway, Refused, UnknownRollout) as error:
+            limited_log.warning("trial not graded", cause=str(error))
