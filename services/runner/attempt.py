@@ -6,20 +6,23 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from leyden.libs.capability import KeyRing, sign
-from leyden.libs.contracts.capability import Capability, Scope
+from leyden.libs.attempts import (
+    EndpointMonitor,
+    Endpoints,
+    attempt_key,
+    attribute_failure,
+    environment_block,
+    secrets_block,
+)
+from leyden.libs.capability import KeyRing
 from leyden.libs.contracts.placeholders import MissingField, with_task
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.queue.leases import Lease, Outcome
 from leyden.services.runner.backends.base import AttemptSpec, Backend, BackendError
-from leyden.services.runner.endpoint_monitor import EndpointMonitor
-from leyden.services.runner.environment import Endpoints, environment_block, secrets_block
 from leyden.services.runner.outcome import outcome_of
 from leyden.services.runner.settings import Settings
 
 MODEL_KEY = "OPENAI_API_KEY"
-# So long an agent's key outlives its attempt's timeout, for spans that arrive late.
-KEY_SECONDS = 600
 KEY_REFUSED = (
     "the gateway refuses the attempt's key: give runner, gateway and collector the same LEYDEN_CAPABILITY_KEYS_FILE"
 )
@@ -66,18 +69,6 @@ def _no_backend(asked: str, offered: str) -> str:
     return f"the run asks for runner.type {asked!r}, and this platform's runners have RUNNER_BACKEND={offered}"
 
 
-async def attribute_failure(outcome: Outcome, started: float, endpoints: EndpointMonitor) -> Outcome:
-    """The outcome, or `infra_error` when an agent failed while one of its endpoints was down."""
-    if outcome.kind not in {OutcomeKind.AGENT_ERROR, OutcomeKind.TIMEOUT}:
-        return outcome
-    await endpoints.check()
-    down = endpoints.down_since(started)
-    if down is None:
-        return outcome
-    detail = f"{down} did not answer while the agent ran ({outcome.kind}: {outcome.detail})"
-    return replace(outcome, kind=OutcomeKind.INFRA_ERROR, detail=detail)
-
-
 def attempt_spec(lease: Lease, context: RunnerContext) -> AttemptSpec:
     """The attempt as a backend executes it.
 
@@ -87,7 +78,7 @@ def attempt_spec(lease: Lease, context: RunnerContext) -> AttemptSpec:
     endpoints = Endpoints(
         settings.gateway_url,
         settings.collector_url,
-        _key(lease, context),
+        attempt_key(context.keys, lease, context.settings.grace_seconds),
         lease.runner.grant_reward,
         settings.collector_grpc_url,
     )
@@ -104,19 +95,3 @@ def attempt_spec(lease: Lease, context: RunnerContext) -> AttemptSpec:
         task_file=lease.agent.task_file,
         task_on_stdin=lease.agent.task == "stdin",
     )
-
-
-def _key(lease: Lease, context: RunnerContext) -> str:
-    granted = {Scope.REWARD: lease.runner.grant_reward, Scope.FEEDBACK: lease.takes_feedback}
-    scopes = {Scope.MODEL, Scope.TELEMETRY, *(scope for scope, is_granted in granted.items() if is_granted)}
-    lifetime = lease.runner.timeout_seconds + context.settings.grace_seconds + KEY_SECONDS
-    capability = Capability(
-        run_id=lease.run_id,
-        rollout_id=lease.rollout_id,
-        attempt=lease.attempt,
-        scopes=frozenset(scopes),
-        greedy=lease.greedy,
-        # By the database's clock, as the lease itself: a runner's own may be wrong.
-        expires_at=int(lease.expires_at.timestamp() + lifetime),
-    )
-    return sign(context.keys, capability)

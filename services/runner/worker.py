@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Sequence
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from leyden.libs.attempts.endpoint_monitor import EndpointMonitor
 from leyden.libs.capability import KeyRing
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.faults import fault_point
@@ -26,7 +27,6 @@ from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, bind, logg
 from leyden.services.runner.attempt import RunnerContext, execute
 from leyden.services.runner.attempt_writer import AttemptWriter
 from leyden.services.runner.backends.base import Backend
-from leyden.services.runner.endpoint_monitor import EndpointMonitor
 from leyden.services.runner.settings import Settings
 
 log = logger()

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
+from leyden.libs.attempts.environment import Endpoints, environment_block, secrets_block
 from leyden.libs.contracts.capability import Scope
 from leyden.libs.contracts.config import Agent, ProcessRunner
 from leyden.libs.contracts.conversation import parse_turn
@@ -30,7 +31,6 @@ from leyden.services.collector.app import create_collector
 from leyden.services.collector.settings import Settings
 from leyden.services.credit.air import tool_uses
 from leyden.services.credit.records import AskedTool, Call, ToolSpan
-from leyden.services.runner.environment import Endpoints, environment_block, secrets_block
 from tests.fakes.chat_model import CHATML_WITH_TOOLS
 from tests.fakes.gateway import Scene, scene
 from tests.frameworks import environments, results, script

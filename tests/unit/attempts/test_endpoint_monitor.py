@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import trustme
 
+from leyden.libs.attempts.endpoint_monitor import EndpointMonitor
 from leyden.libs.store.database import StoreAway
-from leyden.services.runner.endpoint_monitor import EndpointMonitor
 
 ANSWER = b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n"
 

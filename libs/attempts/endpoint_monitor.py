@@ -13,10 +13,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import aiohttp
 from yarl import URL
 
+from leyden.libs.contracts.states import OutcomeKind
+from leyden.libs.queue.leases import Outcome
 from leyden.libs.store.database import StoreAway
 from leyden.libs.telemetry import RateLimitedLogger, logger
 
@@ -144,3 +147,15 @@ async def _check_for_ever(one: _Endpoint | _Store) -> None:
     while True:
         await one.check()
         await asyncio.sleep(CHECK_SECONDS)
+
+
+async def attribute_failure(outcome: Outcome, started: float, endpoints: EndpointMonitor) -> Outcome:
+    """The outcome, or `infra_error` when an agent failed while one of its endpoints was down."""
+    if outcome.kind not in {OutcomeKind.AGENT_ERROR, OutcomeKind.TIMEOUT}:
+        return outcome
+    await endpoints.check()
+    down = endpoints.down_since(started)
+    if down is None:
+        return outcome
+    detail = f"{down} did not answer while the agent ran ({outcome.kind}: {outcome.detail})"
+    return replace(outcome, kind=OutcomeKind.INFRA_ERROR, detail=detail)

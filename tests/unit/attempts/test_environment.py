@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 import pytest
 from pydantic import ValidationError
 
+from leyden.libs.attempts.environment import MAX_TASK_BYTES, Endpoints, environment_block, secrets_block
 from leyden.libs.contracts.config import Agent, ProcessRunner
 from leyden.libs.queue.leases import Lease
-from leyden.services.runner.environment import MAX_TASK_BYTES, Endpoints, environment_block, secrets_block
 
 ENDPOINTS = Endpoints("http://gateway:1", "http://collector:2", key="signed", grant_reward=False)
 
