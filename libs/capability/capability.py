@@ -62,13 +62,14 @@ def sign(ring: KeyRing, capability: Capability) -> str:
     return jwt.encode(claims, secret, algorithm="HS256", headers={"kid": kid})
 
 
-def verify(ring: KeyRing, key: str | None, *, rollout_id: str, attempt: int, scope: Scope) -> Capability:
+def verify(ring: KeyRing, key: str | None, *, rollout_id: str | None, attempt: int | None, scope: Scope) -> Capability:
     """Checks that a key is valid for this endpoint of this attempt, and returns its capability.
 
+    Args: rollout_id, attempt: those in the address; None where the key alone names the attempt
     Raises: CapabilityError: with the cause.
     """
     capability = read_key(ring, key)
-    if (capability.rollout_id, capability.attempt) != (rollout_id, attempt):
+    if rollout_id is not None and (capability.rollout_id, capability.attempt) != (rollout_id, attempt):
         raise CapabilityError(Cause.WRONG_ROLLOUT)
     if scope not in capability.scopes:
         raise CapabilityError(Cause.WRONG_SCOPE)

@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from starlette.datastructures import State
 
-from leyden.libs.capability import CapabilityError, Cause, key_from_headers, read_key
+from leyden.libs.capability import CapabilityError, Cause, key_from_headers, verify
 from leyden.libs.contracts.capability import Capability, Scope
 from leyden.libs.service import Overloaded, Problem
 from leyden.libs.service.errors import CannotListen
@@ -123,7 +123,5 @@ async def _store(state: State, body: bytes, context: Any, decode: Callable[[byte
 
 def _capability(state: State, metadata: Any) -> Capability:
     """Raises: CapabilityError"""
-    capability = read_key(state.key_ring, key_from_headers({name.lower(): value for name, value in metadata or ()}))
-    if Scope.TELEMETRY not in capability.scopes:
-        raise CapabilityError(Cause.WRONG_SCOPE)
-    return capability
+    key = key_from_headers({name.lower(): value for name, value in metadata or ()})
+    return verify(state.key_ring, key, rollout_id=None, attempt=None, scope=Scope.TELEMETRY)

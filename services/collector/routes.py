@@ -1,4 +1,7 @@
-"""The collector's endpoints: `/v1/traces` and `/v1/logs` as OTLP/HTTP has them, `/reward` as plain JSON."""
+"""The collector's endpoints: `/v1/traces` and `/v1/logs` as OTLP/HTTP has them, `/reward` as plain JSON.
+
+Each is there twice: below `/r/{rollout}/{attempt}`, and at the root, where the key alone names the attempt.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +54,8 @@ router = APIRouter(route_class=JsonRoute)
 # Postgres stores no NUL.
 Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]*$")]
 AttemptNumber = Annotated[str, Path(pattern=f"^({NUMBER.pattern})$")]
+Named = tuple[str, int] | None
+"""Rollout and attempt in the path; None where the key alone names them."""
 
 
 class RewardBody(BaseModel):
@@ -75,41 +80,71 @@ class RewardBody(BaseModel):
 @router.post("/r/{rollout_id}/{attempt}/v1/traces")
 async def traces(rollout_id: str, attempt: AttemptNumber, request: Request) -> Response:
     """Stores the spans of an ExportTraceServiceRequest; 200 means durable."""
+    return await _traces(request, (rollout_id, int(attempt)))
+
+
+@router.post("/v1/traces")
+async def traces_by_key(request: Request) -> Response:
+    """Stores the spans of an ExportTraceServiceRequest for the attempt that the key names; 200 means durable."""
+    return await _traces(request, None)
+
+
+async def _traces(request: Request, attempt: Named) -> Response:
 
     def decode(body: bytes, sender: Sender, granted: bool) -> Rows:
         return decode_traces(body, json=is_json(request), sender=sender, limits=Limits(), rewards_granted=granted)
 
-    rows = await _stored(request, rollout_id, int(attempt), decode)
+    rows = await _stored(request, attempt, decode)
     return _export_response(request, ExportTraceServiceResponse(), "rejectedSpans", rows)
 
 
 @router.post("/r/{rollout_id}/{attempt}/v1/logs")
 async def logs(rollout_id: str, attempt: AttemptNumber, request: Request) -> Response:
     """Stores the evaluation results of an ExportLogsServiceRequest as rewards; other records are not kept."""
+    return await _logs(request, (rollout_id, int(attempt)))
+
+
+@router.post("/v1/logs")
+async def logs_by_key(request: Request) -> Response:
+    """Stores the evaluation results of an ExportLogsServiceRequest for the attempt that the key names."""
+    return await _logs(request, None)
+
+
+async def _logs(request: Request, attempt: Named) -> Response:
 
     def decode(body: bytes, sender: Sender, granted: bool) -> Rows:
         return decode_logs(body, json=is_json(request), sender=sender, rewards_granted=granted)
 
-    rows = await _stored(request, rollout_id, int(attempt), decode)
+    rows = await _stored(request, attempt, decode)
     return _export_response(request, ExportLogsServiceResponse(), "rejectedLogRecords", rows)
 
 
 _BODY = {"requestBody": {"required": True, "content": {JSON: {"schema": RewardBody.model_json_schema()}}}}
 
 
+IdempotencyKey = Annotated[str | None, Header(max_length=200)]
+
+
 @router.post("/r/{rollout_id}/{attempt}/reward", openapi_extra=_BODY)
 async def reward(
-    rollout_id: str,
-    attempt: AttemptNumber,
-    request: Request,
-    idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
+    rollout_id: str, attempt: AttemptNumber, request: Request, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Stores a reward; 200 means durable.
 
     Idempotent by `key`, else by the Idempotency-Key header, else by the body itself: a repeat changes nothing, and the
     key with another reward is 409. An id that no answer of the attempt has is 422.
     """
-    capability = await _verified(request, rollout_id, int(attempt), Scope.REWARD)
+    return await _reward(request, (rollout_id, int(attempt)), idempotency_key)
+
+
+@router.post("/reward", openapi_extra=_BODY)
+async def reward_by_key(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
+    """Stores a reward as below `/r/{rollout}/{attempt}`, for the attempt that the key names."""
+    return await _reward(request, None, idempotency_key)
+
+
+async def _reward(request: Request, attempt: Named, idempotency_key: str | None) -> Response:
+    capability = await _verified(request, attempt, Scope.REWARD)
     # Read here, not by the framework: without a key nobody's body is looked at.
     budget: Budget = request.app.state.budget
     with budget.share() as share:
@@ -136,10 +171,8 @@ def status_response(request: Request, status: int, message: str, headers: dict[s
     return Response(Status(code=code, message=message).SerializeToString(), status, headers, media_type=PROTOBUF)
 
 
-async def _stored(
-    request: Request, rollout_id: str, attempt: int, decode: Callable[[bytes, Sender, bool], Rows]
-) -> Rows:
-    capability = await _verified(request, rollout_id, attempt, Scope.TELEMETRY)
+async def _stored(request: Request, attempt: Named, decode: Callable[[bytes, Sender, bool], Rows]) -> Rows:
+    capability = await _verified(request, attempt, Scope.TELEMETRY)
     if not is_json(request) and not _is_protobuf(request):
         raise Problem(415, f"send {PROTOBUF} or {JSON}", cause="content_type_unknown")
     settings: Settings = request.app.state.settings
@@ -197,14 +230,16 @@ def _is_protobuf(request: Request) -> bool:
     return request.headers.get("content-type", PROTOBUF).partition(";")[0].strip().lower() == PROTOBUF
 
 
-async def _verified(request: Request, rollout_id: str, attempt: int, scope: Scope) -> Capability:
+async def _verified(request: Request, attempt: Named, scope: Scope) -> Capability:
     """The capability in the request's key, for a running attempt.
 
     Raises: CapabilityError; StoreAway: nobody can say whether the attempt runs
     """
     ring: KeyRing = request.app.state.key_ring
     key = key_from_headers(request.headers)
-    return await confirmed(request.app.state, verify(ring, key, rollout_id=rollout_id, attempt=attempt, scope=scope))
+    rollout_id, number = attempt or (None, None)
+    capability = verify(ring, key, rollout_id=rollout_id, attempt=number, scope=scope)
+    return await confirmed(request.app.state, capability)
 
 
 async def confirmed(state: State, capability: Capability) -> Capability:

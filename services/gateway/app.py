@@ -50,6 +50,7 @@ from leyden.services.gateway.records.deliveries import Deliveries
 from leyden.services.gateway.records.quotas import AttemptQuota
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import Recorder
+from leyden.services.gateway.requests import at_both_bases
 from leyden.services.gateway.routes import ROUTES
 from leyden.services.gateway.samplers.provider import Providers
 from leyden.services.gateway.settings import Settings
@@ -67,7 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = create_service_app(
         "gateway",
-        routes=[*ROUTES, *RESPONSE_ROUTES],
+        routes=at_both_bases([*ROUTES, *RESPONSE_ROUTES]),
         lifespan=lifespan,
         max_body_bytes=settings.max_body_bytes,
         error_handlers={

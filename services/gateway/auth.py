@@ -1,4 +1,4 @@
-"""Authenticates requests: the capability in the key must be for the attempt that the path names."""
+"""Authenticates requests: the key names an attempt, and so may the path, which then must name the same."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ class Authenticator:
     def __init__(self, ring: KeyRing, liveness: AttemptLiveness) -> None:
         self._ring = ring
         self._liveness = liveness
-        self._verified: TTLCache[tuple[str | None, str, str], Attempt] = TTLCache(MAX_CACHED, CACHE_TTL_SECONDS)
+        self._verified: TTLCache[tuple[str | None, str | None, str], Attempt] = TTLCache(MAX_CACHED, CACHE_TTL_SECONDS)
 
-    async def authenticate(self, headers: Mapping[str, str], rollout_id: str, attempt: str) -> Attempt:
+    async def authenticate(self, headers: Mapping[str, str], rollout_id: str | None, attempt: str) -> Attempt:
         """Returns the running attempt that both path and key name.
 
+        Args: rollout_id, attempt: of the path; None and an empty text where the key alone names the attempt
         Raises: NotServed: the attempt is no number; KeyRefused: the key is missing, bad, expired, or another attempt's,
             or its attempt has ended; Unavailable: the store is down, so the gateway cannot check whether it has ended
         """
@@ -45,19 +46,20 @@ class Authenticator:
             raise Unavailable(message, code="store_unavailable", retry_after_seconds=5) from error
         return found
 
-    def _agreed(self, headers: Mapping[str, str], rollout_id: str, attempt: str) -> Attempt:
+    def _agreed(self, headers: Mapping[str, str], rollout_id: str | None, attempt: str) -> Attempt:
         claim = (key_from_headers(headers), rollout_id, attempt)
         found = self._verified.get(claim)
         if found is None:
             found = self._verified[claim] = self._verify(*claim)
         return found
 
-    def _verify(self, key: str | None, rollout_id: str, attempt: str) -> Attempt:
-        if not NUMBER.fullmatch(attempt):
+    def _verify(self, key: str | None, rollout_id: str | None, attempt: str) -> Attempt:
+        if rollout_id is not None and not NUMBER.fullmatch(attempt):
             message = f"'{attempt}' is no attempt: use the base URL from the agent's environment."
             raise NotServed(message, code="not_found")
         try:
-            capability = verify(self._ring, key, rollout_id=rollout_id, attempt=int(attempt), scope=Scope.MODEL)
+            number = None if rollout_id is None else int(attempt)
+            capability = verify(self._ring, key, rollout_id=rollout_id, attempt=number, scope=Scope.MODEL)
         except CapabilityError as error:
             raise refusal(error) from error
         return Attempt(capability.run_id, capability.rollout_id, capability.attempt, capability.greedy)

@@ -1,4 +1,4 @@
-"""HTTP routes for agents, under `/r/{rollout}/{attempt}/v1`."""
+"""HTTP routes for agents, under `/r/{rollout}/{attempt}/v1`; `at_both_bases` adds the same under `/v1`."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from tests.fakes.scripted_engine import ScriptedEngine, running
 from tests.support import builders
 
 AGENTS = ("nobody", "garbage", "expired", "other attempt", "other run", "own")
-PEOPLE = ("read", "write", "admin")
+PEOPLE = ("read", "write", "admin", "attempts")
 ENGINES = ("engine", "engine admin")
 CALLERS = (*AGENTS, *PEOPLE, *ENGINES)
 PROMPT = {"model": "m", "prompt": "hi", "max_tokens": 2}
@@ -61,8 +61,8 @@ def everyone(status: int) -> Statuses:
     return dict.fromkeys(CALLERS, status)
 
 
-def for_people(read: int, write: int, admin: int) -> Statuses:
-    return everyone(401) | {"read": read, "write": write, "admin": admin}
+def for_people(read: int, write: int, admin: int, attempts: int = 403) -> Statuses:
+    return everyone(401) | {"read": read, "write": write, "admin": admin, "attempts": attempts}
 
 
 def for_agents(own: int) -> Statuses:
@@ -98,6 +98,12 @@ API = {
     ("GET", "/v1/runs/{run_id}"): READ,
     ("POST", "/v1/runs/{run_id}/pause"): Row(for_people(403, 200, 200)),
     ("POST", "/v1/runs/{run_id}/resume"): Row(for_people(403, 200, 200)),
+    # The run's agents are the platform's to start, and it has no such attempt.
+    ("POST", "/v1/runs/{run_id}/attempts"): Row(for_people(403, 409, 409, 409), {}),
+    ("POST", "/v1/runs/{run_id}/attempts/{attempt_id}/heartbeat"): Row(for_people(403, 404, 404, 404)),
+    ("POST", "/v1/runs/{run_id}/attempts/{attempt_id}/end"): Row(
+        for_people(403, 409, 409, 409), {"outcome": "succeeded"}
+    ),
     ("POST", "/v1/runs/{run_id}/cancel"): Row(for_people(403, 200, 200)),
     ("POST", "/v1/runs/{run_id}/prune"): Row(for_people(403, 403, 409)),
     ("DELETE", "/v1/runs/{run_id}"): Row(for_people(403, 403, 409)),
@@ -165,12 +171,27 @@ GATEWAY = {
     ("GET", "/r/{rollout}/{attempt}/v1/models/"): Row(for_agents(200)),
     ("GET", "/r/{rollout}/{attempt}/v1/models/{name}"): Row(for_agents(200)),
 }
+
+
+def by_key_alone(table: Mapping[Request, Row], base: str) -> dict[Request, Row]:
+    """The same routes without an attempt in the path: every valid key opens its own attempt's."""
+    rows = {}
+    for (method, path), row in table.items():
+        own = row.statuses["own"]
+        rows[method, path.removeprefix(base)] = Row(
+            {**row.statuses, "other attempt": own, "other run": own}, row.body, row.headers
+        )
+    return rows
+
+
+GATEWAY |= by_key_alone(GATEWAY, "/r/{rollout}/{attempt}")
 PROTOBUF = {"content-type": "application/x-protobuf"}
 COLLECTOR = {
     ("POST", "/r/{rollout_id}/{attempt}/v1/traces"): Row(for_agents(200), b"", PROTOBUF),
     ("POST", "/r/{rollout_id}/{attempt}/v1/logs"): Row(for_agents(200), b"", PROTOBUF),
     ("POST", "/r/{rollout_id}/{attempt}/reward"): Row(for_agents(200), {"value": 1.0}),
 }
+COLLECTOR |= by_key_alone(COLLECTOR, "/r/{rollout_id}/{attempt}")
 GENERATE = {"input_ids": [1], "sampling_params": {"max_new_tokens": 1}}
 INFERENCE, CONTROL, OPEN = Row(for_engine(engine=200)), Row(for_engine(engine_admin=200), {}), Row(everyone(200))
 ENGINE = {
@@ -269,6 +290,7 @@ async def stage(database: Database, redis_url: str, tmp_path: Path, tiny_model: 
         "conversation_id": "conv_none",
         "item_id": "msg_none",
         "token_id": "token-of-read",
+        "attempt_id": "lease-none",
     }
     shared: dict[str, Any] = {
         "database_url": database.dsn, "redis_url": redis_url, "capability_keys_file": ring_file(tmp_path)
@@ -385,7 +407,7 @@ async def test_an_agents_key_reveals_nothing_about_other_rollouts(stage: Stage, 
     sibling = dict.fromkeys(("rollout", "rollout_id"), rollout.id[:-1] + "1")
     later = {"attempt": "2"}
     for service in ("gateway", "collector"):
-        for request in TABLES[service]:
+        for request in [one for one in TABLES[service] if "{attempt}" in one[1]]:
             answers = [await stage.ask(service, request, "own", names) for names in (sibling, NOWHERE, later)]
             assert {answer.status_code for answer in answers} == {403}, request
             assert len({answer.content for answer in answers}) == 1, request
@@ -393,7 +415,7 @@ async def test_an_agents_key_reveals_nothing_about_other_rollouts(stage: Stage, 
 
 async def test_a_clock_that_jumps_ahead_refuses_no_live_agent(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     right = time.time
-    rewards = [request for request in TABLES["collector"] if request[1].endswith("/reward")]
+    rewards = [request for request in TABLES["collector"] if request[1].endswith("{attempt}/reward")]
     assert [(await stage.ask("collector", request, "own")).status_code for request in rewards] == [200]
     monkeypatch.setattr(time, "time", lambda: right() + 86_400)
     assert [(await stage.ask("collector", request, "own")).status_code for request in rewards] == [200]
