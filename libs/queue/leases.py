@@ -20,13 +20,15 @@ from pydantic import TypeAdapter
 from sqlalchemy import Row, insert, text
 
 from leyden.libs.contracts.config import Agent, RunnerConfig
+from leyden.libs.contracts.config.agents import stored_agent
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.faults import fault_point
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import MAY_RUN, AttemptKey
 from leyden.libs.store.database import ReadSession, Session
 
-_DUE = f"{MAY_RUN} AND r.due_at <= clock_timestamp()"
+DUE = f"{MAY_RUN} AND r.due_at <= clock_timestamp()"
+"""SQL: whether rollout r of run u may be leased now."""
 
 # Whether rollout r of run u is for the caller; null: for any runner.
 _OF_TYPE = "coalesce(CAST(:runner_type AS text), u.runner_type) = u.runner_type"
@@ -35,7 +37,7 @@ _OF_TYPE = "coalesce(CAST(:runner_type AS text), u.runner_type) = u.runner_type"
 # ORDER BY id: two callers with the same rollouts cannot deadlock.
 _LOCK = text("SELECT FROM rollouts WHERE id = ANY(:rollout_ids) ORDER BY id FOR NO KEY UPDATE")
 
-_OF_LEASED = """
+OF_LEASED = """
     SELECT leased.rollout_id, leased.number, leased.run_id, leased.lease_id, leased.lease_expires_at,
            r.group_id, r.trace_parent, r.greedy, g.dataset_id, g.task_number, t.payload,
            u.config,
@@ -46,6 +48,7 @@ _OF_LEASED = """
     JOIN runs u ON u.id = r.run_id
     JOIN tasks t ON t.dataset_id = g.dataset_id AND t.number = g.task_number
 """
+"""SQL after `WITH leased AS (…)`: the rows of `lease_of`."""
 
 _LEASE = text(f"""
     WITH leased AS (
@@ -55,10 +58,10 @@ _LEASE = text(f"""
         FROM unnest(CAST(:rollout_ids AS text[]), CAST(:lease_ids AS text[])) AS asked (rollout_id, lease_id)
         JOIN rollouts r ON r.id = asked.rollout_id
         JOIN runs u ON u.id = r.run_id
-        WHERE {_DUE} AND {_OF_TYPE}
+        WHERE {DUE} AND {_OF_TYPE}
         RETURNING rollout_id, number, run_id, lease_id, lease_expires_at
     )
-    {_OF_LEASED}
+    {OF_LEASED}
 """)  # noqa: S608  # constants alone
 
 # Owners renew three times per lease time: one who has missed two renewals is gone. A new id fences it off.
@@ -73,7 +76,7 @@ _ADOPT = text(f"""
                 AND clock_timestamp() + make_interval(secs => :seconds / 3.0)
         RETURNING a.rollout_id, a.number, a.run_id, a.lease_id, a.lease_expires_at
     )
-    {_OF_LEASED}
+    {OF_LEASED}
 """)  # noqa: S608  # constants alone
 
 # SKIP LOCKED: a lease that another transaction is settling or renewing is not overdue.
@@ -117,7 +120,7 @@ _END = text(f"""
 
 _DELIVERABLE = text(f"""
     SELECT r.id FROM rollouts r JOIN runs u ON u.id = r.run_id
-    WHERE {_DUE} AND {_OF_TYPE}
+    WHERE {DUE} AND {_OF_TYPE}
     ORDER BY r.created_at, r.id LIMIT :limit
 """)  # noqa: S608  # constants alone
 
@@ -199,7 +202,7 @@ async def lease_rollouts(
     parameters: dict[str, Any] = {"rollout_ids": ids, "lease_ids": [secrets.token_hex(16) for _ in ids]}
     parameters |= {"owner": owner, "seconds": seconds, "runner_type": runner_type}
     rows = await session.execute(_LEASE, parameters)
-    leased = {row.rollout_id: _lease(row) for row in rows}
+    leased = {row.rollout_id: lease_of(row) for row in rows}
     return [leased[rollout_id] for rollout_id in ids if rollout_id in leased]
 
 
@@ -211,10 +214,11 @@ async def adopt_silent(session: Session, running: Sequence[AttemptKey], owner: s
         "lease_ids": [secrets.token_hex(16) for _ in running],
     }
     rows = await session.execute(_ADOPT, {**parameters, "owner": owner, "seconds": seconds})
-    return [_lease(row, adopted=True) for row in rows]
+    return [lease_of(row, adopted=True) for row in rows]
 
 
-def _lease(row: Row[Any], *, adopted: bool = False) -> Lease:
+def lease_of(row: Row[Any], *, adopted: bool = False) -> Lease:
+    """A row of `OF_LEASED`."""
     return Lease(
         adopted=adopted,
         run_id=row.run_id,
@@ -226,7 +230,7 @@ def _lease(row: Row[Any], *, adopted: bool = False) -> Lease:
         dataset_id=row.dataset_id,
         task_number=row.task_number,
         task=row.payload,
-        agent=Agent.model_validate(row.config["agent"], extra="ignore"),
+        agent=stored_agent(row.config),
         runner=_RUNNER.validate_python(row.config.get("runner") or {}, extra="ignore"),
         trace_parent=row.trace_parent,
         greedy=row.greedy,
@@ -270,15 +274,19 @@ async def settle_all(session: Session, ended: Sequence[tuple[Lease, Outcome]]) -
     if not rows:
         return set()
     fault_point("runner.attempt_ended")
-    await session.execute(insert(tables.Outcome), [_outcome_row(row, outcomes[row.lease_id]) for row in rows])
+    await session.execute(
+        insert(tables.Outcome),
+        [outcome_row(row.rollout_id, row.number, row.run_id, outcomes[row.lease_id]) for row in rows],
+    )
     return {row.lease_id for row in rows}
 
 
-def _outcome_row(attempt: Row[Any], outcome: Outcome) -> dict[str, Any]:
+def outcome_row(rollout_id: str, attempt: int, run_id: str, outcome: Outcome) -> dict[str, Any]:
+    """An outcome as it is stored."""
     return {
-        "rollout_id": attempt.rollout_id,
-        "attempt": attempt.number,
-        "run_id": attempt.run_id,
+        "rollout_id": rollout_id,
+        "attempt": attempt,
+        "run_id": run_id,
         "kind": outcome.kind,
         "reward": outcome.reward,
         "facts": _storable(outcome.facts),

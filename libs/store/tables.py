@@ -108,7 +108,7 @@ class ApiToken(Base):
     id: Mapped[str] = mapped_column(primary_key=True, comment="token-<random>; never secret.")
     name: Mapped[str] = mapped_column(comment="A name for people.")
     token_sha256: Mapped[bytes] = mapped_column(unique=True, comment="The API shows the token itself once.")
-    scopes: Mapped[list[str]] = mapped_column(comment="Subset of admin, write, read.")
+    scopes: Mapped[list[str]] = mapped_column(comment="Subset of admin, write, read, attempts.")
     created_at: Mapped[datetime] = _created()
     revoked_at: Mapped[datetime | None] = mapped_column(
         comment="The API refuses the token from then on; ahead while a rotated token has its grace."
@@ -506,7 +506,7 @@ class WeightTransfer(Base):
 
 
 class Attempt(Base):
-    """Writer: runner; the controller expires overdue leases; both through libs/queue.
+    """Writer: runner; the controller expires overdue leases; both through libs/queue. The api, for external agents.
 
     One execution of a rollout, which is also its lease, fenced by `lease_id`.
     """
@@ -519,7 +519,7 @@ class Attempt(Base):
     run_id: Mapped[str] = mapped_column(comment="Run of the rollout.")
     state: Mapped[str] = mapped_column(default=AttemptState.LEASED, comment=_transitions(ATTEMPT_TRANSITIONS))
     lease_id: Mapped[str] = mapped_column(unique=True, comment="The fence: settling and heartbeats name it.")
-    owner: Mapped[str] = mapped_column(comment="The runner process with the lease.")
+    owner: Mapped[str] = mapped_column(comment="The runner process with the lease, or the client of an external agent.")
     lease_expires_at: Mapped[datetime] = mapped_column(
         comment="Heartbeats extend it; after it the controller may expire the attempt."
     )
@@ -535,7 +535,9 @@ class Attempt(Base):
 
 
 class Outcome(Base):
-    """Writer: runner, in the transaction that settles the attempt; the controller empties the texts of a pruned run."""
+    """Writer: runner, in the transaction that settles the attempt; the controller empties the texts of a pruned run.
+    The api, for external agents.
+    """
 
     __tablename__ = "outcomes"
     rollout_id: Mapped[str] = mapped_column(primary_key=True, comment="Rollout of the attempt.")

@@ -31,6 +31,8 @@ from leyden.libs.store.runs.retention import RecordsInUse
 from leyden.libs.store.runs.trials import NoGrader
 from leyden.libs.store.schema import check_schema
 from leyden.services.api import access, audit, console_page, datasets, docs_page, platform, rollouts, runs, session
+from leyden.services.api.attempts import routes as attempts
+from leyden.services.api.attempts.context import attempt_context
 from leyden.services.api.read import call_tokens, comparison, events, groups
 from leyden.services.api.refusals import on_refused
 from leyden.services.api.settings import Settings
@@ -81,7 +83,8 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.checks.add("database", database.ping)
         app.state.checks.add("schema", lambda: check_schema(database))
         try:
-            yield
+            async with attempt_context(settings, database) as app.state.attempts:
+                yield
         finally:
             await app.state.graders.close()
             await app.state.notifications.close()
@@ -103,7 +106,8 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.first_admin_token = settings.first_admin_token()
-    for module in (datasets, runs, rollouts, call_tokens, groups, comparison, events, platform, access, session, audit):
+    read = (call_tokens, groups, comparison, events)
+    for module in (datasets, runs, attempts, rollouts, *read, platform, access, session, audit):
         app.include_router(module.router)
     for page in (docs_page, console_page):
         app.include_router(page.router)

@@ -22,8 +22,9 @@ from leyden.libs.store.database import Database
 FIRST_ADMIN = "first-admin"
 INCLUDES: dict[ApiScope, frozenset[ApiScope]] = {
     ApiScope.ADMIN: frozenset(ApiScope),
-    ApiScope.WRITE: frozenset({ApiScope.WRITE, ApiScope.READ}),
+    ApiScope.WRITE: frozenset({ApiScope.WRITE, ApiScope.READ, ApiScope.ATTEMPTS}),
     ApiScope.READ: frozenset({ApiScope.READ}),
+    ApiScope.ATTEMPTS: frozenset({ApiScope.ATTEMPTS}),
 }
 
 # For the OpenAPI document alone: `GuardedRoute` has checked the header before.
@@ -70,6 +71,7 @@ def require(scope: ApiScope) -> Callable[[Request, HTTPAuthorizationCredentials 
 
 Reader = Annotated[str, Depends(require(ApiScope.READ))]
 Writer = Annotated[str, Depends(require(ApiScope.WRITE))]
+AgentClient = Annotated[str, Depends(require(ApiScope.ATTEMPTS))]
 Admin = Annotated[str, Depends(require(ApiScope.ADMIN))]
 
 

@@ -29,6 +29,7 @@ from leyden.libs.contracts.api.runs import (
 from leyden.libs.contracts.config import Computation, KubernetesRunner, RunConfig
 from leyden.libs.contracts.judgements import Judgement, Machine, judge
 from leyden.libs.contracts.states import RunPhase
+from leyden.libs.queue.external import EXTERNAL
 from leyden.libs.service import JsonResponse, Problem
 from leyden.libs.store.alarms.stored import list_alarms
 from leyden.libs.store.database import ReadSession, Session
@@ -36,6 +37,7 @@ from leyden.libs.store.engines import read_pools
 from leyden.libs.store.read import agents, results, runs, views
 from leyden.libs.store.runs import actions, retention
 from leyden.libs.store.training import best_version, read_computation, weights_bytes
+from leyden.services.api.attempts.context import context_of
 from leyden.services.api.audit import changing
 from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer
 from leyden.services.api.continuation import amended, continued_policies
@@ -81,7 +83,9 @@ async def create_run(
 
 def _check_runner(request: Request, config: RunConfig) -> None:
     executed = request.app.state.settings.runner_types
-    if executed is not None and config.runner.type not in executed:
+    if config.runner.type == EXTERNAL:
+        context_of(request)
+    elif executed is not None and config.runner.type not in executed:
         detail = (
             f"runner.type: this platform's runners execute {', '.join(sorted(executed))} and not {config.runner.type}"
         )

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
+from leyden.libs.contracts.addresses import HttpAddress
 from leyden.libs.contracts.agent_rules import AgentRules
 from leyden.libs.contracts.judgements import Machine
 from leyden.libs.service import HttpSettings
@@ -25,6 +26,11 @@ class Settings(HttpSettings):
     """A bearer token with every scope, for the first administrator; further tokens are made through the API."""
     admin_token_file: Path | None = None
     """File that holds the admin token, instead of `admin_token`."""
+    gateway_url: HttpAddress | None = None
+    """The gateway's address, as external agents and this API reach it; no trailing slash. Without it and
+    `collector_url`, the API refuses runs with `runner.type: external`."""
+    collector_url: HttpAddress | None = None
+    """The collector's address as external agents see it."""
     runner_types: frozenset[Literal["process", "kubernetes"]] | None = None
     """Values of `runner.type` that the platform's runners execute (their RUNNER_BACKEND), as a JSON list. The API
     refuses runs with another; unset, their rollouts wait for a runner of that type."""

@@ -196,7 +196,12 @@ def environment(service: str, facts: Facts) -> dict[str, str]:
 def _own_environment(service: str, facts: Facts) -> dict[str, str]:
     match service:
         case "api":
-            return {"API_ADMIN_TOKEN_FILE": str(facts.home / ADMIN_TOKEN), "API_RUNNER_TYPES": '["process"]'}
+            return {
+                "API_ADMIN_TOKEN_FILE": str(facts.home / ADMIN_TOKEN),
+                "API_RUNNER_TYPES": '["process"]',
+                "API_GATEWAY_URL": facts.url("gateway"),
+                "API_COLLECTOR_URL": facts.url("collector"),
+            }
         case "engine":
             return {
                 "ENGINE_MODEL_PATH": str(facts.model_path),

@@ -31,6 +31,8 @@ class Problem(Body):
     status: int
     detail: str | None = None
     instance: str | None = None
+    cause: str | None = None
+    """A short word for programs, such as `run_ended`."""
     errors: list[FieldProblem] = Field(default_factory=list)
     allowed_actions: list[str] | None = None
     """For a 409: the actions that the resource's present state allows."""

@@ -13,11 +13,13 @@ from leyden.libs.contracts.conversation import Json
 
 
 class ApiScope(StrEnum):
-    """Rights of a bearer token; each includes those after it."""
+    """Rights of a bearer token: `admin` includes all, `write` the two after it."""
 
     ADMIN = "admin"
     WRITE = "write"
     READ = "read"
+    ATTEMPTS = "attempts"
+    """To lease, renew and end attempts of external agents, and nothing else."""
 
 
 def _printable(text: str) -> str:
@@ -31,7 +33,7 @@ class TokenRequest(RequestBody):
 
     name: Annotated[str, AfterValidator(_printable)] = Field(min_length=1, max_length=200)
     """A name for people, on one line."""
-    scopes: list[Annotated[ApiScope, Field(strict=False)]] = Field(min_length=1, max_length=3)
+    scopes: list[Annotated[ApiScope, Field(strict=False)]] = Field(min_length=1, max_length=4)
     expires_seconds: int | None = Field(default=None, ge=60, le=10 * 366 * 86400)
     """The token's life; null: it has no end."""
 

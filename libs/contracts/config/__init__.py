@@ -42,7 +42,7 @@ from leyden.libs.contracts.config.override import Override
 from leyden.libs.contracts.config.policies import Policy, Role
 from leyden.libs.contracts.config.reward import Component, Reward
 from leyden.libs.contracts.config.run import RunConfig
-from leyden.libs.contracts.config.runners import KubernetesRunner, ProcessRunner, RunnerConfig
+from leyden.libs.contracts.config.runners import ExternalRunner, KubernetesRunner, ProcessRunner, RunnerConfig
 from leyden.libs.contracts.config.sampling import Curriculum, Sampling
 from leyden.libs.contracts.config.training import EarlyStopping, Lora, Optimizer, Training
 
@@ -68,6 +68,7 @@ __all__ = [
     "EarlyStopping",
     "EqualSplitCredit",
     "EvaluationPlan",
+    "ExternalRunner",
     "FailureRule",
     "Gspo",
     "IdenticalCredit",

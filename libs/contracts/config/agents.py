@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from leyden.libs.contracts.config.document import Document, FolderPath
 from leyden.libs.contracts.placeholders import task_fields
@@ -62,3 +62,45 @@ class Agent(Document):
         if reserved := reserved_names(self.environment):
             raise ValueError(f"environment sets {reserved}, which the platform sets itself: remove them")
         return self
+
+
+class ExternalAgent(Agent):
+    """An agent that the platform does not start (`runner.type: external`): clients get its environment."""
+
+    command: list[Argument] = Field(default_factory=list, max_length=0)
+    directory: None = None
+    task: Literal["environment"] = "environment"
+    task_file: None = None
+
+    @field_validator("command", "directory", "task", "task_file", mode="before")
+    @classmethod
+    def _clients_start_it(cls, value: Any) -> Any:
+        if value and value != "environment":
+            raise ValueError("clients start the agents of runner.type 'external': remove it, or runner.type")
+        return value
+
+
+class _External(BaseModel):
+    agent: ExternalAgent = Field(default_factory=ExternalAgent)
+
+
+def with_external_agent(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a run's document with the agent of `runner.type: external`; others as they are.
+
+    Raises: ValidationError: a field that starts an agent, with its path
+    """
+    if not is_external(document):
+        return document
+    return {**document, "agent": _External.model_validate(document).agent}
+
+
+def stored_agent(document: Mapping[str, Any]) -> Agent:
+    """Returns the agent of a stored document, without what a newer version has added to it."""
+    kind = ExternalAgent if is_external(document) else Agent
+    return kind.model_validate(document["agent"], extra="ignore")
+
+
+def is_external(document: Mapping[str, Any]) -> bool:
+    """Whether the platform does not start the agents of a run's document."""
+    runner = document.get("runner")
+    return isinstance(runner, Mapping) and runner.get("type") == "external"

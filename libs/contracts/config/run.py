@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from leyden.libs.contracts.config import checks
-from leyden.libs.contracts.config.agents import Agent
+from leyden.libs.contracts.config.agents import Agent, with_external_agent
 from leyden.libs.contracts.config.algorithms import Algorithm, PpoClip
 from leyden.libs.contracts.config.computation import Computation, Device
 from leyden.libs.contracts.config.credit import Credit
@@ -34,6 +34,7 @@ class RunConfig(Document):
     dataset: Word
     """Id or name of the training dataset."""
     agent: Agent
+    """With `runner.type: external` it may be left out, and has no command."""
     model: FolderPath | None = None
     """Absolute folder of the base model (Hugging Face format), no id of the Hub; null for the model of the pool.
     Its tokens and architecture are the pool's; its weights and chat template may be its own."""
@@ -82,7 +83,9 @@ class RunConfig(Document):
     @model_validator(mode="before")
     @classmethod
     def _begins_with_its_recipe(cls, document: Any) -> Any:
-        return with_rate(with_line(expanded(document))) if isinstance(document, Mapping) else document
+        if not isinstance(document, Mapping):
+            return document
+        return with_external_agent(with_rate(with_line(expanded(document))))
 
     @field_validator("recipe")
     @classmethod

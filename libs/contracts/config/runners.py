@@ -1,4 +1,4 @@
-"""The backends that execute attempts: processes of a machine, or Jobs of a Kubernetes cluster."""
+"""The backends that execute attempts: processes of a machine, Jobs of a Kubernetes cluster, or clients."""
 
 from __future__ import annotations
 
@@ -95,11 +95,19 @@ class KubernetesRunner(_Runner):
         return self
 
 
+class ExternalRunner(_Runner):
+    """Leyden starts no agent: clients lease attempts by `POST /v1/runs/{run}/attempts`, and report their ends."""
+
+    type: Literal["external"] = "external"
+    lease_seconds: float = Field(default=60.0, ge=5, le=3600)
+    """So long an attempt lives without a heartbeat of its client; then another client may have its task."""
+
+
 def _process_by_default(document: Any) -> Any:
     return {"type": "process", **document} if isinstance(document, dict) else document
 
 
 RunnerConfig = Annotated[
-    ProcessRunner | KubernetesRunner, Field(discriminator="type"), BeforeValidator(_process_by_default)
+    ProcessRunner | KubernetesRunner | ExternalRunner, Field(discriminator="type"), BeforeValidator(_process_by_default)
 ]
 """The backend that executes a run's attempts, by `type`."""

@@ -9,6 +9,7 @@ from prometheus_client import Gauge
 
 from leyden.libs.faults import fault_point
 from leyden.libs.queue.connection import QueueUnavailable
+from leyden.libs.queue.external import EXTERNAL
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store.runs.rollouts import QueuedRollout
 from leyden.libs.telemetry import RateLimitedLogger, logger
@@ -34,7 +35,8 @@ class WaitingLine:
         if time.monotonic() - self._enqueued_at > self._settings.enqueue_again_seconds:
             self._enqueued.clear()
             self._enqueued_at = time.monotonic()
-        fresh = [one for one in due if one.rollout_id not in self._enqueued]
+        # Clients of external agents ask the store: nobody would read their stream.
+        fresh = [one for one in due if one.rollout_id not in self._enqueued and one.runner_type != EXTERNAL]
         try:
             for runner_type in dict.fromkeys(one.runner_type for one in fresh):
                 ids = [one.rollout_id for one in fresh if one.runner_type == runner_type]

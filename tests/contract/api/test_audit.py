@@ -16,9 +16,10 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.services import api
 from leyden.services.api import access, datasets, rollouts, runs
+from leyden.services.api.attempts import routes as attempts
 from tests.support import builders
 
-MODULES = (access, datasets, rollouts, runs)
+MODULES = (access, attempts, datasets, rollouts, runs)
 
 
 async def issued(http: httpx.AsyncClient, name: str, *scopes: str, **more: Any) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def test_every_route_that_changes_something_does_it_inside_a_recorded_transactio
     ways = ("changing(", "create_once(", "_issue_once(", "_store(")
     unrecorded = [one.path for one in changing if not any(way in inspect.getsource(one.endpoint) for way in ways)]
     assert len(changing) > 10 and unrecorded == []
-    sources = {path.name: path.read_text() for path in Path(api.__path__[0]).glob("*.py")}
+    sources = {path.name: path.read_text() for path in Path(api.__path__[0]).rglob("*.py")}
     assert [name for name, source in sources.items() if ".session()" in source] == ["audit.py"]
 
 

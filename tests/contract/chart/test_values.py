@@ -73,6 +73,7 @@ CASES: dict[str, Values] = {
         {"secrets": {name: {"existingSecret": "mine"} for name in SECRETS["secrets"]}},
         {store: {"password": {"existingSecret": "mine"}} for store in ("postgres", "redis")},
         {"model": {"token": {"existingSecret": "mine"}}},
+        {"api": {"externalAgents": {"enabled": True}}},
     ),
     "cnpg": merged(PLAIN, {"postgres": {"mode": "cnpg"}}),
     "cpu": merged(SECRETS, CPU, {"model": {"source": "demo"}}),

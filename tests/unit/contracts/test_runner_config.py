@@ -97,3 +97,23 @@ def test_a_stored_document_may_have_what_a_newer_version_added() -> None:
     assert RunConfig.stored(newer) == RunConfig.model_validate(document)
     with pytest.raises(ValidationError):
         RunConfig.model_validate(newer)
+
+
+def test_an_external_agent_has_no_command_and_is_stored_so() -> None:
+    document = {"name": "r", "dataset": "d", "runner": {"type": "external"}, "agent": {"environment": {"A": "b"}}}
+    run = RunConfig.model_validate(document)
+    assert (run.agent.command, run.agent.environment, run.runner.type) == ([], {"A": "b"}, "external")
+    assert RunConfig.stored(run.storable()) == run
+    del document["agent"]
+    assert RunConfig.model_validate(document).agent.command == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("command", ["x"]), ("directory", "/a"), ("task", "stdin"), ("task_file", "input.json")]
+)
+def test_what_starts_an_agent_is_refused_for_an_external_one(name: str, value: object) -> None:
+    document = {"name": "r", "dataset": "d", "runner": {"type": "external"}, "agent": {name: value}}
+    with pytest.raises(ValidationError) as caught:
+        RunConfig.model_validate(document)
+    [error] = caught.value.errors()
+    assert error["loc"] == ("agent", name) and "remove it, or runner.type" in error["msg"]

@@ -1,0 +1,66 @@
+"""The addresses and keys that clients get, and the watch over gateway and collector."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from leyden.libs.attempts import EndpointMonitor
+from leyden.libs.capability import KeyRing
+from leyden.libs.queue.notifications import Notifications
+from leyden.libs.service import Problem
+from leyden.libs.store.database import Database
+from leyden.services.api.settings import Settings
+
+
+@dataclass(frozen=True)
+class AttemptContext:
+    """Everything that the attempts of clients share.
+
+    Args: watching_since: of `time.monotonic`: the monitor knows of no failure before
+    """
+
+    gateway_url: str
+    collector_url: str
+    keys: KeyRing
+    notifications: Notifications
+    monitor: EndpointMonitor
+    watching_since: float
+
+
+def context_of(request: Request) -> AttemptContext:
+    """Returns the context that the lifespan opened. Raises: Problem: the settings name no addresses"""
+    context: AttemptContext | None = request.app.state.attempts
+    if context is None:
+        detail = "the API knows no addresses for external agents: set API_GATEWAY_URL and API_COLLECTOR_URL"
+        raise Problem(409, detail, cause="not_configured")
+    return context
+
+
+@asynccontextmanager
+async def attempt_context(settings: Settings, database: Database) -> AsyncIterator[AttemptContext | None]:
+    """Watches the endpoints of agents inside the block; None where the settings name none.
+
+    Raises: KeyRingError: the key ring file cannot be read
+    """
+    gateway, collector = settings.gateway_url, settings.collector_url
+    if gateway is None or collector is None:
+        yield None
+        return
+    keys = KeyRing(settings.capability_keys_file)
+    monitor = EndpointMonitor([gateway, collector], database.ping)
+    notifications = Notifications(settings.redis_url)
+    await monitor.check()
+    watching = asyncio.create_task(monitor.run(), name="endpoints of agents")
+    try:
+        yield AttemptContext(gateway, collector, keys, notifications, monitor, time.monotonic())
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+        await monitor.close()
+        await notifications.close()

@@ -1,0 +1,118 @@
+"""Starts, renewals and ends of clients' attempts, each in one transaction."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from leyden.libs.attempts import EndpointMonitor
+from leyden.libs.capability import KeyRing, write_keys
+from leyden.libs.contracts.api.attempts import EndedAttempt, EndRequest, LeasedAttempt
+from leyden.libs.queue import external
+from leyden.libs.service import Problem
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from leyden.services.api.attempts import service
+from leyden.services.api.attempts.context import AttemptContext
+from tests.support import builders
+
+
+class Monitor:
+    """Answers that an endpoint was down, or that none was."""
+
+    def __init__(self, down: str | None = None) -> None:
+        self.down = down
+
+    async def check(self) -> None:
+        return None
+
+    def down_since(self, _moment: float) -> str | None:
+        return self.down
+
+
+def context(folder: Path, monitor: Monitor, watching_since: float) -> AttemptContext:
+    write_keys(folder / "keys.json")
+    keys, endpoints = KeyRing(folder / "keys.json"), cast(EndpointMonitor, monitor)
+    return AttemptContext("http://gateway", "http://collector", keys, cast(Any, None), endpoints, watching_since)
+
+
+@pytest.fixture
+def monitor() -> Monitor:
+    return Monitor()
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monitor: Monitor) -> AttemptContext:
+    return context(tmp_path, monitor, time.monotonic())
+
+
+async def waiting_run(database: Database, **changes: Any) -> tables.Run:
+    runner = {"type": "external", "lease_seconds": 30.0, **changes}
+    run = await builders.add_run(database, config={**builders.run_document(), "agent": {}, "runner": runner})
+    await builders.add_group(database, run)
+    return run
+
+
+async def start(database: Database, run: tables.Run, watched: AttemptContext, owner: str = "a") -> LeasedAttempt:
+    async with database.session() as session:
+        lease, _ = await external.lease_next(session, run.id, owner, 30.0)
+        assert lease is not None
+        started = await service.start_attempt(session, lease, watched)
+        assert started is not None
+        return started
+
+
+async def end(database: Database, leased: LeasedAttempt, watched: AttemptContext, **fields: Any) -> EndedAttempt:
+    async with database.session() as session:
+        status = await external.lock_attempt(session, leased.run_id, leased.id)
+        assert status is not None
+        return (await service.end(session, status, EndRequest(**{"outcome": "succeeded", **fields}), watched))[0]
+
+
+async def test_an_end_counts_once(database: Database, watched: AttemptContext) -> None:
+    leased = await start(database, await waiting_run(database), watched)
+    assert leased.base_url == "http://gateway/v1" and leased.environment["OPENAI_API_KEY"] == leased.api_key
+    first, again = [await end(database, leased, watched, rewards={"a": 1.0, "b": 0.5}, output="4") for _ in range(2)]
+    assert (first.kind, first.reward) == ("succeeded", 1.5) and first == again
+    with pytest.raises(Problem, match="has ended as succeeded already"):
+        await end(database, leased, watched, output="5")
+
+
+async def test_a_heartbeat_renews_until_the_timeout(database: Database, watched: AttemptContext) -> None:
+    for timeout, stop in ((100.0, None), (1e-6, "timeout")):
+        leased = await start(database, await waiting_run(database, timeout_seconds=timeout), watched)
+        async with database.session() as session:
+            status = await external.lock_attempt(session, leased.run_id, leased.id)
+            assert status is not None
+            assert (await service.renew(session, status)).stop == stop
+
+
+async def test_a_late_end_counts_for_nothing(database: Database, watched: AttemptContext) -> None:
+    leased = await start(database, await waiting_run(database), watched)
+    await builders.end_attempt(database, leased.rollout_id)
+    with pytest.raises(Problem, match="no heartbeat before its lease ended"):
+        await end(database, leased, watched, reward=1.0)
+
+
+@pytest.mark.parametrize(
+    ("down", "since", "kind"), [(None, 0.0, "agent_error"), ("gateway", 0.0, "infra_error"), (None, 1e6, "infra_error")]
+)
+async def test_a_failure_is_the_agents_only_where_the_platform_answered(
+    database: Database, tmp_path: Path, down: str | None, since: float, kind: str
+) -> None:
+    judged = context(tmp_path, Monitor(down), time.monotonic() - 60 + since)
+    leased = await start(database, await waiting_run(database), judged)
+    assert (await end(database, leased, judged, outcome="failed", reason="KeyError")).kind == kind
+
+
+async def test_a_cancelled_rollout_and_a_reward_that_nobody_takes(database: Database, watched: AttemptContext) -> None:
+    leased = await start(database, await waiting_run(database, stdout_reward=False), watched)
+    with pytest.raises(Problem, match="takes no reward of its agent"):
+        await end(database, leased, watched, reward=1.0)
+    async with database.session() as session:
+        (await session.get_one(tables.Run, leased.run_id)).intent = "cancelled"
+    assert (await end(database, leased, watched, output="4")).kind == "cancelled"
+    assert (await end(database, leased, watched, output="4")).kind == "cancelled"
