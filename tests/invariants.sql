@@ -221,7 +221,8 @@ AND NOT EXISTS (SELECT FROM credits x WHERE x.run_id = c.run_id AND x.parent_cal
 SELECT o.rollout_id, o.attempt, o.kind, o.exit_code, o.detail FROM outcomes o
 JOIN attempts a ON a.rollout_id = o.rollout_id AND a.number = o.attempt JOIN runs u ON u.id = o.run_id
 WHERE o.run_id = :'run' AND CASE o.kind
-    WHEN 'succeeded' THEN o.exit_code IS DISTINCT FROM 0
+    -- An external agent is no process of the platform's.
+    WHEN 'succeeded' THEN o.exit_code IS DISTINCT FROM CASE u.runner_type WHEN 'external' THEN NULL ELSE 0 END
     WHEN 'agent_error' THEN o.exit_code = 0 AND coalesce(o.detail, '') NOT LIKE '%reward%'
     WHEN 'timeout' THEN extract(epoch FROM a.finished_at - a.created_at)
         < coalesce((u.config #>> '{runner,timeout_seconds}')::double precision, 300)

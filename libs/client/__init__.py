@@ -5,7 +5,20 @@
 ...     run = leyden.create_run({"name": "first", "dataset": "questions", "agent": {"command": ["./agent"]}})
 """
 
+from leyden.libs.client.attempts import Attempt, NoTask, RunEnded
 from leyden.libs.client.client import Client
 from leyden.libs.client.errors import Conflict, Forbidden, LeydenError, NotFound, Refused, Unauthorised, Unreachable
 
-__all__ = ["Client", "Conflict", "Forbidden", "LeydenError", "NotFound", "Refused", "Unauthorised", "Unreachable"]
+__all__ = [
+    "Attempt",
+    "Client",
+    "Conflict",
+    "Forbidden",
+    "LeydenError",
+    "NoTask",
+    "NotFound",
+    "Refused",
+    "RunEnded",
+    "Unauthorised",
+    "Unreachable",
+]

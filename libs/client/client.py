@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from threading import Event
 from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from pydantic import BaseModel
 
+from leyden.libs.client.attempts import WAIT_SECONDS, Attempt, Result, attempts_until, work
 from leyden.libs.client.errors import NotFound
 from leyden.libs.client.transport import Content, Parameters, Transport, file_chunks
 from leyden.libs.contracts.api.alarms import Alarm
@@ -329,6 +332,25 @@ class Client:
         request = GradeRequest(reward=reward)
         body = self._http.create(f"/v1/rollouts/{_part(rollout_id)}/regrades", request.model_dump_json().encode())
         return Regrade.model_validate_json(body)
+
+    def attempt(self, run_id: str, *, worker: str = "client", wait_seconds: float | None = None) -> Attempt:
+        """An attempt for an agent in this process: `with client.attempt(run.id) as attempt:`, or `async with`.
+
+        Args: worker: a name for people, shown as its owner; wait_seconds: for a task; None: while the run goes on
+        """
+        return Attempt(self._http, run_id, worker=worker, wait_seconds=wait_seconds)
+
+    def attempts(self, run_id: str, *, worker: str = "client") -> Iterator[Attempt]:
+        """Attempts until the run has ended, each for a `with` of its own."""
+        return attempts_until(partial(self.attempt, run_id, worker=worker, wait_seconds=WAIT_SECONDS), Event())
+
+    def work(self, run_id: str, agent: Callable[[Attempt], Result], *, at_once: int = 1, worker: str = "client") -> int:
+        """Runs a function as the agent of a run on task after task until the run has ended; returns their number.
+
+        Args: agent: returns its reward, its answer as text, or fields (`output`, `reward`, `rewards`, `facts`); an
+            exception is the agent's failure; at_once: threads
+        """
+        return work(partial(self.attempt, run_id, worker=worker, wait_seconds=WAIT_SECONDS), agent, at_once)
 
     def pools(self) -> Iterator[Pool]:
         """Lists the pools that runs may name, with their engines and runs."""

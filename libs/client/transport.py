@@ -58,9 +58,10 @@ class Transport:
             "POST", path, parameters=parameters, content=content, headers=headers, timeout_seconds=timeout_seconds
         )
 
-    def post(self, path: str) -> bytes:
-        """Posts to an idempotent endpoint."""
-        return self._send("POST", path)
+    def post(self, path: str, content: bytes | None = None) -> bytes:
+        """Posts to an idempotent endpoint, JSON where there is content."""
+        headers = None if content is None else {"content-type": "application/json"}
+        return self._send("POST", path, content=content, headers=headers)
 
     def _send(
         self,

@@ -83,7 +83,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.checks.add("database", database.ping)
         app.state.checks.add("schema", lambda: check_schema(database))
         try:
-            async with attempt_context(settings, database) as app.state.attempts:
+            async with attempt_context(settings, database, app.state.notifications) as app.state.attempts:
                 yield
         finally:
             await app.state.graders.close()

@@ -43,7 +43,9 @@ def context_of(request: Request) -> AttemptContext:
 
 
 @asynccontextmanager
-async def attempt_context(settings: Settings, database: Database) -> AsyncIterator[AttemptContext | None]:
+async def attempt_context(
+    settings: Settings, database: Database, notifications: Notifications
+) -> AsyncIterator[AttemptContext | None]:
     """Watches the endpoints of agents inside the block; None where the settings name none.
 
     Raises: KeyRingError: the key ring file cannot be read
@@ -54,7 +56,6 @@ async def attempt_context(settings: Settings, database: Database) -> AsyncIterat
         return
     keys = KeyRing(settings.capability_keys_file)
     monitor = EndpointMonitor([gateway, collector], database.ping)
-    notifications = Notifications(settings.redis_url)
     await monitor.check()
     watching = asyncio.create_task(monitor.run(), name="endpoints of agents")
     try:
@@ -63,4 +64,3 @@ async def attempt_context(settings: Settings, database: Database) -> AsyncIterat
         watching.cancel()
         await asyncio.wait([watching])
         await monitor.close()
-        await notifications.close()

@@ -154,13 +154,13 @@ async def test_a_waiting_request_gets_a_task_that_becomes_due(http: httpx.AsyncC
 async def test_an_end_counts_once_and_its_repeat_changes_nothing(http: httpx.AsyncClient, database: Database) -> None:
     run, [rollout] = await waiting_run(database, 1)
     leased = await lease(http, run.id)
-    said = {"output": "4\x00", "rewards": {"exact": 1.0, "short": 0.5}, "facts": {"turns": 3}}
+    said = {"output": "4", "rewards": {"exact": 1.0, "short": 0.5}, "facts": {"turns": 3}}
     first, again = [await end(http, leased, **said) for _ in range(2)]
     assert first.status_code == again.status_code == 200 and first.json() == again.json()
     assert (first.json()["kind"], first.json()["reward"]) == ("succeeded", 1.5)
     [stored] = await outcomes(database)
     assert (stored.rollout_id, stored.attempt, stored.kind, stored.reward) == (rollout.id, 1, "succeeded", 1.5)
-    assert stored.facts == {"turns": 3, "rewards": {"exact": 1.0, "short": 0.5}} and stored.stdout_tail == "4\ufffd"
+    assert stored.facts == {"turns": 3, "rewards": {"exact": 1.0, "short": 0.5}} and stored.stdout_tail == "4"
     another = await end(http, leased, output="5")
     assert (another.status_code, another.json()["cause"]) == (409, "ended")
     assert (await beat(http, leased))["stop"] == "ended"
@@ -226,10 +226,11 @@ async def test_a_failure_while_an_endpoint_is_down_is_the_platforms(
     postgres_dsn: str, redis_url: str, tmp_path: Path, database: Database
 ) -> None:
     run, _ = await waiting_run(database)
-    async for http in api_of(postgres_dsn, redis_url, tmp_path, f"http://127.0.0.1:{refusing_port()}"):
-        leased = await lease(http, run.id)
-        ended = (await end(http, leased, outcome="failed", reason="APIConnectionError")).json()
-        assert ended["kind"] == "infra_error" and "did not answer while the agent ran" in ended["detail"]
+    with refusing_port() as port:
+        async for http in api_of(postgres_dsn, redis_url, tmp_path, f"http://127.0.0.1:{port}"):
+            leased = await lease(http, run.id)
+            ended = (await end(http, leased, outcome="failed", reason="APIConnectionError")).json()
+            assert ended["kind"] == "infra_error" and "did not answer while the agent ran" in ended["detail"]
 
 
 async def test_a_failure_that_began_before_the_api_is_nobodys(http: httpx.AsyncClient, database: Database) -> None:

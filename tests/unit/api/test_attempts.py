@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
+import httpx
 import pytest
+from fastapi import FastAPI
+from sqlalchemy import select
 
 from leyden.libs.attempts import EndpointMonitor
 from leyden.libs.capability import KeyRing, write_keys
@@ -15,7 +20,7 @@ from leyden.libs.queue import external
 from leyden.libs.service import Problem
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.services.api.attempts import service
+from leyden.services.api.attempts import routes, service
 from leyden.services.api.attempts.context import AttemptContext
 from tests.support import builders
 
@@ -116,3 +121,25 @@ async def test_a_cancelled_rollout_and_a_reward_that_nobody_takes(database: Data
         (await session.get_one(tables.Run, leased.run_id)).intent = "cancelled"
     assert (await end(database, leased, watched, output="4")).kind == "cancelled"
     assert (await end(database, leased, watched, output="4")).kind == "cancelled"
+
+
+async def test_the_routes_lease_renew_and_end(database: Database, watched: AttemptContext) -> None:
+    run = await waiting_run(database)
+    app, notifications = FastAPI(), AsyncMock()
+    app.include_router(routes.router)
+    app.state.database, app.state.first_admin_token = database, "secret-of-tests"
+    app.state.attempts = replace(watched, notifications=notifications)
+    headers = {"authorization": "Bearer secret-of-tests"}
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://api", headers=headers) as http:
+        leased = (await http.post(f"/v1/runs/{run.id}/attempts", json={"key": "a"})).json()
+        address = f"/v1/runs/{run.id}/attempts/{leased['id']}"
+        assert (await http.post(f"{address}/heartbeat")).json()["stop"] is None
+        ended = [await http.post(f"{address}/end", json={"outcome": "succeeded", "reward": 1}) for _ in range(2)]
+        assert [one.status_code for one in ended] == [200, 200] and ended[0].json() == ended[1].json()
+        await http.post(f"/v1/runs/{run.id}/attempts")
+        assert (await http.post(f"/v1/runs/{run.id}/attempts", json={"wait_seconds": 0.1})).status_code == 204
+    notifications.publish_ended.assert_awaited_with([(leased["rollout_id"], 1)])
+    async with database.read() as session:
+        actions = list(await session.scalars(select(tables.AuditEntry.action).order_by(tables.AuditEntry.id)))
+    assert actions == ["lease_attempt", "end_attempt", "lease_attempt"]

@@ -1,0 +1,176 @@
+"""`with client.attempt(run)`: the agent runs in this process, and its end is the platform's to count."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from leyden.libs.capability import write_keys
+from leyden.libs.client import Attempt, Client, Conflict, NoTask
+from leyden.libs.contracts.api.tokens import ApiScope
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from leyden.services.api.app import create_app
+from leyden.services.api.settings import Settings
+from tests.contract.api.test_attempts import endpoints, waiting_run
+from tests.fakes.served import served
+from tests.support import builders
+from tests.support.waiting import until
+
+__all__ = ["endpoints"]
+
+ENDS = "SELECT kind, reward, stdout_tail, detail FROM outcomes ORDER BY created_at"
+COMPLETE = "UPDATE run_status SET phase = 'completed' WHERE run_id = %s"
+
+
+@pytest.fixture
+def leyden(postgres_dsn: str, redis_url: str, tmp_path: Path, endpoints: str) -> Iterator[Client]:
+    """A client that may lease attempts, and nothing else."""
+    write_keys(tmp_path / "keys.json")
+    settings = Settings(
+        database_url=postgres_dsn,
+        redis_url=redis_url,
+        admin_token="secret-of-tests",
+        capability_keys_file=tmp_path / "keys.json",
+        gateway_url=endpoints,
+        collector_url=endpoints,
+    )
+    with served(create_app(settings)) as url, Client(url, "secret-of-tests", patience_seconds=0.0) as admin:
+        token = admin.create_token("notebook", [ApiScope.ATTEMPTS]).token
+        with Client(url, token, patience_seconds=0.0) as client:
+            yield client
+
+
+def waiting(dsn: str, size: int = 2, **changes: Any) -> str:
+    """The id of a run with due rollouts."""
+
+    async def add() -> tables.Run:
+        database = Database(dsn)
+        try:
+            return (await waiting_run(database, size, **changes))[0]
+        finally:
+            await database.close()
+
+    return asyncio.run(add()).id
+
+
+def ends(dsn: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(dsn) as connection:
+        return connection.execute(
+            "SELECT kind, reward, stdout_tail, detail FROM outcomes ORDER BY created_at"
+        ).fetchall()
+
+
+def test_a_block_ends_its_attempt_with_what_it_set(leyden: Client, postgres_dsn: str) -> None:
+    run = waiting(postgres_dsn)
+    with leyden.attempt(run, worker="nb") as attempt:
+        assert attempt.task == {"question": "2+2"} and attempt.environment["OPENAI_API_KEY"] == attempt.api_key
+        attempt.output, attempt.reward = "4", 1.0
+    assert attempt.ended is not None and (attempt.ended.kind, attempt.stopped) == ("succeeded", None)
+    with pytest.raises(ZeroDivisionError), leyden.attempt(run):
+        _ = 1 / 0
+    failure = "ZeroDivisionError: division by zero"
+    assert ends(postgres_dsn) == [("succeeded", 1.0, "4", None), ("agent_error", None, "", failure)]
+    with pytest.raises(NoTask, match="no task that is due"), leyden.attempt(run, wait_seconds=0.0):
+        raise AssertionError("there is no task")
+
+
+def test_an_interrupt_gives_the_attempt_back(leyden: Client, postgres_dsn: str) -> None:
+    run = waiting(postgres_dsn)
+    with pytest.raises(KeyboardInterrupt), leyden.attempt(run):
+        raise KeyboardInterrupt
+    assert [kind for kind, *_ in ends(postgres_dsn)] == ["infra_error"]
+
+
+def test_an_attempt_block_works_in_an_event_loop_and_a_cancelled_task_gives_it_back(
+    leyden: Client, postgres_dsn: str
+) -> None:
+    run = waiting(postgres_dsn)
+
+    async def agent(begun: asyncio.Event) -> None:
+        async with leyden.attempt(run):
+            begun.set()
+            await asyncio.Event().wait()
+
+    async def both() -> None:
+        begun = asyncio.Event()
+        task = asyncio.create_task(agent(begun))
+        await begun.wait()
+        async with leyden.attempt(run) as attempt:
+            attempt.rewards = {"a": 0.5, "b": 0.25}
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(both())
+    assert [(kind, reward) for kind, reward, *_ in ends(postgres_dsn)] == [("succeeded", 0.75), ("infra_error", None)]
+
+
+def test_heartbeats_keep_an_attempt_and_say_that_its_run_was_cancelled(leyden: Client, postgres_dsn: str) -> None:
+    run = waiting(postgres_dsn, runner={"type": "external", "lease_seconds": 5.0})
+    with leyden.attempt(run) as attempt, psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute("UPDATE runs SET intent = 'cancelled' WHERE id = %s", [run])
+        until(lambda: attempt.stopped, "the heartbeat tells it", 60)
+    assert attempt.stopped == "cancelled" and attempt.ended is not None and attempt.ended.kind == "cancelled"
+
+
+def test_an_attempt_that_was_lost_raises_nothing_and_counts_for_nothing(leyden: Client, postgres_dsn: str) -> None:
+    run = waiting(postgres_dsn)
+    with leyden.attempt(run) as attempt, psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute("UPDATE attempts SET state = 'expired', finished_at = now()")
+        attempt.reward = 1.0
+    assert (attempt.stopped, attempt.ended, ends(postgres_dsn)) == ("lease_lost", None, [])
+
+
+def test_a_function_works_until_the_run_has_ended(leyden: Client, postgres_dsn: str) -> None:
+    run = waiting(postgres_dsn, 6)
+    results = iter([1.0, "four", {"reward": 0.5, "facts": {"turns": 2}}, None])
+
+    def agent(attempt: Attempt) -> Any:
+        done = len(ends(postgres_dsn))
+        if done == 4:
+            with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+                connection.execute(COMPLETE, [run])
+            raise ValueError("the last one fails")
+        return next(results)
+
+    assert leyden.work(run, agent) == 5
+    found = [(kind, reward, output) for kind, reward, output, _ in ends(postgres_dsn)]
+    assert found == [
+        ("succeeded", 1.0, ""),
+        ("succeeded", None, "four"),
+        ("succeeded", 0.5, ""),
+        ("succeeded", None, ""),
+        ("agent_error", None, ""),
+    ]
+
+
+def test_several_threads_share_the_tasks(leyden: Client, postgres_dsn: str) -> None:
+    run = waiting(postgres_dsn, 6)
+
+    def agent(_: Attempt) -> float:
+        with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+            # Ends with the last task, once all are leased.
+            connection.execute(
+                "UPDATE run_status SET phase = 'completed' WHERE (SELECT count(*) FROM attempts) = 6 AND run_id = %s",
+                [run],
+            )
+        return 1.0
+
+    assert leyden.work(run, agent, at_once=3) == 6 and len(ends(postgres_dsn)) == 6
+
+
+def test_a_run_of_the_platforms_own_agents_is_refused(leyden: Client, postgres_dsn: str) -> None:
+    async def add() -> str:
+        database = Database(postgres_dsn)
+        try:
+            return (await builders.add_run(database)).id
+        finally:
+            await database.close()
+
+    with pytest.raises(Conflict, match="the platform's to start"), leyden.attempt(asyncio.run(add())):
+        raise AssertionError("nothing was leased")

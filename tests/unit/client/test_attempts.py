@@ -1,0 +1,130 @@
+"""A block leases, beats and ends; its requests are those of the API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any, cast
+
+import pytest
+
+from leyden.libs.client import Attempt, Conflict, NoTask, RunEnded
+from leyden.libs.client.attempts import attempts_until, work
+from leyden.libs.client.transport import Transport
+from leyden.libs.contracts.api.problems import Problem
+
+LEASED = {
+    **{"run_id": "run-a", "rollout_id": "run-a.0.0", "number": 1, "dataset_id": "d", "task_number": 0},
+    **{"task": {"question": "2+2"}, "base_url": "http://g/v1", "api_key": "k", "environment": {}},
+    **{"takes_reward": True, "lease_seconds": 0.03, "timeout_seconds": 9.0},
+}
+BEAT = {"lease_expires_at": "2026-01-01T00:00:00Z", "stop": None, "reason": None}
+ENDED = {"id": "1", "rollout_id": "run-a.0.0", "number": 1, "kind": "succeeded", "reward": None, "detail": None}
+
+
+class Api:
+    """Answers with tasks until none is left; then the run has ended."""
+
+    def __init__(self, tasks: int, *, refuses_end: bool = False) -> None:
+        self.tasks, self.refuses_end = tasks, refuses_end
+        self.ends = list[dict[str, Any]]()
+        self.beaten = threading.Event()
+        self.stop: str | None = None
+        self._lock = threading.Lock()
+
+    def post(self, path: str, content: bytes | None = None) -> bytes:
+        if path.endswith("/heartbeat"):
+            self.beaten.set()
+            return json.dumps(BEAT | {"stop": self.stop}).encode()
+        if path.endswith("/end"):
+            if self.refuses_end:
+                raise Conflict("late", Problem(title="", status=409, cause="lease_lost"))
+            self.ends.append(json.loads(content or b""))
+            return json.dumps(ENDED).encode()
+        with self._lock:
+            if self.tasks == 0:
+                raise Conflict("over", Problem(title="", status=409, cause="run_ended"))
+            self.tasks -= 1
+            return json.dumps(LEASED | {"id": f"lease-{self.tasks}"}).encode()
+
+    def attempt(self) -> Attempt:
+        return Attempt(cast(Transport, self), "run-a", worker="nb", wait_seconds=None)
+
+
+class Idle(Api):
+    def post(self, path: str, content: bytes | None = None) -> bytes:
+        return b""
+
+
+def test_a_block_ends_with_what_it_set_and_an_exception_is_a_failure() -> None:
+    api = Api(3)
+    with api.attempt() as attempt:
+        attempt.output, attempt.reward, attempt.facts = "4\x00\ud800", 1.0, {"turns": 2}
+    with pytest.raises(ZeroDivisionError), api.attempt():
+        _ = 1 / 0
+    with pytest.raises(KeyboardInterrupt), api.attempt():
+        raise KeyboardInterrupt
+    assert api.ends == [
+        {"outcome": "succeeded", "output": "4\ufffd?", "reward": 1.0, "facts": {"turns": 2}},
+        {"outcome": "failed", "output": "", "facts": {}, "reason": "ZeroDivisionError: division by zero"},
+        {"outcome": "given_back", "output": "", "facts": {}, "reason": "KeyboardInterrupt: "},
+    ]
+    with pytest.raises(RunEnded), api.attempt():
+        raise AssertionError("no task is left")
+
+
+def test_a_heartbeat_tells_the_agent_to_stop() -> None:
+    api = Api(1)
+    api.stop = "cancelled"
+    with api.attempt() as attempt:
+        assert api.beaten.wait(60)
+    assert attempt.stopped == "cancelled"
+
+
+def test_an_end_that_comes_too_late_raises_nothing() -> None:
+    api = Api(1, refuses_end=True)
+    with api.attempt() as attempt:
+        pass
+    assert (attempt.stopped, attempt.ended) == ("lease_lost", None)
+
+
+def test_a_wait_without_a_task_ends() -> None:
+    with pytest.raises(NoTask), Attempt(cast(Transport, Idle(0)), "run-a", worker="nb", wait_seconds=0.0):
+        raise AssertionError("there is no task")
+
+
+def test_a_cancelled_task_gives_its_attempt_back() -> None:
+    api = Api(1)
+
+    async def agent(begun: asyncio.Event) -> None:
+        async with api.attempt():
+            begun.set()
+            await asyncio.Event().wait()
+
+    async def cancel() -> None:
+        begun = asyncio.Event()
+        task = asyncio.create_task(agent(begun))
+        await begun.wait()
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(cancel())
+    assert [one["outcome"] for one in api.ends] == ["given_back"]
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_a_function_works_until_the_run_has_ended(at_once: int) -> None:
+    api = Api(6)
+    assert work(api.attempt, lambda _: {"reward": 0.5}, at_once) == 6
+    assert [one["reward"] for one in api.ends] == [0.5] * 6
+
+
+def test_an_attempt_whose_block_never_began_is_given_back() -> None:
+    api = Api(2)
+    found = attempts_until(api.attempt, threading.Event())
+    with next(found):
+        pass
+    next(found)
+    found.close()  # type: ignore[attr-defined]  # a generator
+    assert [one["outcome"] for one in api.ends] == ["succeeded", "given_back"]
