@@ -2,7 +2,7 @@ import { Alarms } from "../alarms";
 import { usePolled, type Evaluation, type Metrics, type Page, type Run } from "../api";
 import { Chart, type Point } from "../chart";
 import { useRunEvents } from "../live";
-import { AgentLine, Commands, Facts, Loaded, State, number, time } from "../parts";
+import { AgentLine, Commands, Facts, Loaded, State, Table, number, time } from "../parts";
 import { RolloutList } from "./rollout_list";
 
 const ENDED = new Set(["completed", "failed", "cancelled"]);
