@@ -12,6 +12,7 @@ from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
 from leyden.libs.contracts.api.rollouts import RewardRequest
 from leyden.libs.contracts.api.tokens import ApiScope
+from leyden.libs.contracts.config import Reward
 from leyden.libs.store.tables import Base
 from tests.campaigns.soak import QUICK, bandit_run
 from tests.support.chaos import kill
@@ -95,6 +96,8 @@ def test_every_row_was_written_by_the_service_that_its_table_names(
         reward = {"components": [{"name": "outcome", "from": "agent"}]}
         graded = client.create_run(bandit_run(received, "graded", 1, reward=reward, **QUICK))
         until(lambda: client.run(graded.id).phase == "completed", "the end of the graded run")
+        a_graded = next(iter(client.rollouts(run=graded.id, state="finished")))
+        client.regrade(a_graded.id, Reward.model_validate(reward))
         seen = {table: set(writers) for table, writers in connection.execute(SEEN.encode()).fetchall()}
         for statement in END_OF_AUDIT:
             connection.execute(statement.encode())
