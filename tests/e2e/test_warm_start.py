@@ -17,9 +17,9 @@ from leyden.libs.cli.view.watch import watch_run
 from leyden.libs.client import Client
 from leyden.libs.contracts.api.runs import ResumeRequest, Run, RunParent
 from tests.campaigns.soak import bandit_run, kill, small_platform
-from tests.e2e.test_policies import wait_for_step
 from tests.invariants import violations
 from tests.replay import differing_versions
+from tests.support.waiting import until
 
 TEACHER = {
     "roles": [{"name": "solver", "policy": "teacher"}],
@@ -32,6 +32,10 @@ def finished(client: Client, run_id: str) -> Run:
     run = watch_run(client, run_id, Console(quiet=True))
     assert (run.phase, run.reason) == ("completed", None)
     return run
+
+
+def wait_for_step(client: Client, run_id: str, step: int) -> None:
+    until(lambda: client.run(run_id).progress.step >= step, f"step {step}")
 
 
 def rewards(client: Client, run: Run) -> list[float]:
