@@ -157,8 +157,12 @@ class _Leader:
     async def _computation(self, config: RunConfig) -> Computation:
         """Resolves the settings of the device, or reads what the run's first trainer resolved."""
         here = config.computation(trainer_device(self.settings.device))
-        async with self.database.session() as session:
-            found = await training.keep_computation(session, self.settings.run_id, here)
+        async with self.database.read() as session:
+            found = await training.read_computation(session, self.settings.run_id)
+        # Where it is recorded already nothing is written, so a trainer whose commits lose their answers goes on.
+        if found is None or (found.moved_to or found.device) != here.device:
+            async with self.database.session() as session:
+                found = await training.keep_computation(session, self.settings.run_id, here)
         if found.moved_to is not None:
             log.warning("run moved to another kind of device", resolved_on=found.device, settings=found.words)
         return found
