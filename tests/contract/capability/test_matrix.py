@@ -296,10 +296,11 @@ async def stage(database: Database, redis_url: str, tmp_path: Path, tiny_model: 
         "database_url": database.dsn, "redis_url": redis_url, "capability_keys_file": ring_file(tmp_path)
     }  # fmt: skip
     async with AsyncExitStack() as stack:
-        engine = await stack.enter_async_context(running(_engine(runs[0].id)))
+        engines = [await stack.enter_async_context(running(_engine(run.id))) for run in runs]
+        engine_urls = [engine.url for engine in engines]
         apps = {
             "api": create_api(ApiSettings(**shared)),
-            "gateway": create_gateway(GatewaySettings(model_path=tiny_model, engine_urls=[engine.url], **shared)),
+            "gateway": create_gateway(GatewaySettings(model_path=tiny_model, engine_urls=engine_urls, **shared)),
             "collector": create_collector(CollectorSettings(**shared)),
             "engine": create_engine_app(
                 EngineSettings(model_path=tiny_model, threads=1, api_key="e" * 32, admin_api_key="f" * 32)
