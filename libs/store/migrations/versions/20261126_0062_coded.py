@@ -16,7 +16,7 @@ def upgrade() -> None:
     op.execute(
         "CREATE TABLE grading_trials (id text NOT NULL, rollout_id text NOT NULL, reward jsonb NOT NULL,"
         " expires_at timestamptz NOT NULL, leased_at timestamptz, answer jsonb,"
-        " created_at timestamptz NOT NULL DEFAULT clock_timestamp(),"
+        " created_at timestamptz NOT NULL DEFAULT now(),"
         " CONSTRAINT pk_grading_trials PRIMARY KEY (id))"
     )
 
