@@ -159,7 +159,7 @@ class _Leader:
         here = config.computation(trainer_device(self.settings.device))
         async with self.database.read() as session:
             found = await training.read_computation(session, self.settings.run_id)
-        # Where it is recorded already nothing is written, so a trainer whose commits lose their answers goes on.
+        # A recorded run needs no commit: a trainer whose commits lose their answers would try it for ever.
         if found is None or (found.moved_to or found.device) != here.device:
             async with self.database.session() as session:
                 found = await training.keep_computation(session, self.settings.run_id, here)

@@ -102,7 +102,7 @@ class Node:
     def state(self) -> str:
         """The node's conditions and taints, its pods, claims and last warnings, for a failed test."""
         status = subprocess.run([self.program, "status"], capture_output=True, text=True, check=False)
-        # What follows the processes is shown with more detail below.
+        # The commands below show pods in more detail.
         parts = ["processes:\n" + status.stdout.partition("\nNAMESPACE")[0][-2500:] + status.stderr[-500:]]
         for title, arguments in _STATE.items():
             try:
