@@ -6,7 +6,6 @@ import asyncio
 import os
 import resource
 import shutil
-import signal
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -15,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leyden.libs.sandbox import supervisor
-from leyden.libs.sandbox.place import Names, Place, open_work_folder
+from leyden.libs.sandbox.ended import Ended, ended_of
+from leyden.libs.sandbox.place import Place, open_work_folder
 from leyden.libs.sandbox.sandbox import SIGNAL_LANDLOCK, USABLE_LANDLOCK, landlock_abi
 from leyden.libs.sandbox.supervisors import ProgramError, Supervisors
 from leyden.libs.sandbox.system_calls import can_filter
@@ -33,13 +33,12 @@ from leyden.libs.telemetry import logger
 
 if TYPE_CHECKING:
     from leyden.libs.sandbox.sandbox import Sandbox
-    from leyden.libs.sandbox.supervisor import Orders, Report
+    from leyden.libs.sandbox.supervisor import Orders
 
 log = logger()
 
 WRITABLE_BY_ROOT = ("/tmp", "/var/tmp", tempfile.gettempdir(), "/dev")  # noqa: S108  # nothing is made there
 """The folders in which a program that stays root may write beside its workspace: those of every user."""
-SHELL_SIGKILL = 128 + signal.SIGKILL  # a shell whose last command got one
 
 
 @dataclass(frozen=True)
@@ -68,28 +67,6 @@ class Program:
     directory: str | None = None
     network: bool = True
     result: str | None = None
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The end of a program that ran.
-
-    Args: exit_code: negative for a signal; stdout, stderr: the last `output_bytes` of each; timed_out: it was stopped
-        after `timeout_seconds`; limit_exceeded: says which limit it exceeded; platform_failure: the reason why the
-        platform or its machine, and not the program, caused this end; reward_line: the last line of all of stdout with
-        a reward; result: the content of its result file, None where it left none, with one byte more than
-        `MAX_RESULT_BYTES` where it is longer
-    """
-
-    exit_code: int | None
-    stdout: bytes
-    stderr: bytes
-    seconds: float
-    timed_out: bool = False
-    limit_exceeded: str | None = None
-    platform_failure: str | None = None
-    reward_line: bytes = b""
-    result: bytes | None = None
 
 
 class Programs:
@@ -290,51 +267,3 @@ class Programs:
             "network": program.network,
             "writable": [os.path.realpath(folder) for folder in WRITABLE_BY_ROOT] if stays_root else None,
         }
-
-
-def ended_of(
-    report: Report, names: Names, *, contained: bool, lacked_room: bool = False, result: bytes | None = None
-) -> Ended:
-    """The end of a program, with the cause where that is not the program.
-
-    Args: contained: no other program can signal this one; lacked_room: others had filled the disk of its workspace
-    Raises: ProgramError: it never started
-    """
-    if report["start_error"] is not None:
-        raise ProgramError(f"the {names.program} could not be started: {report['start_error']}")
-    return Ended(
-        exit_code=report["exit_code"],
-        stdout=report["stdout"],
-        stderr=report["stderr"],
-        reward_line=report["reward_line"],
-        seconds=report["seconds"],
-        timed_out=report["timed_out"],
-        limit_exceeded=_limit_exceeded(report, names),
-        platform_failure=_platform_failure(report, names, contained=contained, lacked_room=lacked_room),
-        result=result,
-    )
-
-
-def _limit_exceeded(report: Report, names: Names) -> str | None:
-    if report["memory_bytes"] is not None:
-        size = f"{report['memory_bytes'] >> 20} MiB"
-        return f"the {names.program} used more memory than allowed ({names.memory}): {size}"
-    return f"the {names.program} went on after its limit of CPU time" if report["cpu_exceeded"] else None
-
-
-def _platform_failure(report: Report, names: Names, *, contained: bool, lacked_room: bool) -> str | None:
-    """Attributes a failure on a full disk, and a SIGKILL that the supervisor did not send.
-
-    The kernel sent it while memory was short: ours. A program that no other can signal, while memory was not short,
-    sent it itself: its own, since an agent could otherwise throw away tries that go badly. The sender is unknown: ours.
-    """
-    if report["timed_out"] or _limit_exceeded(report, names) is not None:
-        return None
-    if report["exit_code"] != 0 and lacked_room:
-        folder = f"{names.prefix}_WORK_FOLDER"
-        return f"the {names.program} failed while the disk of {folder} was full: give it more room"
-    if report["exit_code"] in {-signal.SIGKILL, SHELL_SIGKILL} and report["lacked_memory"]:
-        return "ended by a SIGKILL while the kernel ended processes for want of memory"
-    if report["exit_code"] == -signal.SIGKILL and (report["lacked_memory"] is None or not contained):
-        return "ended by a SIGKILL that the platform did not send: is memory short?"
-    return None

@@ -15,8 +15,9 @@ from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading.grade import Grade, cut
 from leyden.libs.grading.pool import Graded
 from leyden.libs.grading.verdict import NAME, grade_of_verdict
+from leyden.libs.sandbox.ended import Ended
 from leyden.libs.sandbox.place import Names, Place
-from leyden.libs.sandbox.programs import Ended, Program, Programs
+from leyden.libs.sandbox.programs import Program, Programs
 from leyden.libs.sandbox.supervisor import become_subreaper
 from leyden.libs.sandbox.supervisors import ProgramError
 from leyden.libs.service.errors import Misconfigured
@@ -39,11 +40,10 @@ SHOWN_BYTES = 300
 
 def place_of(settings: Settings) -> Place:
     """The place of graders that the settings describe."""
-    private = (*settings.hidden_paths, settings.capability_keys_file)
     return Place(
         names=NAMES,
         work_folder=settings.work_folder,
-        hidden_paths=tuple(path for path in private if path is not None),
+        hidden_paths=(*settings.hidden_paths, settings.capability_keys_file),
         roots=settings.code_roots,
         max_directory_bytes=settings.max_directory_bytes,
         path=settings.code_path,

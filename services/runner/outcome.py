@@ -9,8 +9,8 @@ from typing import Any
 from leyden.libs.contracts.rewards import MAX_REWARD, is_reward
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.queue.leases import Outcome
+from leyden.libs.sandbox.ended import Ended
 from leyden.libs.sandbox.output import MAX_LINE_BYTES
-from leyden.services.runner.backends.base import Exit
 
 FACTS_BYTES = 64 * 1024
 MAX_DEPTH = 64
@@ -20,7 +20,7 @@ class BrokenReward(Exception):
     """The agent printed a reward that is no number of a usable size."""
 
 
-def outcome_of(ended: Exit, *, stdout_reward: bool = True) -> Outcome:
+def outcome_of(ended: Ended, *, stdout_reward: bool = True) -> Outcome:
     """The outcome of an attempt whose agent ran.
 
     A failure of the platform is `infra_error`: it is retried and never trained. A timeout is `timeout`, whatever the
@@ -41,7 +41,7 @@ def outcome_of(ended: Exit, *, stdout_reward: bool = True) -> Outcome:
     return Outcome(kind, reward, facts, ended.exit_code, detail, stdout, stderr)
 
 
-def _kind_of(ended: Exit) -> tuple[OutcomeKind, str | None]:
+def _kind_of(ended: Ended) -> tuple[OutcomeKind, str | None]:
     """The kind that the exit alone gives, with its cause; `succeeded` when nothing failed."""
     if ended.platform_failure is not None:
         return OutcomeKind.INFRA_ERROR, ended.platform_failure

@@ -1,7 +1,7 @@
 """The seam between the runner and the place that executes attempts: plain data in, plain data out.
 
 A backend knows nothing of leases, rewards or the store. It tells apart its own failure (`BackendError`,
-`Exit.platform_failure`) and the agent's (every other `Exit`).
+`Ended.platform_failure`) and the agent's (every other `Ended`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from leyden.libs.contracts.config import RunnerConfig
+from leyden.libs.sandbox.ended import Ended
 
 
 @dataclass(frozen=True)
@@ -40,26 +41,6 @@ class AttemptSpec:
     task_on_stdin: bool = False
 
 
-@dataclass(frozen=True)
-class Exit:
-    """The end of an agent that ran.
-
-    Args: exit_code: negative for a signal; stdout, stderr: the last `output_bytes` of each; timed_out: the backend
-        stopped the agent after `timeout_seconds`; limit_exceeded: says which limit the agent
-        exceeded; platform_failure: the reason why the platform or its machine, and not the agent, caused this end;
-        reward_line: the last line of all of stdout with a reward.
-    """
-
-    exit_code: int | None
-    stdout: bytes
-    stderr: bytes
-    seconds: float
-    timed_out: bool = False
-    limit_exceeded: str | None = None
-    platform_failure: str | None = None
-    reward_line: bytes = b""
-
-
 class BackendError(Exception):
     """The backend could not start the agent or lost it. The attempt is repeated and never trained."""
 
@@ -73,7 +54,7 @@ class Backend(Protocol):
         Raises: Misconfigured: no agent can start here; the message names the remedy
         """
 
-    async def run(self, spec: AttemptSpec) -> Exit:
+    async def run(self, spec: AttemptSpec) -> Ended:
         """Runs the agent until it ends, then removes its processes and files. A cancellation kills the agent first.
 
         Raises: BackendError: the agent did not run, or its end is unknown

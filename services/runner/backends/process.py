@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from leyden.libs.contracts.config import ProcessRunner
+from leyden.libs.sandbox.ended import Ended
 from leyden.libs.sandbox.place import Names, Place
-from leyden.libs.sandbox.programs import Ended, Program, Programs
+from leyden.libs.sandbox.programs import Program, Programs
 from leyden.libs.sandbox.supervisors import ProgramError
-from leyden.services.runner.backends.base import AttemptSpec, BackendError, Exit
+from leyden.services.runner.backends.base import AttemptSpec, BackendError
 from leyden.services.runner.settings import Settings
 
 NAMES = Names(
@@ -21,11 +22,10 @@ NAMES = Names(
 
 def place_of(settings: Settings) -> Place:
     """The place of agents that the runner's settings describe."""
-    private = (*settings.hidden_paths, settings.capability_keys_file)
     return Place(
         names=NAMES,
         work_folder=settings.work_folder,
-        hidden_paths=tuple(path for path in private if path is not None),
+        hidden_paths=(*settings.hidden_paths, settings.capability_keys_file),
         roots=settings.agent_roots,
         max_directory_bytes=settings.max_directory_bytes,
         path=settings.agent_path,
@@ -56,13 +56,13 @@ class ProcessBackend:
         """
         await self._programs.check()
 
-    async def run(self, spec: AttemptSpec) -> Exit:
+    async def run(self, spec: AttemptSpec) -> Ended:
         """Runs the agent to its end. Cancelling kills its process tree and waits until it is dead.
 
         Raises: BackendError: no workspace, no user, no start, or a lost supervisor
         """
         try:
-            return exit_of(await self._programs.run(program_of(spec)))
+            return await self._programs.run(program_of(spec))
         except ProgramError as error:
             raise BackendError(str(error)) from error
 
@@ -99,18 +99,4 @@ def program_of(spec: AttemptSpec) -> Program:
         output_bytes=limits.output_bytes,
         memory_bytes=limits.memory_bytes,
         cpu_seconds=limits.cpu_seconds,
-    )
-
-
-def exit_of(ended: Ended) -> Exit:
-    """The agent's exit."""
-    return Exit(
-        exit_code=ended.exit_code,
-        stdout=ended.stdout,
-        stderr=ended.stderr,
-        seconds=ended.seconds,
-        timed_out=ended.timed_out,
-        limit_exceeded=ended.limit_exceeded,
-        platform_failure=ended.platform_failure,
-        reward_line=ended.reward_line,
     )

@@ -15,8 +15,8 @@ import pytest
 
 from leyden.libs.contracts.config import ProcessRunner
 from leyden.libs.sandbox import supervisor
+from leyden.libs.sandbox.ended import Ended, ended_of
 from leyden.libs.sandbox.place import open_work_folder
-from leyden.libs.sandbox.programs import Ended, ended_of
 from leyden.libs.sandbox.users import SandboxUser
 from leyden.libs.service.errors import Misconfigured
 from leyden.services.runner.backends.base import AttemptSpec, BackendError

@@ -3,17 +3,17 @@ from __future__ import annotations
 import pytest
 
 from leyden.libs.contracts.states import OutcomeKind
+from leyden.libs.sandbox.ended import Ended
 from leyden.libs.sandbox.output import Output
-from leyden.services.runner.backends.base import Exit
 from leyden.services.runner.outcome import FACTS_BYTES, outcome_of
 
 
-def ended(stdout: str | bytes = "", *, chunk_bytes: int = 65536, **changes: object) -> Exit:
+def ended(stdout: str | bytes = "", *, chunk_bytes: int = 65536, **changes: object) -> Ended:
     raw, output = stdout if isinstance(stdout, bytes) else stdout.encode(), Output()
     for start in range(0, len(raw), chunk_bytes):
         output.add(raw[start : start + chunk_bytes], 1000)
     values = {"exit_code": 0, "stdout": output.last(1000), "stderr": b"", "seconds": 1.0}
-    return Exit(**{**values, "reward_line": output.reward_line(), **changes})  # type: ignore[arg-type]
+    return Ended(**{**values, "reward_line": output.reward_line(), **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ from leyden.libs.capability import KeyRing
 from leyden.libs.queue import leases
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.queue.stream import RolloutQueue
+from leyden.libs.sandbox.ended import Ended
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.services.runner.attempt import RunnerContext
-from leyden.services.runner.backends.base import AttemptSpec, Exit
+from leyden.services.runner.backends.base import AttemptSpec
 from leyden.services.runner.settings import Settings
 from leyden.services.runner.worker import Runner
 from tests.support import builders, queues
@@ -46,10 +47,10 @@ class Survivors:
     def detach(self) -> bool:
         return True
 
-    async def run(self, spec: AttemptSpec) -> Exit:
+    async def run(self, spec: AttemptSpec) -> Ended:
         assert spec.adopted
         self.adopted.append(spec.name)
-        return Exit(0, b"", b"", 1.0, reward_line=b'{"reward": 0.5}')
+        return Ended(0, b"", b"", 1.0, reward_line=b'{"reward": 0.5}')
 
 
 async def test_attempts_of_a_runner_that_is_gone_are_adopted_and_unwanted_agents_stopped(

@@ -14,10 +14,11 @@ from leyden.libs.kubernetes.jobs import QUOTA, job_statuses
 from leyden.libs.kubernetes.pods import PodStatus, pod_status
 from leyden.libs.kubernetes.shared import SharedPoll
 from leyden.libs.kubernetes.templates import ATTEMPT, COMPONENT, INSTANCE, ROLLOUT, selector
+from leyden.libs.sandbox.ended import Ended
 from leyden.libs.sandbox.output import Output
 from leyden.libs.service.errors import Misconfigured
 from leyden.libs.telemetry import RateLimitedLogger, logger
-from leyden.services.runner.backends.base import AttemptSpec, BackendError, Exit
+from leyden.services.runner.backends.base import AttemptSpec, BackendError
 from leyden.services.runner.backends.kubernetes.job import CONTAINER, agent_job, job_name, name_of
 from leyden.services.runner.backends.kubernetes.secret import attempt_secret
 from leyden.services.runner.settings import Settings
@@ -68,7 +69,7 @@ class KubernetesBackend:
                 "The chart's Role grants the runner its rights, and RUNNER_POD_TEMPLATE_FILE describes the pod"
             ) from error
 
-    async def run(self, spec: AttemptSpec) -> Exit:
+    async def run(self, spec: AttemptSpec) -> Ended:
         """Runs the agent to its end and deletes its Job, also when cancelled.
 
         Raises: BackendError: it did not start, or its end is unknown
@@ -148,7 +149,7 @@ class KubernetesBackend:
             await asyncio.sleep(JOB_POLL_SECONDS)
         await self._cluster.create_secret(attempt_secret(spec, name, uid))
 
-    async def _until_over(self, spec: AttemptSpec, name: str) -> Exit:
+    async def _until_over(self, spec: AttemptSpec, name: str) -> Ended:
         began, podless, reason = time.monotonic(), 0, "it has no pod"
         while True:
             pod = (await self._pods.next()).get(name)
@@ -178,13 +179,13 @@ class KubernetesBackend:
             raise BackendError(f"the agent's pod is gone or was refused: {jobs[name].trouble}")
         return jobs[name].trouble
 
-    async def _exit(self, spec: AttemptSpec, pod: PodStatus) -> Exit:
+    async def _exit(self, spec: AttemptSpec, pod: PodStatus) -> Ended:
         if pod.start_error is not None:
             raise BackendError(f"the agent could not be started: {pod.start_error}")
         output = await self._output(spec, pod)
         if output is None and pod.disrupted is None and pod.exit_code == 0:
             raise BackendError("the log of the agent is lost, and its reward with it")
-        return Exit(
+        return Ended(
             exit_code=pod.exit_code,
             stdout=b"" if output is None else output.last(spec.limits.output_bytes),
             stderr=b"",
@@ -194,12 +195,12 @@ class KubernetesBackend:
             reward_line=b"" if output is None else output.reward_line(),
         )
 
-    async def _timed_out(self, spec: AttemptSpec, pod: PodStatus) -> Exit:
+    async def _timed_out(self, spec: AttemptSpec, pod: PodStatus) -> Ended:
         """The exit of an agent that still runs; deleting its Job stops it."""
         lost = "the agent's node does not report" if pod.lost else None
         output, seconds = await self._output(spec, pod), _seconds(pod, datetime.now(UTC))
         stdout = b"" if output is None else output.last(spec.limits.output_bytes)
-        return Exit(None, stdout, b"", seconds, timed_out=lost is None, platform_failure=lost)
+        return Ended(None, stdout, b"", seconds, timed_out=lost is None, platform_failure=lost)
 
     async def _output(self, spec: AttemptSpec, pod: PodStatus) -> Output | None:
         """Returns the log's end and its reward line; None where the pod or its node is gone.
