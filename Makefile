@@ -70,7 +70,7 @@ NODE_PATH = PATH="$(abspath $(BIN)):$$PATH"
 CONSOLE_IF_POSSIBLE = $(MAKE) --silent console || echo "going on without the console: see the error above, then run make console"
 
 .DEFAULT_GOAL := help
-.PHONY: experiment test-experiments help console screenshots structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down demo bench bench-gpu bench-swap bench-page soak growth fuzz docs migrate migration clean
+.PHONY: experiment test-experiments test-long help console screenshots structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down demo bench bench-gpu bench-swap bench-page soak growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -227,6 +227,9 @@ demo: $(VENV)/.ready $(DEMO_VENV)/.ready ## train the flight agent's model and s
 experiment: $(VENV)/.ready $(EXPERIMENT_VENV)/.ready ## train NAME=sql or flight on SEEDS seeds for STEPS steps, and write docs/experiments
 	$(BIN)/python -m tests.campaigns.experiments $(NAME) --seeds $(SEEDS) --steps $(STEPS) \
 		--python $(abspath $(EXPERIMENT_VENV)/bin/python) --home $(CACHE)/experiments --page $(ARGS)
+
+test-long: setup ## the end-to-end tests at full length: every policy learns, and the wheel trains (nightly)
+	OMP_NUM_THREADS=1 TEST_LONG=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/e2e
 
 test-experiments: setup $(CACHE)/demo/langgraph/.ready ## each experiment on a tiny model at three steps (nightly)
 	TEST_LANGGRAPH=$(abspath $(CACHE)/demo/langgraph/bin/python) $(BIN)/pytest tests/e2e/test_experiments.py

@@ -20,10 +20,11 @@ from leyden.libs.client import Client
 from leyden.libs.contracts.config import Reward
 from tests.campaigns.soak import QUICK, bandit_run, kill, small_platform
 from tests.invariants import violations
+from tests.support.long import LONG, steps
 from tests.support.shared import open_to_agents
 from tests.support.waiting import until
 
-STEPS = 26
+STEPS = steps(26)
 KILLS = 2
 # The first ones never end by themselves, so that somebody can kill their service meanwhile.
 SCORE = f"""
@@ -107,8 +108,9 @@ def test_an_agent_learns_from_a_program_whose_service_is_killed_while_it_runs(
     assert (run.phase, run.reason) == ("completed", None)
 
     first, last = sorted(client.evaluations(run.id), key=lambda one: one.number)
-    assert first.results.reward is not None and first.results.reward.mean < 0.9
-    assert last.results.reward is not None and last.results.reward.mean > 0.9
+    assert first.results.reward is not None and last.results.reward is not None
+    if LONG:
+        assert first.results.reward.mean < 0.9 < last.results.reward.mean
 
     # A killed service repeats its programs and doubles nothing: no rollout is lost, and none is a 0 for a failure.
     assert violations(platform.facts.database_url, run.id) == {}

@@ -24,20 +24,21 @@ from leyden.libs.faults import FaultInjector
 from tests.campaigns.soak import QUICK, bandit_run, small_platform
 from tests.invariants import lost_calls, violations
 from tests.support.chaos import ENDED, kill
+from tests.support.long import LONG, steps
 from tests.support.shared import ROOT
 from tests.support.waiting import until
 
-STEPS = 26
+STEPS = steps(26)
 AT_ONCE = 8
 POINTS = ("api.leased", "api.ended")
 OWNERS = "SELECT DISTINCT split_part(owner, '/', 1) FROM attempts WHERE run_id = %s"
 FINISHED = "SELECT count(*) FROM rollouts WHERE run_id = %s AND state = 'finished'"
 
 
-def external_run(log: Path, name: str, steps: int, **sections: dict[str, Any]) -> dict[str, Any]:
+def external_run(log: Path, name: str, length: int, **sections: dict[str, Any]) -> dict[str, Any]:
     """The bandit's run, whose agents nobody of the platform starts."""
     runner = {"type": "external", "timeout_seconds": 120, **sections.pop("runner", {})}
-    return bandit_run(log, name, steps, **QUICK, **sections) | {"agent": {}, "runner": runner}
+    return bandit_run(log, name, length, **QUICK, **sections) | {"agent": {}, "runner": runner}
 
 
 @contextmanager
@@ -73,7 +74,8 @@ def assert_learned(platform: Platform, client: Client, run: Run, log: Path) -> N
     assert (run.phase, run.reason) == ("completed", None)
     before, after = (e.results.reward for e in sorted(client.evaluations(run.id), key=lambda e: e.number))
     assert before is not None and after is not None
-    assert 0.2 < before.mean < 0.8 and after.mean > 0.9
+    if LONG:
+        assert 0.2 < before.mean < 0.8 and after.mean > 0.9
     assert_whole(platform, run, log)
 
 

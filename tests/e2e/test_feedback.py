@@ -20,8 +20,9 @@ from leyden.libs.client import Client
 from leyden.libs.faults import FaultInjector
 from tests.campaigns.soak import QUICK, bandit_run, small_platform
 from tests.invariants import violations
+from tests.support.long import LONG, steps
 
-STEPS = 12
+STEPS = steps(12, short=6)
 ROLLOUTS = STEPS * 2 * 8
 POINTS = ("api.committed", "grader.leased", "api.created", "grader.graded", "grader.total_written")
 
@@ -113,9 +114,10 @@ def test_every_value_that_a_person_gives_within_the_wait_is_trained(
     shown = client.rollout(next(iter(rewards)))
     assert [(one.component, one.given_by) for one in shown.feedback] == [("thumbs", "first-admin")]
     means = [step.reward_mean or 0.0 for step in client.steps(run.id)]
-    # An untrained policy earns more in 17 of 65,536 steps.
-    assert means[0] < 0.93
-    assert means[-1] > 0.85
+    if LONG:
+        # An untrained policy earns more in 17 of 65,536 steps.
+        assert means[0] < 0.93
+        assert means[-1] > 0.85
 
 
 @pytest.mark.timeout(300)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns.soak import bandit_run
+from tests.support.long import long_only
 from tests.support.shared import ROOT
 from tests.support.tiny_model import make_tiny_model
 
@@ -97,8 +98,7 @@ def _install(folder: Path, wheel: Path) -> None:
     (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()))
 
 
-@pytest.mark.timeout(900)
-def test_the_wheel_trains_and_demonstrates_outside_of_the_checkout(installation: Installation, tmp_path: Path) -> None:
+def test_the_wheel_holds_every_part_and_sees_nothing_of_the_checkout(installation: Installation) -> None:
     run = installation.run
     place = run("python", "-c", "import leyden; from leyden import Client; print(leyden.__file__)").strip()
     assert Path(place).is_relative_to(installation.bin.parent), place
@@ -107,7 +107,13 @@ def test_the_wheel_trains_and_demonstrates_outside_of_the_checkout(installation:
 
     page = run("python", "-c", "from leyden.services.api.console_page import STATIC; print(*STATIC.rglob('*.*'))")
     assert [suffix for suffix in (".html", ".js", ".css") if suffix not in page] == [], page
+    assert "demo" in run("leyden", "--help")
 
+
+@long_only
+@pytest.mark.timeout(900)
+def test_the_wheel_trains_and_demonstrates_outside_of_the_checkout(installation: Installation, tmp_path: Path) -> None:
+    run = installation.run
     agent = ROOT / "tests" / "agents" / "bandit.py"
     shutil.copy(agent.with_name("plain_http.py"), installation.outside)
     document = bandit_run(tmp_path / "received.log", "installed", 1, sampling={"group_size": 4, "groups_per_step": 1})

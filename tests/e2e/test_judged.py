@@ -19,8 +19,9 @@ from leyden.libs.client import Client
 from tests.campaigns.soak import QUICK, bandit_run, small_platform
 from tests.fakes.judge import Said, ScriptedJudge, compared, judge_beside, ranked, scored
 from tests.invariants import violations
+from tests.support.long import LONG, steps
 
-STEPS = 26
+STEPS = steps(26)
 KEY = "the-key-of-the-judge"
 # The number of the task makes more questions than the two answers: equal ones are asked once.
 HELPFUL: dict[str, Any] = {
@@ -105,8 +106,9 @@ def test_an_agent_without_a_reward_line_learns_from_a_judge(
     assert (run.phase, run.reason) == ("completed", None)
 
     first, last = sorted(client.evaluations(run.id), key=lambda one: one.number)
-    assert first.results.reward is not None and first.results.reward.mean < 0.85
-    assert last.results.reward is not None and last.results.reward.mean > 0.95
+    assert first.results.reward is not None and last.results.reward is not None
+    if LONG:
+        assert first.results.reward.mean < 0.85 and last.results.reward.mean > 0.95
     assert violations(platform.facts.database_url, run.id) == {}
 
     # Each vote is asked until it has a score: no rollout is lost, and none is a 0 in the place of a failure.
@@ -137,8 +139,9 @@ def test_an_agent_without_a_reward_line_learns_from_a_judge_that_compares(
     metrics = client.metrics(run.id, ["component.right.mean", "component.better.failed_share"])
     curves = {one.name: [value for _, _, value in one.points] for one in metrics.series}
     assert len(curves["component.right.mean"]) == STEPS
-    assert fmean(curves["component.right.mean"][:2]) < 0.85
-    assert fmean(curves["component.right.mean"][-4:]) > 0.95
+    if LONG:
+        assert fmean(curves["component.right.mean"][:2]) < 0.85
+        assert fmean(curves["component.right.mean"][-4:]) > 0.95
     assert set(curves["component.better.failed_share"]) == {0.0}
     assert violations(platform.facts.database_url, run.id) == {}
     # Siblings have one comparison: two outputs have 0 and 1, and equal ones 0.5.

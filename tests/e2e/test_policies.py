@@ -20,6 +20,7 @@ from leyden.libs.faults import FaultInjector
 from tests.campaigns.soak import kill
 from tests.e2e.pools import platform_with_pools
 from tests.invariants import violations
+from tests.support.long import LONG, steps
 from tests.support.tiny_model import make_tiny_model
 
 PAIR = Path(__file__).parents[1] / "agents" / "pair.py"
@@ -73,7 +74,8 @@ def wait_for_step(client: Client, run_id: str, step: int) -> None:
 def test_two_policies_learn_together_and_go_on_from_an_earlier_version(
     platform: Platform, client: Client, injector: FaultInjector
 ) -> None:
-    created = client.create_run(pair_run(24))
+    last = steps(24, short=10)
+    created = client.create_run(pair_run(last))
     checker_id = created.policies["checker"].id
     # Both trainers and the controller die while the two policies are at different points of their steps.
     lead_trainer, its_trainer, controller = ("trainer", created.id), ("trainer", checker_id), ("controller", "")
@@ -86,39 +88,42 @@ def test_two_policies_learn_together_and_go_on_from_an_earlier_version(
     before, after = (e.results.reward for e in sorted(client.evaluations(run.id), key=lambda e: e.number))
     assert before is not None
     assert after is not None
-    assert before.mean < 0.5
-    assert after.mean > 0.9
+    if LONG:
+        assert before.mean < 0.5
+        assert after.mean > 0.9
     ended = client.run(run.id)
     checker = ended.policies["checker"]
-    assert (checker.step, checker.steps, checker.policy_version) == (24, 24, 24)
-    assert (ended.best_version, checker.best_version) == (24, 24)
+    assert (checker.step, checker.steps, checker.policy_version) == (last, last, last)
+    assert ended.best_version == checker.best_version
+    if LONG:
+        assert ended.best_version == last
     for policy, key in ((None, run.id), ("checker", checker_id)):
-        assert [version.version for version in client.policies(run.id, policy=policy)] == list(range(25))
+        assert [version.version for version in client.policies(run.id, policy=policy)] == list(range(last + 1))
         assert violations(platform.facts.database_url, key) == {}
     assert checker_id not in {one.id for one in client.runs()}
-    go_on(platform, client, injector, run.id)
+    go_on(platform, client, injector, run.id, last - 1)
 
 
-def go_on(platform: Platform, client: Client, injector: FaultInjector, parent: str) -> None:
-    """Continues version 23 of both policies for two steps; the API dies before and after the commit, and a trainer dies
-    while it copies its version."""
+def go_on(platform: Platform, client: Client, injector: FaultInjector, parent: str, version: int) -> None:
+    """Continues the version of both policies for two steps; the API dies before and after the commit, and a trainer
+    dies while it copies its version."""
     points = ("api.created", "api.committed", "trainer.version_copied")
     for point in points:
         injector.arm(point)
     changes = {"training": {"steps": 2}, "evaluation": None}
-    made = client.continue_run(parent, ResumeRequest(changes=changes, from_version=23))
+    made = client.continue_run(parent, ResumeRequest(changes=changes, from_version=version))
     run = watch_run(client, made.id, Console(quiet=True))
     assert (run.phase, run.reason) == ("completed", None)
     assert all(injector.fired(point, 0.0) for point in points)
     assert [one.id for one in client.runs() if one.parent is not None] == [run.id]
     checker = client.run(run.id).policies["checker"]
     assert (run.progress.step, checker.step) == (2, 2)
-    assert run.parent == checker.parent == RunParent(run_id=parent, version=23)
+    assert run.parent == checker.parent == RunParent(run_id=parent, version=version)
     for policy, key in ((None, run.id), ("checker", checker.id)):
         hashes = {one.version: one.content_sha256 for one in client.policies(parent, policy=policy)}
         versions = list(client.policies(run.id, policy=policy))
         assert [one.version for one in versions] == [0, 1, 2]
-        assert versions[0].content_sha256 == hashes[23]
+        assert versions[0].content_sha256 == hashes[version]
         steps = client.steps(run.id, policy=policy)
         assert [step.metrics.get("optimizer_inherited") for step in steps] == [1.0, None]
         assert violations(platform.facts.database_url, key) == {}
@@ -128,14 +133,15 @@ def go_on(platform: Platform, client: Client, injector: FaultInjector, parent: s
 def test_a_policy_alone_learns_only_as_much_as_its_frozen_partner_allows(
     platform: Platform, client: Client, tmp_path: Path
 ) -> None:
-    document = {**pair_run(12, frozen=True), "train": ["writer"]}
+    document = {**pair_run(steps(12), frozen=True), "train": ["writer"]}
     run = watch_run(client, client.create_run(document).id, Console(quiet=True))
     assert (run.phase, run.reason) == ("completed", None)
     before, after = (
         {fact.name: fact.statistic.mean for fact in one.results.facts if fact.statistic is not None}
         for one in sorted(client.evaluations(run.id), key=lambda one: one.number)
     )
-    assert after["writer"] > before["writer"]
+    if LONG:
+        assert after["writer"] > before["writer"]
     assert after["checker"] < 0.7
     checker = client.run(run.id).policies["checker"]
     assert (checker.trains, checker.step, checker.steps) == (False, 0, 0)
