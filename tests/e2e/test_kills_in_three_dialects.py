@@ -1,4 +1,4 @@
-"""Two hundred agents in three dialects while their engine, their gateway and Postgres die: nothing lost or doubled."""
+"""Many agents in three dialects while their engine, their gateway and Postgres die: nothing lost or doubled."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ from tests.fakes.sdk_agents import (
     may_be_repeated,
 )
 from tests.support import builders
+from tests.support.long import LONG
 from tests.support.shared import ROOT, free_port
 from tests.support.waiting import eventually
 
-AGENTS, TURNS = 200, 3
+AGENTS, TURNS = 200 if LONG else 90, 3
 DIALECTS = ("chat_completions", "responses", "messages")
 LETTERS = 12
 SECONDS = 400.0
