@@ -14,7 +14,8 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from leyden.libs.client.attempts import WAIT_SECONDS, Attempt, Result, attempts_until, work
-from leyden.libs.client.errors import NotFound
+from leyden.libs.client.errors import NotFound, Refused
+from leyden.libs.client.export import Export
 from leyden.libs.client.transport import Content, Parameters, Transport, file_chunks
 from leyden.libs.contracts.api.alarms import Alarm
 from leyden.libs.contracts.api.body import Page
@@ -55,6 +56,7 @@ from leyden.libs.contracts.ids import new_id
 
 Item = TypeVar("Item", bound=BaseModel)
 PAGE = 200
+CALL_PAGE = 20
 GRADE_SECONDS = 660.0
 """The longest wait for grades: longer than the API's own."""
 
@@ -281,6 +283,58 @@ class Client:
         }
         return self._pages("/v1/rollouts", Rollout, parameters)
 
+    def export(
+        self,
+        run_id: str,
+        form: str,
+        *,
+        evaluation: str | None = None,
+        step: int | None = None,
+        version: int | None = None,
+        task: int | None = None,
+        failed: bool | None = None,
+        reward_min: float | None = None,
+        reward_max: float | None = None,
+        text: str | None = None,
+        role: str | None = None,
+        policy: str | None = None,
+        max_per_task: int | None = None,
+    ) -> Export:
+        """Finished rollouts as rows of JSON for other tools; iterate over it, and read its `left_out` afterwards.
+
+        Args: form: atif, openai, trl or pairs; role, policy: conversations of one role, or of the roles that a further
+            policy answers; max_per_task: the best rollouts of a task, or the groups with the best ones for pairs; the
+            others: see `rollouts`
+        Raises: Refused: the format or the policy does not exist
+        """
+        roles = None if role is None else {role}
+        if policy is not None:
+            served = {one.name for one in self.run(run_id).config.roles if one.policy == policy}
+            if not served:
+                raise Refused(f"no role of the run has the policy {policy!r}: choose one of `roles` in its document")
+            roles = served if roles is None else roles & served
+        rollouts = self.rollouts(
+            run=run_id,
+            evaluation=evaluation,
+            state="finished",
+            step=step,
+            version=version,
+            task=task,
+            failed=failed,
+            reward_min=reward_min,
+            reward_max=reward_max,
+            text=text,
+            sort="oldest" if max_per_task is None and form != "pairs" else "highest",
+        )
+        return Export(form, rollouts, self._counted_calls, roles=roles, per_task=max_per_task)
+
+    def _counted_calls(self, rollout: Rollout) -> Iterator[Call]:
+        """The calls of the attempt that counts, in small pages: each call repeats the conversation before it."""
+        if rollout.attempt is None:
+            return iter(())
+        path = f"/v1/rollouts/{_part(rollout.id)}/calls"
+        return self._pages(path, Call, {"attempt": rollout.attempt}, page=CALL_PAGE)
+
     def group(self, group_id: str, *, calls: int = 50) -> Group:
         """Returns a group: its siblings with the parts of their rewards, and the first calls of each."""
         return Group.model_validate_json(self._http.get(f"/v1/groups/{_part(group_id)}", {"calls": calls}))
@@ -395,10 +449,12 @@ class Client:
         """Lists all items of an endpoint without pages."""
         yield from Page[model].model_validate_json(self._http.get(path)).items  # type: ignore[valid-type]  # as below
 
-    def _pages(self, path: str, model: type[Item], parameters: Parameters | None = None) -> Iterator[Item]:
+    def _pages(
+        self, path: str, model: type[Item], parameters: Parameters | None = None, *, page: int = PAGE
+    ) -> Iterator[Item]:
         cursor: str | None = None
         while True:
-            body = self._http.get(path, {**(parameters or {}), "cursor": cursor, "limit": PAGE})
+            body = self._http.get(path, {**(parameters or {}), "cursor": cursor, "limit": page})
             found = Page[model].model_validate_json(body)  # type: ignore[valid-type]  # a class made at run time
             yield from found.items
             cursor = found.next_cursor

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from leyden.libs.cli.commands.exports import export
 from leyden.libs.cli.commands.runs import Changes, RunFile
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.document import reward_of
@@ -49,6 +50,7 @@ DELIVERED = {True: "yes", False: "no: its client had left", None: "unknown"}
 NO_TEXTS = "For the text of tokens, install `tokenizers` and have the model's folder here: name it with --model."
 
 app = typer.Typer(no_args_is_help=True, help="Rollouts: the work of each agent, token by token.")
+app.command("export")(export)
 
 
 @app.command("list")

@@ -1,0 +1,99 @@
+"""`leyden rollout export`"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from leyden.libs.cli.context import context_of
+from leyden.libs.cli.view.output import as_text, error_console, print_json_line
+from leyden.libs.contracts.conversation import Json
+
+Write = Callable[[Json], object]
+
+
+def export(
+    ctx: typer.Context,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Id or name of a run.")],
+    form: Annotated[
+        Literal["atif", "openai", "trl", "pairs"],
+        typer.Option(
+            "--as", help="Harbor's ATIF, OpenAI's fine-tuning, TRL's prompt and completion, TRL's preference pairs."
+        ),
+    ],
+    to: Annotated[str, typer.Option(metavar="FILE", help="A file, replaced when all is written; - prints.")],
+    evaluation: Annotated[
+        str | None, typer.Option(help="Id of an evaluation, or `none` for training rollouts.")
+    ] = None,
+    step: Annotated[int | None, typer.Option(min=1, help="The optimiser step that consumed them.")] = None,
+    version: Annotated[int | None, typer.Option(min=0, help="The policy version they were admitted at.")] = None,
+    task: Annotated[int | None, typer.Option(min=0, help="Number of the task in its dataset.")] = None,
+    failed: Annotated[
+        bool | None, typer.Option("--failed/--succeeded", help="Whether the agent failed.", show_default=False)
+    ] = None,
+    reward_min: Annotated[float | None, typer.Option("--reward-min", "--min-reward", help="The least reward.")] = None,
+    reward_max: Annotated[
+        float | None, typer.Option("--reward-max", "--max-reward", help="The largest reward.")
+    ] = None,
+    max_per_task: Annotated[
+        int | None, typer.Option(min=1, help="The best rollouts of a task; for pairs, groups with the best ones.")
+    ] = None,
+    role: Annotated[str | None, typer.Option(help="Conversations of one role alone.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Conversations of the roles that a further policy answers alone.")
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="Part of the reason, the output, the task or an answer.")] = None,
+) -> None:
+    """Write finished rollouts as JSON lines that other tools read; a rollout without a reward has null.
+
+    Example: leyden rollout export support --as trl --reward-min 0.9 --max-per-task 2 --to train.jsonl
+    """
+    with context_of(ctx).client() as leyden, _writer(to) as write:
+        rows = leyden.export(
+            leyden.find_run(run).id,
+            form,
+            evaluation=evaluation,
+            step=step,
+            version=version,
+            task=task,
+            failed=failed,
+            reward_min=reward_min,
+            reward_max=reward_max,
+            text=text,
+            role=role,
+            policy=policy,
+            max_per_task=max_per_task,
+        )
+        count = 0
+        for count, row in enumerate(rows, 1):  # noqa: B007  # the last one is the number of all
+            write(row)
+    for reason, number in rows.left_out.items():
+        error_console.print(as_text(f"left out: {number} {reason}"), soft_wrap=True)
+    rest = "" if count or rows.left_out else ": no finished rollout passes the filters; `leyden rollout list` shows all"
+    error_console.print(as_text(f"{count} rows{rest}"), soft_wrap=True)
+
+
+@contextmanager
+def _writer(to: str) -> Iterator[Write]:
+    """Writes rows to standard output, or to a file that is there once all of them are."""
+    if to == "-":
+        yield print_json_line
+        return
+    path = Path(to)
+    # A pipe or a device cannot be replaced.
+    is_replaced = path.is_file() or not path.exists()
+    part = path.with_name(f".{path.name}.{os.getpid()}") if is_replaced else path
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            yield lambda row: file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        if is_replaced:
+            part.replace(path)
+    finally:
+        if is_replaced:
+            part.unlink(missing_ok=True)

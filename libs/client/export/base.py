@@ -1,0 +1,59 @@
+"""The seam between selection and formats."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from leyden.libs.client.export.conversations import Conversation
+from leyden.libs.contracts.api.rollouts import Rollout
+from leyden.libs.contracts.conversation import Json
+
+Reader = Callable[[Rollout], Sequence[Conversation]]
+LeftOut = Counter[str]
+"""Reasons with the count of what a format could not or must not write."""
+
+
+class Inexpressible(Exception):
+    """The format has no form for a conversation; the message names the plural of what is left out."""
+
+
+class Format(Protocol):
+    """Rows of JSON from rollouts, one rollout at a time in memory."""
+
+    def rows(
+        self, rollouts: Iterable[Rollout], read: Reader, left_out: LeftOut, *, per_task: int | None
+    ) -> Iterator[Json]:
+        """Converts rollouts in their order.
+
+        Args: read: gives the conversations of a rollout; left_out: is counted up; per_task: at most so many rollouts
+            of a task, the first ones
+        """
+        ...
+
+
+class ByConversation(ABC):
+    """A format with one row a conversation."""
+
+    def rows(
+        self, rollouts: Iterable[Rollout], read: Reader, left_out: LeftOut, *, per_task: int | None
+    ) -> Iterator[Json]:
+        """Converts each conversation. A rollout without any does not count for `per_task`."""
+        written: Counter[int] = Counter()
+        for rollout in rollouts:
+            if per_task is not None and written[rollout.task_number] >= per_task:
+                continue
+            rows = []
+            for conversation in read(rollout):
+                try:
+                    rows.append(self.row(conversation))
+                except Inexpressible as reason:
+                    left_out[str(reason)] += 1
+            written[rollout.task_number] += bool(rows)
+            yield from rows
+
+    @abstractmethod
+    def row(self, conversation: Conversation) -> Json:
+        """Converts one conversation. Raises: Inexpressible"""

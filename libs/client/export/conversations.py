@@ -1,0 +1,115 @@
+"""The conversations of a rollout, from its model calls: a call that a later one continues is part of that one's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from leyden.libs.contracts.api.rollouts import Call, Rollout
+from leyden.libs.contracts.conversation import Json, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages that a model was asked with, and its last answer.
+
+    `number`: from 1, in the order of their last calls. `answers`: by the position in `turns`, the calls that sampled an
+    assistant's turn; other assistant's turns came from the agent. `own`: the positions of those answers that no earlier
+    conversation of the rollout has.
+    """
+
+    rollout: Rollout
+    number: int
+    agent: str | None
+    role: str | None
+    turns: tuple[Turn, ...]
+    tools: tuple[Json, ...]
+    answers: Mapping[int, Call]
+    own: frozenset[int]
+
+    @property
+    def id(self) -> str:
+        """The rollout's id and the number."""
+        return f"{self.rollout.id}/{self.number}"
+
+    @property
+    def first_own(self) -> int:
+        """The first own answer of those at the end, between which no assistant's turn is another one."""
+        given = (at for at, turn in enumerate(self.turns) if turn.role == "assistant" and at not in self.own)
+        last_given = max(given, default=-1)
+        return min(at for at in self.own if at > last_given)
+
+
+class Conversations(NamedTuple):
+    """The conversations of a rollout, and the numbers of its answers that are in none of them."""
+
+    found: list[Conversation]
+    incomplete: int
+    """An earlier call is not in the store."""
+    undelivered: int
+    """The agent had hung up, and no later call continues the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """A call with its answer, and the call whose conversation it continues."""
+
+    call: Call
+    at: int
+    parent: _Answered | None
+
+
+def conversations_of(rollout: Rollout, calls: Iterable[Call]) -> Conversations:
+    """Finds which calls continue which. Memory: the calls' tokens, and the messages of calls that are not continued.
+
+    Args: calls: of one attempt, in the order of their arrival
+    """
+    by_digest: dict[bytes, _Answered] = {}
+    last: dict[str, tuple[_Answered, Call]] = {}
+    incomplete = 0
+    for call in calls:
+        if call.status != "completed" or call.answer is None:
+            continue
+        if call.turns is None:
+            incomplete += 1
+            continue
+        parent, digest = None, b""
+        for turn in call.turns:
+            digest = _digest(digest, turn)
+            parent = by_digest.get(digest, parent)
+        slim = call.model_copy(update={"turns": None, "tools": None})
+        answered = _Answered(slim, len(call.turns), parent)
+        if parent is not None:
+            last.pop(parent.call.id, None)
+        by_digest[_digest(digest, call.answer)] = answered
+        last[call.id] = (answered, call)
+    kept = [(answered, call) for answered, call in last.values() if call.delivered is not False]
+    return Conversations(_numbered(rollout, kept), incomplete, len(last) - len(kept))
+
+
+def _numbered(rollout: Rollout, kept: Iterable[tuple[_Answered, Call]]) -> list[Conversation]:
+    found: list[Conversation] = []
+    seen: set[str] = set()
+    for number, (answered, call) in enumerate(kept, 1):
+        answers: dict[int, Call] = {}
+        one: _Answered | None = answered
+        while one is not None:
+            answers[one.at] = one.call
+            one = one.parent
+        own = frozenset(at for at, sampled in answers.items() if sampled.id not in seen)
+        seen |= {sampled.id for sampled in answers.values()}
+        assert call.turns is not None
+        assert call.answer is not None
+        turns, tools = (*call.turns, call.answer), call.tools or ()
+        found.append(Conversation(rollout, number, call.agent_name, call.role, turns, tools, answers, own))
+    return found
+
+
+def _digest(before: bytes, turn: Turn) -> bytes:
+    """Names a conversation that ends with this turn; a malformed tool call counts by its text, as in `Turn.__eq__`."""
+    calls = [(call.id, call.name, call.arguments) for call in turn.tool_calls]
+    parts = (turn.role, turn.content, turn.name, calls, turn.tool_call_id, turn.is_error, turn.reasoning)
+    return hashlib.blake2b(before + json.dumps(parts).encode(), digest_size=16).digest()

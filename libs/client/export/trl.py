@@ -1,0 +1,74 @@
+"""TRL's conversational prompt-completion format, as its SFTTrainer reads it, with the reward beside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from leyden.libs.client.export.base import ByConversation, Inexpressible
+from leyden.libs.client.export.conversations import Conversation
+from leyden.libs.contracts.conversation import Json, ToolCall, Turn
+
+
+class Trl(ByConversation):
+    """The completion begins at the first answer that no earlier row has; all that stands before is the prompt."""
+
+    def row(self, conversation: Conversation) -> Json:
+        """Converts one conversation. Raises: Inexpressible: a tool call is malformed"""
+        messages = trl_messages(conversation.turns)
+        first = conversation.first_own
+        row: Json = {"prompt": messages[:first], "completion": messages[first:]}
+        return {
+            **row,
+            **trl_tools(conversation),
+            "reward": conversation.rollout.reward,
+            "rollout": conversation.rollout.id,
+            "task": conversation.rollout.task_number,
+            "role": conversation.role,
+        }
+
+
+def trl_tools(conversation: Conversation) -> Json:
+    """The column `tools`, where the model was offered any."""
+    return {"tools": list(conversation.tools)} if conversation.tools else {}
+
+
+def trl_messages(turns: Sequence[Turn]) -> list[Json]:
+    """Messages as chat templates of transformers read them: arguments of tool calls are objects, not text.
+
+    Raises: Inexpressible: arguments of a tool call are no JSON object
+    """
+    tools = {call.id: call.name for turn in turns for call in turn.tool_calls}
+    return [_message(turn, tools.get(turn.tool_call_id or "")) for turn in turns]
+
+
+def _message(turn: Turn, tool: str | None) -> Json:
+    message: Json = {"role": turn.role, "content": turn.content}
+    if turn.reasoning:
+        message["reasoning_content"] = turn.reasoning
+    if turn.tool_calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
+            for call in turn.tool_calls
+        ]
+    if turn.tool_call_id is not None:
+        message["tool_call_id"] = turn.tool_call_id
+    if name := turn.name or tool:
+        message["name"] = name
+    return message
+
+
+def _arguments(call: ToolCall) -> Json:
+    found = json_object(call.arguments)
+    if found is None:
+        raise Inexpressible("conversations with a tool call whose arguments are no JSON object")
+    return found
+
+
+def json_object(text: str) -> Json | None:
+    """The object of a JSON text; None where it is none."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
