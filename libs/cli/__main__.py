@@ -15,6 +15,7 @@ from leyden.libs.cli.commands.doctor import doctor
 from leyden.libs.cli.commands.logs import logs
 from leyden.libs.cli.commands.pools import pools
 from leyden.libs.cli.commands.recipes import recipes
+from leyden.libs.cli.commands.track import track
 from leyden.libs.cli.commands.train import train
 from leyden.libs.cli.context import Context, Home, make_context
 from leyden.libs.cli.errors import CommandError, Exit, exit_on_error
@@ -91,6 +92,7 @@ app.add_typer(tokens.app, name="token")
 app.add_typer(agents.app, name="agent")
 app.add_typer(datasets.app, name="dataset")
 runs.app.command("check")(check)
+runs.app.command("track")(track)
 app.add_typer(runs.app, name="run")
 app.add_typer(rollouts.app, name="rollout")
 app.add_typer(rewards.app, name="reward")

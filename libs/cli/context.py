@@ -56,8 +56,10 @@ class Context:
         return find_release(self.kubectl(), self.settings.kube_namespace, self.settings.release)
 
     @contextmanager
-    def client(self) -> Iterator[Client]:
+    def client(self, *, patience_seconds: float = 10.0) -> Iterator[Client]:
         """A client of the platform that options, environment or the home name.
+
+        Args: patience_seconds: see `Client`
 
         Raises: CommandError: none of them names one
         """
@@ -66,10 +68,10 @@ class Context:
             token = self.settings.token or release.token()
             target = f"service/{release.api}"
             forward = release.kubectl.forward(release.namespace, target, API_PORT)
-            with forward as url, Client(url, token) as client:
+            with forward as url, Client(url, token, patience_seconds=patience_seconds) as client:
                 yield client
             return
-        with Client(*self.address()) as client:
+        with Client(*self.address(), patience_seconds=patience_seconds) as client:
             yield client
 
     def address(self) -> tuple[str, str | None]:

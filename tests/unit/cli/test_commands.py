@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,7 +22,7 @@ COMMANDS = (
     ["dataset"], ["dataset", "upload"], ["dataset", "list"], ["dataset", "show"],
     ["run"], ["run", "create"], ["run", "list"], ["run", "show"], ["run", "watch"], ["run", "pause"], ["run", "resume"],
     ["run", "cancel"], ["run", "evaluate"],
-    ["run", "check"], ["run", "report"], ["run", "prune"], ["run", "agents"],
+    ["run", "check"], ["run", "report"], ["run", "prune"], ["run", "agents"], ["run", "track"],
     ["agent", "try"], ["rollout", "list"], ["rollout", "show"], ["policy", "list"],
     ["reward", "test"],
     ["policy", "export"],
@@ -44,6 +45,25 @@ def test_without_a_platform_the_way_to_start_one_is_named(tmp_path: Path, words:
     result = leyden(tmp_path, *words)
     assert result.exit_code == Exit.UNREACHABLE
     assert "leyden up" in result.output + result.stderr
+
+
+@pytest.mark.parametrize("to", ["tensorboard", "tensorboard:", "wandb:team"])
+def test_an_unknown_tracker_is_refused_with_one_that_is_known(tmp_path: Path, to: str) -> None:
+    result = leyden(tmp_path, "run", "track", "r", "--to", to)
+    assert result.exit_code == Exit.USAGE
+    assert "tensorboard:FOLDER" in result.stderr
+
+
+def test_a_missing_package_of_a_tracker_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboardX"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "leyden.libs.trackers.tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    result = leyden(tmp_path, "run", "track", "r", "--to", f"tensorboard:{tmp_path}")
+    assert result.exit_code == Exit.ERROR
+    assert "pip install 'leyden[tensorboard]'" in result.stderr
 
 
 def test_stopping_nothing_is_no_error(tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""`leyden run track`: copies the curves of runs to TensorBoard or another tracker of experiments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leyden.libs.cli.context import context_of
+from leyden.libs.cli.errors import CommandError, Exit
+from leyden.libs.cli.view.output import as_text, error_console
+from leyden.libs.trackers.destination import Tracker, TrackerError
+from leyden.libs.trackers.follow import follow
+
+OUTAGE_SECONDS = 600.0
+"""The longest outage of the API through which runs are followed."""
+
+
+def track(
+    ctx: typer.Context,
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Ids or names of runs.")],
+    to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="tensorboard:FOLDER.")],
+    once: Annotated[bool, typer.Option("--once", help="Write what there is now, and end.")] = False,
+) -> None:
+    """Copy steps and evaluations of runs to a tracker, until the runs have ended; Ctrl-C leaves them running.
+
+    It may be started again at any time: it asks the tracker for the points that it has, and writes the missing ones.
+
+    Example: leyden run track RUN --to tensorboard:logs
+    """
+    tracker = _tracker(to)
+    with context_of(ctx).client(patience_seconds=OUTAGE_SECONDS) as leyden:
+        found = [leyden.find_run(run).id for run in runs]
+        try:
+            follow(leyden, found, tracker, _tell, once=once)
+        except TrackerError as error:
+            raise CommandError(str(error)) from error
+
+
+def _tell(line: str) -> None:
+    error_console.print(as_text(line), soft_wrap=True)
+
+
+def _tracker(to: str) -> Tracker:
+    kind, _, place = to.partition(":")
+    if kind != "tensorboard" or not place:
+        raise CommandError(f"--to {to!r} names no tracker: write tensorboard:FOLDER", Exit.USAGE)
+    try:
+        from leyden.libs.trackers.tensorboard import TensorBoard
+    except ModuleNotFoundError as error:
+        raise CommandError(f"the package {error.name} is missing: pip install 'leyden[tensorboard]'") from error
+    return TensorBoard(Path(place))

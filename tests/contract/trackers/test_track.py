@@ -1,0 +1,118 @@
+"""`leyden run track` as a real process that is killed: a tracker has each point of a run once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from leyden.libs.client import Client
+from leyden.libs.contracts import ids
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from leyden.libs.trackers.follow import follow
+from leyden.libs.trackers.tensorboard import TensorBoard
+from tests.fakes.served_api import TOKEN
+from tests.support import builders
+from tests.support.event_files import shown
+from tests.support.waiting import eventually
+
+STARTED = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+async def add_step(database: Database, run: tables.Run, number: int) -> None:
+    metrics = {"loss": number / 4, "entropy": None, "kl_reference": 0.0, "learning_rate": 1e-6}
+    moment = STARTED + timedelta(seconds=number)
+    columns = {"metrics": metrics, "checkpoint": "", "started_at": moment, "created_at": moment}
+    async with database.session() as session:
+        session.add(tables.Step(run_id=run.id, number=number, **columns))
+
+
+async def add_evaluation(database: Database, run: tables.Run, version: int, reward: float) -> None:
+    async with database.session() as session:
+        evaluation = ids.evaluation_id(run.id, 1)
+        columns = {"dataset_id": run.dataset_id, "policy_version": version, "rollouts_per_task": 1, "max_tasks": 1}
+        session.add(tables.Evaluation(id=evaluation, run_id=run.id, number=1, **columns))
+    columns = {"size": 1, "evaluation_id": evaluation, "dataset_id": run.dataset_id, "admitted_version": version}
+    _, [rollout] = await builders.add_group(database, run, 0, **columns)
+    await builders.finish_rollout(database, rollout, reward=reward)
+
+
+def command(url: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "leyden.libs.cli", "--url", url, "--token", TOKEN, "run", "track", *arguments]
+
+
+@contextmanager
+def tracking(url: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that follows; killed at the block's end."""
+    process = subprocess.Popen(command(url, *arguments))
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def followed(url: str, folder: Path, *runs: tables.Run) -> list[str]:
+    """Writes what there is now, in this process; the lines that it tells."""
+    told: list[str] = []
+
+    def work() -> None:
+        with Client(url, TOKEN) as leyden:
+            follow(leyden, [run.id for run in runs], TensorBoard(folder), told.append, once=True)
+
+    await asyncio.to_thread(work)
+    return told
+
+
+def steps_of(folder: Path, name: str) -> list[int]:
+    return [step for path in folder.glob("*/") for tag, step, _ in shown(path) if tag == name]
+
+
+async def test_a_killed_tracker_loses_and_doubles_no_point(api_url: str, database: Database, tmp_path: Path) -> None:
+    run = await builders.add_run(database)
+    given = (run.id, "--to", f"tensorboard:{tmp_path}")
+    for start in (1, 4):
+        with tracking(api_url, *given) as process:
+            for number in range(start, start + 3):
+                await add_step(database, run, number)
+                # Killed between two points: at the first one that is seen, or at a later one.
+                await eventually(lambda seen=start: max(steps_of(tmp_path, "loss"), default=0) >= seen)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    await add_step(database, run, 7)
+    await add_evaluation(database, run, 5, 0.5)
+    await builders.end_run(database, run)
+    with tracking(api_url, *given) as process:
+        assert await asyncio.to_thread(process.wait, 120) == 0
+    assert await followed(api_url, tmp_path, run) == []
+    [folder] = tmp_path.iterdir()
+    async with database.read() as session:
+        dataset = await session.get_one(tables.Dataset, run.dataset_id)
+    evaluation = f"evaluation.{dataset.name}.reward_mean"
+    assert Counter(tag for tag, *_ in shown(folder)) == {"loss": 7, "learning_rate": 7, evaluation: 1}
+    assert steps_of(tmp_path, "loss") == list(range(1, 8))
+    assert [(step, value) for tag, step, value in shown(folder) if tag == evaluation] == [(5, 0.5)]
+
+
+async def test_a_resumed_run_goes_on_and_a_continued_one_has_a_folder_of_its_own(
+    api_url: str, database: Database, tmp_path: Path
+) -> None:
+    first, other = await builders.add_run(database), await builders.add_run(database)
+    for numbers in ((1, 2), (3,)):
+        for number in numbers:
+            await add_step(database, first, number)
+        assert len(await followed(api_url, tmp_path, first)) == 1
+    for number in (1, 2):
+        await add_step(database, other, number)
+    [told] = await followed(api_url, tmp_path, first, other)
+    assert told == f"test run ({other.id}): 4 points, up to step 2"
+    folders = {run.id: tmp_path / f"test_run.{run.id}" for run in (first, other)}
+    found = {run: [step for tag, step, _ in shown(folder) if tag == "loss"] for run, folder in folders.items()}
+    assert found == {first.id: [1, 2, 3], other.id: [1, 2]}
