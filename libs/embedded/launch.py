@@ -1,28 +1,31 @@
-"""Runs a module in a child that the kernel kills when the supervising thread dies.
+"""Becomes another program that the kernel kills when its parent ends, even by SIGKILL.
 
-`python -P launch.py SUPERVISOR_PID MODULE ARGUMENT…`.
+`python -I -S launch.py PARENT PROGRAM ARGUMENT…`; `tied` gives the command. Standard library only.
 """
 
 import ctypes
 import os
-import runpy
 import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
 
 
+def tied(*program: str) -> tuple[str, ...]:
+    """The command that starts the program so that it dies with the thread of this process that starts it."""
+    # -I and -S are for the launcher alone: no module beside it shadows another, and it starts without `site`.
+    return (sys.executable, "-I", "-S", os.path.realpath(__file__), str(os.getpid()), *program)
+
+
 def main() -> None:
-    """Asks for the signal, exits if the supervisor has died before that, and runs the module as `python -m` does."""
-    supervisor, module = int(sys.argv[1]), sys.argv[2]
+    """Asks for the signal, exits if the parent has died before that, and becomes the program."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     # Only Linux has it; elsewhere the next start kills the services of a dead supervisor.
     if prctl is not None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != supervisor:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(sys.argv[1]):
         sys.exit(1)
-    sys.argv = sys.argv[2:]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606  # the arguments are the parent's own
 
 
 if __name__ == "__main__":

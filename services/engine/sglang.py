@@ -20,7 +20,7 @@ import httpx
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
-from leyden.libs.embedded import launch
+from leyden.libs.embedded.launch import tied
 from leyden.libs.service import ServiceSettings, run_worker
 from leyden.libs.service.health import Checks
 from leyden.libs.service.secrets import read_secret
@@ -81,8 +81,8 @@ def _keys(settings: Settings) -> dict[str, str]:
 def command(settings: Settings, config: Path) -> Sequence[str]:
     """SGLang's command; the kernel ends it when this process dies."""
     address = ("--host", "127.0.0.1", "--port", str(settings.port))
-    launched = (str(settings.python), "-P", str(launch.__file__), str(os.getpid()), "sglang.launch_server")
-    return [*launched, "--config", str(config), *address, *FLAGS, *settings.args]
+    server = (str(settings.python), "-P", "-m", "sglang.launch_server")
+    return tied(*server, "--config", str(config), *address, *FLAGS, *settings.args)
 
 
 async def serve(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:

@@ -54,7 +54,7 @@ from leyden.libs.cli.local.services import (
     open_listeners,
 )
 from leyden.libs.cli.settings import Settings, grader_roots, inherited_environment
-from leyden.libs.embedded import launch
+from leyden.libs.embedded.launch import tied
 
 LOG_BYTES = 20 * 2**20
 TICK_SECONDS = 0.1
@@ -361,10 +361,9 @@ class Platform:
         stderr: int | IO[bytes],
         descriptors: Sequence[int] = (),
     ) -> subprocess.Popen[bytes]:
-        launcher = str(launch.__file__)
         return subprocess.Popen(
-            # -P: modules beside the launcher must not shadow others.
-            [sys.executable, "-P", launcher, str(os.getpid()), module],
+            # -P: modules of the home must not shadow others.
+            tied(sys.executable, "-P", "-m", module),
             env=inherited_by(service, inherited_environment(self.options.agents))
             | {"PYTHONUNBUFFERED": "1"}
             | dict(variables),

@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from pathlib import Path
 
+from leyden.libs.embedded.launch import tied
 from leyden.libs.telemetry import logger
 from leyden.services.controller.settings import Settings
-from leyden.services.controller.trainers import launch
 from leyden.services.controller.trainers.backend import (
     TrainerAttempt,
     TrainerRefused,
@@ -25,8 +24,6 @@ log = logger()
 OUTPUT_BYTES = 8000
 VMSTAT = Path("/proc/vmstat")
 """Counts the processes that this machine's kernel killed for want of memory."""
-
-_LAUNCH = str(Path(launch.__file__).resolve())
 
 
 class ProcessTrainers:
@@ -82,8 +79,7 @@ class ProcessTrainers:
         self._settings.log_folder.mkdir(parents=True, exist_ok=True)
         with self._log_file(run_id).open("ab") as output:
             return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", _LAUNCH, str(os.getpid())),
-                *(*self._settings.trainer_command, "--run-id", run_id),
+                *tied(*self._settings.trainer_command, "--run-id", run_id),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

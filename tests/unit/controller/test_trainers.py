@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -15,7 +14,6 @@ import pytest
 from leyden.libs.store.database import StoreAway
 from leyden.libs.store.runs.trainer_ends import TrainerEnd
 from leyden.services.controller.settings import Settings
-from leyden.services.controller.trainers import launch
 from leyden.services.controller.trainers import process as process_trainers
 from leyden.services.controller.trainers import supervisor as trainers
 from leyden.services.controller.trainers.backend import (
@@ -357,23 +355,15 @@ async def test_starting_an_attempt_twice_starts_one_process(tmp_path: Path) -> N
 
 async def test_a_trainer_dies_with_a_killed_controller(tmp_path: Path) -> None:
     agent = f"import os, time; open({str(tmp_path / 'pids')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
-    parent = subprocess.Popen(
-        [
-            *(sys.executable, "-c"),
-            "import os, subprocess, sys; subprocess.Popen([sys.executable, '-I', '-S', sys.argv[1], str(os.getpid()),"
-            " sys.executable, '-c', sys.argv[2]]).wait()",
-            *(str(launch.__file__), agent),
-        ]
+    start = (
+        "import subprocess, sys; from leyden.libs.embedded.launch import tied;"
+        " subprocess.Popen(tied(sys.executable, '-c', sys.argv[1])).wait()"
     )
+    parent = subprocess.Popen([sys.executable, "-c", start, agent])
     await eventually(lambda: pids(tmp_path))
     parent.kill()
     parent.wait()
     await eventually(lambda: not alive(pids(tmp_path)[0]))
-
-
-def test_launch_does_nothing_when_its_parent_is_dead() -> None:
-    command = [sys.executable, "-I", "-S", str(launch.__file__), str(os.getpid() + 1), "echo", "started"]
-    assert subprocess.run(command, capture_output=True, check=True).stdout == b""
 
 
 @pytest.mark.parametrize(

@@ -8,22 +8,24 @@ import subprocess
 import sys
 from pathlib import Path
 
-from leyden.libs.embedded import launch
+from leyden.libs.embedded.launch import tied
 
 REPORTING = """
 import json, sys
-import record
+import servers
 
-print(json.dumps([__name__, sys.argv[1:], record.OURS]))
+print(json.dumps([__name__, sys.argv[1:], servers.OURS]))
 """
 
 
 def launched(folder: Path, supervisor: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "reporting.py").write_text(REPORTING)
     # A module of this name is in the launcher's own folder, too.
-    (folder / "record.py").write_text("OURS = True\n")
+    (folder / "servers.py").write_text("OURS = True\n")
+    command = list(tied(sys.executable, "-P", "-m", "reporting", *arguments))
+    command[command.index(str(os.getpid()))] = str(supervisor)
     return subprocess.run(
-        [sys.executable, "-P", str(launch.__file__), str(supervisor), "reporting", *arguments],
+        command,
         env={"PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
