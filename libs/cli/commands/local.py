@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -103,20 +104,20 @@ def up(
         _print_platform(context, as_json)
         return
     options = platform_options(
-        context.settings,
-        free_ports=free_ports,
-        engine_urls=urls,
-        sglang=sglang,
-        agents=folders,
-        graders=of_graders,
+        context.settings, free_ports=free_ports, engine_urls=urls, sglang=sglang, agents=folders, graders=of_graders
     )
-    platform = Platform(context.home, options, report=report_event)
+    on_ready = None if silent else partial(_print_platform, context, as_json)
+    _supervise(Platform(context.home, options, report=report_event), on_ready)
+
+
+def _supervise(platform: Platform, on_ready: Callable[[], None] | None) -> None:
+    """Runs the platform until a signal, or until a service gives up. Raises: PlatformError; CommandError"""
     with _stop_on_signal(platform):
         platform.start()
         try:
             platform.ready(ENGINE_READY_SECONDS)
-            if not silent:
-                _print_platform(context, as_json)
+            if on_ready is not None:
+                on_ready()
             report_event("ready; Ctrl-C stops everything")
             platform.wait()
         except PlatformError:
