@@ -98,33 +98,19 @@ class _SingleSlashes:
 
 @asynccontextmanager
 async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
-    engine_key = read_secret(settings.engine_api_key, settings.engine_api_key_file)
+    hold_seconds = settings.record_hold_seconds
     database = Database(settings.database_url, CLIENT, answer_seconds=settings.database_answer_seconds)
     notifications = Notifications(settings.redis_url)
-    reader = Reader(database, hold_seconds=settings.record_hold_seconds)
+    reader = Reader(database, hold_seconds=hold_seconds)
     # Its own connection: records never wait for a place in the pool.
-    answer_seconds = min(10.0, settings.record_hold_seconds)
-    recording = Database(settings.database_url, CLIENT, pool_size=1, answer_seconds=answer_seconds)
-    recorder = Recorder(recording, hold_seconds=settings.record_hold_seconds, quota=_calls_quota(settings))
-    delivering = Database(settings.database_url, CLIENT, pool_size=1, answer_seconds=answer_seconds)
-    deliveries = Deliveries(delivering, hold_seconds=settings.record_hold_seconds)
-
-    async def endpoints() -> list[Endpoint]:
-        return [Endpoint(one.url.rstrip("/"), *one[1:]) for one in await reader.serving()]
-
-    pool = EnginePool(endpoints, static_urls=settings.engine_urls, poll_seconds=settings.engine_poll_seconds)
-    engines = EngineClient(
-        pool,
-        api_key=engine_key,
-        silence_seconds=settings.engine_silence_seconds,
-        hold_seconds=settings.hold_seconds,
-        newest_version=reader.newest_version,
-    )
+    recording = Database(settings.database_url, CLIENT, pool_size=1, answer_seconds=min(10.0, hold_seconds))
+    recorder = Recorder(recording, hold_seconds=hold_seconds, quota=_calls_quota(settings))
+    delivering = Database(settings.database_url, CLIENT, pool_size=1, answer_seconds=min(10.0, hold_seconds))
+    deliveries = Deliveries(delivering, hold_seconds=hold_seconds)
+    pool, engines = _engines(settings, reader)
     providers = Providers(settings.providers, silence_seconds=settings.engine_silence_seconds)
     renderer = Renderer(settings.render_seconds)
-    liveness = AttemptLiveness(
-        database, notifications, hold_seconds=settings.record_hold_seconds, on_end=lambda key: calls.end(key)
-    )
+    liveness = AttemptLiveness(database, notifications, hold_seconds=hold_seconds, on_end=lambda key: calls.end(key))
     models = _models(settings, reader, renderer)
     stored = StoredCalls(reader, models.chat)
     calls = CallService(
@@ -138,7 +124,6 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         settings=settings,
         clock=liveness.clock.now,
     )
-    hold_seconds = settings.record_hold_seconds
     app.state.agent_objects = AgentObjects(database, hold_seconds=hold_seconds, quota=_objects_quota(settings))
     app.state.responses = Responses(stored, app.state.agent_objects)
     embeddings_key = read_secret(settings.embeddings_api_key, settings.embeddings_api_key_file)
@@ -166,6 +151,22 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         await delivering.close()
         await notifications.close()
         await database.close()
+
+
+def _engines(settings: Settings, reader: Reader) -> tuple[EnginePool, EngineClient]:
+    """The pool of engines, which `run` keeps current, and its client, which `close` ends."""
+
+    async def endpoints() -> list[Endpoint]:
+        return [Endpoint(one.url.rstrip("/"), *one[1:]) for one in await reader.serving()]
+
+    pool = EnginePool(endpoints, static_urls=settings.engine_urls, poll_seconds=settings.engine_poll_seconds)
+    return pool, EngineClient(
+        pool,
+        api_key=read_secret(settings.engine_api_key, settings.engine_api_key_file),
+        silence_seconds=settings.engine_silence_seconds,
+        hold_seconds=settings.hold_seconds,
+        newest_version=reader.newest_version,
+    )
 
 
 def _models(settings: Settings, reader: Reader, renderer: Renderer) -> PoolModels:
