@@ -29,7 +29,39 @@ async def add_regrade(
 
     Raises: UnknownRollout; RegradeRefused
     """
-    # The lock orders two senders, so that revisions have no gap.
+    run_id = await _lock_graded(session, rollout_id, attempt)
+    total = _total_of(rollout_id, found)
+    newest = await session.scalar(
+        select(tables.Regrade)
+        .where(tables.Regrade.rollout_id == rollout_id, tables.Regrade.attempt == attempt)
+        .order_by(tables.Regrade.revision.desc())
+        .limit(1)
+    )
+    document = reward.model_dump(mode="json")
+    if newest is not None and newest.reward == document and newest.total == total:
+        return shown_regrade(newest), False
+    row = tables.Regrade(
+        rollout_id=rollout_id,
+        attempt=attempt,
+        revision=newest.revision + 1 if newest else 2,
+        run_id=run_id,
+        reward=document,
+        total=total,
+        token_name=token_name,
+    )
+    session.add(row)
+    await session.flush()
+    keys = {"rollout_id": rollout_id, "attempt": attempt, "run_id": run_id, "revision": row.revision}
+    await session.execute(insert(tables.RolloutReward), rows_of(keys, found.components))
+    await session.refresh(row)
+    return shown_regrade(row), True
+
+
+async def _lock_graded(session: Session, rollout_id: str, attempt: int) -> str:
+    """Returns the run of a rollout that was graded. The lock orders two senders, so that revisions have no gap.
+
+    Raises: UnknownRollout; RegradeRefused: it has no total to replace
+    """
     rollout = await session.scalar(
         select(tables.Rollout).where(tables.Rollout.id == rollout_id).with_for_update(key_share=True)
     )
@@ -41,31 +73,13 @@ async def add_regrade(
             f"rollout {rollout_id} is {rollout.state} and has no reward of components: only those that were graded can"
             " be graded again; try components by POST /v1/rollouts/ROLLOUT/grades"
         )
+    return rollout.run_id
+
+
+def _total_of(rollout_id: str, found: Ledger) -> float:
+    """The total of a grading in which nothing failed. Raises: RegradeRefused"""
     lost = [one for one in found.components if one.state == ComponentState.FAILED]
     if found.total is None or lost:
         cause = "; ".join(f"{one.component}: {one.explanation}" for one in lost) or found.reason
         raise RegradeRefused(f"rollout {rollout_id} keeps its grades, since a new one failed: {cause}")
-    newest = await session.scalar(
-        select(tables.Regrade)
-        .where(tables.Regrade.rollout_id == rollout_id, tables.Regrade.attempt == attempt)
-        .order_by(tables.Regrade.revision.desc())
-        .limit(1)
-    )
-    document = reward.model_dump(mode="json")
-    if newest is not None and newest.reward == document and newest.total == found.total:
-        return shown_regrade(newest), False
-    row = tables.Regrade(
-        rollout_id=rollout_id,
-        attempt=attempt,
-        revision=newest.revision + 1 if newest else 2,
-        run_id=rollout.run_id,
-        reward=document,
-        total=found.total,
-        token_name=token_name,
-    )
-    session.add(row)
-    await session.flush()
-    keys = {"rollout_id": rollout_id, "attempt": attempt, "run_id": rollout.run_id, "revision": row.revision}
-    await session.execute(insert(tables.RolloutReward), rows_of(keys, found.components))
-    await session.refresh(row)
-    return shown_regrade(row), True
+    return found.total
