@@ -49,7 +49,6 @@ class Engine:
         self.config: ModelConfig = read_config(settings.model_path)
         self.text = Text(settings.model_path)
         self.model_path = str(settings.model_path)
-        self.served_model_name = settings.served_model_name or self.model_path
         self.weight_version = settings.weight_version
         self.context_length = min(
             settings.context_length or self.config.context_length, self.config.context_length, settings.max_total_tokens
@@ -57,7 +56,7 @@ class Engine:
         self.adapters: dict[str, Adapter] = {}
         self.gate = Gate()
         self._grammars = Grammars(settings.model_path, self.config.vocab_size, self.config.end_ids)
-        self._metrics_name = self.served_model_name
+        self._metrics_name = self.model_path
         self._scheduler = _build_scheduler(settings, self.config)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[str, Sequence] = {}
@@ -163,7 +162,7 @@ class Engine:
             flushed = await self._call(swap)
         fault_point("engine.weights_swapped")
         if flushed:
-            self.model_path = self.served_model_name = str(folder)
+            self.model_path = str(folder)
             self.weight_version = self.weight_version if version is None else version
         metrics.WEIGHT_LOAD.labels(self._metrics_name).observe(time.monotonic() - started)
         log.info("weights loaded", weight_version=version, flushed=flushed, seconds=time.monotonic() - started)

@@ -24,6 +24,8 @@ SGLANG_VERSION = "0.5.23"
 
 # Interval at which a request without streaming checks for a disconnected client.
 _DISCONNECT_SECONDS = 1.0
+HEALTH_SECONDS = 20.0
+"""The longest wait of `/health_generate` for its token."""
 _REPORTED = {"dtype", "max_running_requests", "chunked_prefill_size", "seed", "incremental_streaming_output"}
 
 router = APIRouter()
@@ -159,11 +161,11 @@ async def health(request: Request) -> Response:
 
 @router.get("/health_generate")
 async def health_generate(request: Request) -> Response:
-    """Answers 200 if the engine generates one token within `health_timeout_seconds`, else 503."""
+    """Answers 200 if the engine generates one token in time, else 503."""
     engine = engine_of(request)
     parsed = parse_generate({"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0}})
     try:
-        async with asyncio.timeout(engine.settings.health_timeout_seconds):
+        async with asyncio.timeout(HEALTH_SECONDS):
             await _complete(engine, parsed, engine.prepare(parsed), request)
     except TimeoutError:
         return Response(status_code=503)
@@ -177,7 +179,7 @@ async def model_info(request: Request) -> Response:
     return JsonResponse(
         {
             "model_path": engine.model_path,
-            "served_model_name": engine.served_model_name,
+            "served_model_name": engine.model_path,
             "tokenizer_path": str(engine.settings.model_path),
             "is_generation": True,
             "preferred_sampling_params": None,
@@ -206,7 +208,7 @@ async def server_info(request: Request) -> Response:
             "version": SGLANG_VERSION,
             "implementation": "leyden",
             "model_path": engine.model_path,
-            "served_model_name": engine.served_model_name,
+            "served_model_name": engine.model_path,
             "weight_version": engine.weight_version,
             "device": "cpu",
             "context_length": engine.context_length,
@@ -243,7 +245,7 @@ def _load(engine: Engine) -> dict[str, Any]:
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
     engine = engine_of(request)
-    name = engine.served_model_name
+    name = engine.model_path
     card = {"id": name, "object": "model", "created": 0, "owned_by": "sglang", "root": name, "parent": None}
     adapters = [
         {**card, "id": key, "root": str(one.folder), "parent": name, "max_model_len": None}

@@ -20,8 +20,6 @@ class Settings(HttpSettings):
     """HTTP port, SGLang's by default; 0 chooses a free one."""
     model_path: Path = Path("model")
     """Hugging Face folder with config, safetensors and tokenizer of a dense Llama or Qwen2 style model."""
-    served_model_name: str | None = None
-    """Name in `/v1/models`; the model path when unset, and after an update from another folder."""
     weight_version: str = "default"
     """Version label of the weights at start; `weight_versions` reports it for every output token."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -48,5 +46,3 @@ class Settings(HttpSettings):
     """Bearer key of the control routes instead of the API key; without it they accept the API key."""
     admin_api_key_file: Path | None = None
     """File that holds the admin API key, instead of `admin_api_key`."""
-    health_timeout_seconds: float = Field(default=20.0, gt=0)
-    """How long `/health_generate` waits for its token."""

@@ -79,8 +79,6 @@ class Settings(ServiceSettings):
     """A lease not renewed for this long is lost; renewals happen three times as often."""
     poll_seconds: float = Field(default=2.0, gt=0)
     """Longest wait for the task queue, and the pause after Redis or Postgres was away."""
-    store_poll_seconds: float = Field(default=5.0, gt=0)
-    """The interval at which a runner without deliveries polls Postgres itself for waiting rollouts."""
     drain_seconds: float = Field(default=10.0, ge=0)
     """After SIGTERM: how long running attempts may finish before they are killed and given back for a retry."""
 

@@ -38,6 +38,8 @@ LOST = Counter("runner_leases_lost_total", "Attempts stopped because their lease
 SECONDS = Histogram("runner_attempt_seconds", "Lease to outcome.", buckets=SECONDS_BUCKETS)
 
 GATHER_SECONDS = 0.05
+STORE_POLL_SECONDS = 5.0
+"""The interval at which a runner without deliveries polls Postgres itself for waiting rollouts."""
 
 
 class Runner:
@@ -66,7 +68,7 @@ class Runner:
         self._room = asyncio.Event()
         self._room.set()
         self._stopping = False
-        self._store_poll_at = time.monotonic() + self._settings.store_poll_seconds
+        self._store_poll_at = time.monotonic() + STORE_POLL_SECONDS
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until asked to stop; then lets attempts finish, for a while, and gives the others back.
@@ -106,7 +108,7 @@ class Runner:
                 fault_point("runner.delivered")
             elif time.monotonic() >= self._store_poll_at:
                 # Now and then when nothing is delivered: a full Redis drops messages silently.
-                self._store_poll_at = time.monotonic() + self._settings.store_poll_seconds
+                self._store_poll_at = time.monotonic() + STORE_POLL_SECONDS
                 await self._lease_from_store(room)
             await self._lease([delivery.rollout_id for delivery in deliveries])
             await self._queue.ack(deliveries)
