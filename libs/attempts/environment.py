@@ -1,8 +1,8 @@
 """The environment of an agent: its identity, its endpoints, its key and its task, and nothing of the platform's own.
 
-The names are those that agent frameworks read: the OpenAI and Anthropic clients, the OpenTelemetry SDKs, and the
-switches that turn on a framework's own spans or turn off its calls home, which a run may set otherwise. A backend adds
-the variables that depend on the place: PATH, HOME, TMPDIR and LEYDEN_TASK_FILE.
+The names are those that agent frameworks read: the clients of OpenAI, Azure OpenAI and Anthropic, the OpenTelemetry
+SDKs, and the switches that turn on a framework's own spans or turn off its calls home, which a run may set otherwise. A
+backend adds the variables that depend on the place: PATH, HOME, TMPDIR and LEYDEN_TASK_FILE.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ _SWITCHES = {
     "ENABLE_TOOL_SEARCH": "false",
     "CLAUDE_CODE_ENABLE_TELEMETRY": "1",
     "CLAUDE_CODE_ENHANCED_TELEMETRY_BETA": "1",
+    # Azure's clients need a version, and the module of OpenAI's for Python asks which of both servers to use.
+    "OPENAI_API_VERSION": "2025-04-01-preview",
+    "OPENAI_API_TYPE": "openai",
     # It posts them, with the attempt's key, to OpenAI and nowhere else.
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
     "LANGSMITH_TRACING": "true",
@@ -87,6 +90,7 @@ def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
         "OPENAI_BASE_URL": f"{model}/v1",
         "OPENAI_API_BASE": f"{model}/v1",
         "OPENAI_CUSTOM_HEADERS": headers,
+        "AZURE_OPENAI_ENDPOINT": model,
         "ANTHROPIC_BASE_URL": model,
         "ANTHROPIC_CUSTOM_HEADERS": headers,
         "OTEL_EXPORTER_OTLP_ENDPOINT": otlp,
@@ -114,6 +118,7 @@ def secrets_block(endpoints: Endpoints) -> dict[str, str]:
     """The variables that hold the attempt's key."""
     return {
         "OPENAI_API_KEY": endpoints.key,
+        "AZURE_OPENAI_API_KEY": endpoints.key,
         "ANTHROPIC_API_KEY": endpoints.key,
         # Not `authorization=Bearer%20…`: LangSmith's client does not decode it.
         "OTEL_EXPORTER_OTLP_HEADERS": f"x-api-key={endpoints.key}",

@@ -25,6 +25,7 @@ from leyden.libs.service.secrets import read_secret
 from leyden.libs.store.database import Database
 from leyden.libs.store.schema import check_schema
 from leyden.services.gateway.auth import Authenticator
+from leyden.services.gateway.azure import azure_routes
 from leyden.services.gateway.calls.service import CallService
 from leyden.services.gateway.dialects.base import WireFormat
 from leyden.services.gateway.dialects.responses.dialect import Responses
@@ -51,7 +52,7 @@ from leyden.services.gateway.records.quotas import AttemptQuota
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import Recorder
 from leyden.services.gateway.requests import at_both_bases
-from leyden.services.gateway.routes import ROUTES
+from leyden.services.gateway.routes import ANTHROPIC_ROUTES, OPENAI_ROUTES
 from leyden.services.gateway.samplers.provider import Providers
 from leyden.services.gateway.settings import Settings
 
@@ -66,9 +67,10 @@ def create_app(settings: Settings) -> FastAPI:
         async with _running(app, settings):
             yield
 
+    openai = [*OPENAI_ROUTES, *RESPONSE_ROUTES]
     app = create_service_app(
         "gateway",
-        routes=at_both_bases([*ROUTES, *RESPONSE_ROUTES]),
+        routes=[*at_both_bases([*openai, *ANTHROPIC_ROUTES]), *at_both_bases(azure_routes(openai))],
         lifespan=lifespan,
         max_body_bytes=settings.max_body_bytes,
         error_handlers={

@@ -91,16 +91,18 @@ async def model(request: Request) -> Response:
     return JsonResponse(_model(request.path_params["name"].rstrip("/")))
 
 
-ROUTES = (
+OPENAI_ROUTES = (
     *(Route(BASE + path, chat_completions, methods=["POST"]) for path in ("/chat/completions", "/chat/completions/")),
     *(Route(BASE + path, responses, methods=["POST"]) for path in ("/responses", "/responses/")),
     *(Route(BASE + path, completions, methods=["POST"]) for path in ("/completions", "/completions/")),
-    *(Route(BASE + path, messages, methods=["POST"]) for path in ("/messages", "/messages/")),
-    Route(BASE + "/messages/count_tokens", count_tokens, methods=["POST"]),
     Route(BASE + "/responses/input_tokens", input_tokens, methods=["POST"]),
     *(Route(BASE + path, embeddings, methods=["POST"]) for path in ("/embeddings", "/embeddings/")),
     *(Route(BASE + path, models, methods=["GET"]) for path in ("/models", "/models/")),
     Route(BASE + "/models/{name:path}", model, methods=["GET"]),
+)
+ANTHROPIC_ROUTES = (
+    *(Route(BASE + path, messages, methods=["POST"]) for path in ("/messages", "/messages/")),
+    Route(BASE + "/messages/count_tokens", count_tokens, methods=["POST"]),
 )
 
 

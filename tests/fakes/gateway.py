@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from sqlalchemy import select
 
+from leyden.libs.attempts import Endpoints, environment_block, secrets_block
 from leyden.libs.capability import KeyRing, sign, write_keys
 from leyden.libs.contracts.capability import Capability, Scope
+from leyden.libs.contracts.config import Agent, ProcessRunner
 from leyden.libs.contracts.conversation import turn_json
+from leyden.libs.queue.leases import Lease
 from leyden.libs.service import serving
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
@@ -142,6 +146,27 @@ class Scene:
     def another_gateway(self, **settings: Any) -> Any:
         """A second gateway on the same store and engine: a replica, or the same one after a restart."""
         return running_gateway(self.folder, run_id=self.run_id, **{**self.settings, **settings})
+
+
+def attempt_environment(stage: Scene, gateway_url: str, collector_url: str, task: dict[str, Any]) -> dict[str, str]:
+    """The variables that the runner gives to the agent of attempt 1."""
+    lease = Lease(
+        run_id=stage.run_id,
+        group_id=stage.rollout.group_id,
+        rollout_id=stage.rollout_id,
+        attempt=1,
+        lease_id="lease",
+        expires_at=datetime.now(UTC),
+        dataset_id="data",
+        task_number=0,
+        task=task,
+        agent=Agent(command=["agent"]),
+        runner=ProcessRunner(),
+        trace_parent=None,
+    )
+    key = stage.gateway.key(stage.rollout_id, more_scopes=[Scope.TELEMETRY])
+    endpoints = Endpoints(gateway_url, collector_url, key=key, grant_reward=False)
+    return environment_block(lease, endpoints) | secrets_block(endpoints)
 
 
 Says = Callable[[dict[str, Any]], Sequence[int]] | str | Sequence[str]

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,7 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
-from leyden.libs.attempts.environment import Endpoints, environment_block, secrets_block
-from leyden.libs.contracts.capability import Scope
-from leyden.libs.contracts.config import Agent, ProcessRunner
 from leyden.libs.contracts.conversation import parse_turn
-from leyden.libs.queue.leases import Lease
 from leyden.libs.service import serving
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
@@ -32,7 +27,7 @@ from leyden.services.collector.settings import Settings
 from leyden.services.credit.air import tool_uses
 from leyden.services.credit.records import AskedTool, Call, ToolSpan
 from tests.fakes.chat_model import CHATML_WITH_TOOLS
-from tests.fakes.gateway import Scene, scene
+from tests.fakes.gateway import Scene, attempt_environment, scene
 from tests.frameworks import environments, results, script
 from tests.frameworks.catalog import ALL_FAULTS, FRAMEWORKS, Framework
 from tests.frameworks.proxy import COLLECTOR, Fault, Proxy
@@ -211,25 +206,8 @@ def tool_span(span: tables.Span) -> ToolSpan:
 
 def environment(stage: Scene, url: str, collector_url: str, home: Path) -> dict[str, str]:
     """The variables that the runner gives to an agent, with the proxy's address."""
-    lease = Lease(
-        run_id=stage.run_id,
-        group_id=stage.rollout.group_id,
-        rollout_id=stage.rollout_id,
-        attempt=1,
-        lease_id="lease",
-        expires_at=datetime.now(UTC),
-        dataset_id="data",
-        task_number=0,
-        task={"question": script.QUESTION},
-        agent=Agent(command=["agent"]),
-        runner=ProcessRunner(),
-        trace_parent=None,
-    )
-    endpoints = Endpoints(
-        url, collector_url, key=stage.gateway.key(stage.rollout_id, more_scopes=[Scope.TELEMETRY]), grant_reward=False
-    )
     own = {"PATH": os.environ["PATH"], "HOME": f"{home}", "TMPDIR": f"{home}"}
-    return environment_block(lease, endpoints) | secrets_block(endpoints) | own
+    return attempt_environment(stage, url, collector_url, {"question": script.QUESTION}) | own
 
 
 async def run(framework: Framework, words: Sequence[str], variables: dict[str, str], home: Path) -> tuple[int, str]:

@@ -184,6 +184,18 @@ def by_key_alone(table: Mapping[Request, Row], base: str) -> dict[Request, Row]:
     return rows
 
 
+AZURE = "/r/{rollout}/{attempt}/openai"
+OPENAI = {request: row for request, row in GATEWAY.items() if "/messages" not in request[1]}
+GATEWAY |= {
+    (method, path.replace("/r/{rollout}/{attempt}/v1", base)): row
+    for base in (AZURE, f"{AZURE}/v1")
+    for (method, path), row in OPENAI.items()
+}
+GATEWAY |= {
+    ("POST", f"{AZURE}/deployments/{{deployment}}/chat/completions"): Row(for_agents(200), CHAT),
+    ("POST", f"{AZURE}/deployments/{{deployment}}/completions"): Row(for_agents(200), PROMPT),
+    ("POST", f"{AZURE}/deployments/{{deployment}}/embeddings"): Row(for_agents(404), {}),
+}
 GATEWAY |= by_key_alone(GATEWAY, "/r/{rollout}/{attempt}")
 PROTOBUF = {"content-type": "application/x-protobuf"}
 COLLECTOR = {
@@ -286,6 +298,7 @@ async def stage(database: Database, redis_url: str, tmp_path: Path, tiny_model: 
         "attempt": "1",
         "number": "1",
         "name": "any",
+        "deployment": "any",
         "response_id": "resp_none",
         "conversation_id": "conv_none",
         "item_id": "msg_none",

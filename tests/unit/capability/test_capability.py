@@ -226,6 +226,8 @@ def test_written_keys_are_random_and_private(tmp_path: Path) -> None:
         ({"authorization": "bearer  k ", "x-api-key": "other"}, "k"),
         ({"authorization": "Basic k", "x-api-key": "x"}, "x"),
         ({"x-api-key": "x"}, "x"),
+        ({"api-key": "a"}, "a"),
+        ({"authorization": "Bearer ", "x-api-key": "", "api-key": "a"}, "a"),
         ({"authorization": "Bearer "}, None),
         ({}, None),
     ],
