@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from leyden.libs.cli.context import context_of
+from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.view.output import as_text, error_console, print_json_line
 from leyden.libs.contracts.conversation import Json
 
@@ -81,11 +82,18 @@ def export(
 
 @contextmanager
 def _writer(to: str) -> Iterator[Write]:
-    """Writes rows to standard output, or to a file that is there once all of them are."""
+    """Writes rows to standard output, or to a file that is there once all of them are.
+
+    Raises: CommandError: no file can be made there
+    """
     if to == "-":
         yield print_json_line
         return
     path = Path(to)
+    if path.is_dir() or not path.parent.is_dir():
+        raise CommandError(
+            f"--to: {to} is no file in a folder that exists: make the folder, or name a file", Exit.USAGE
+        )
     # A pipe or a device cannot be replaced.
     is_replaced = path.is_file() or not path.exists()
     part = path.with_name(f".{path.name}.{os.getpid()}") if is_replaced else path

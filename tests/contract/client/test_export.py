@@ -148,3 +148,10 @@ def test_rows_are_printed_alone_and_nothing_is_told_with_a_remedy(api_url: str, 
     result = leyden(api_url, tmp_path, "rollout", "export", run_id, "--as", "trl", "--min-reward", "2", "--to", "-")
     assert (result.exit_code, result.stdout) == (Exit.DONE, "")
     assert "`leyden rollout list` shows all" in result.stderr
+
+
+def test_a_place_without_a_folder_is_refused(api_url: str, run_id: str, tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "none" / "rows.jsonl"):
+        result = leyden(api_url, tmp_path, "rollout", "export", run_id, "--as", "trl", "--to", str(place))
+        assert result.exit_code == Exit.USAGE
+        assert "make the folder, or name a file" in " ".join(result.stderr.split())
