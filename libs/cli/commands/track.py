@@ -1,4 +1,4 @@
-"""`leyden run track`: copies the curves of runs to TensorBoard or another tracker of experiments."""
+"""`leyden run track`: copies the curves of runs to TensorBoard or MLflow."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.view.output import as_text, error_console
 from leyden.libs.trackers.destination import Tracker, TrackerError
 from leyden.libs.trackers.follow import follow
+from leyden.libs.trackers.mlflow import MLflow
 
 OUTAGE_SECONDS = 600.0
 """The longest outage of the API through which runs are followed."""
@@ -20,7 +21,7 @@ OUTAGE_SECONDS = 600.0
 def track(
     ctx: typer.Context,
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Ids or names of runs.")],
-    to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="tensorboard:FOLDER.")],
+    to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="tensorboard:FOLDER or mlflow:URL.")],
     once: Annotated[bool, typer.Option("--once", help="Write what there is now, and end.")] = False,
 ) -> None:
     """Copy steps and evaluations of runs to a tracker, until the runs have ended; Ctrl-C leaves them running.
@@ -44,8 +45,12 @@ def _tell(line: str) -> None:
 
 def _tracker(to: str) -> Tracker:
     kind, _, place = to.partition(":")
+    if kind == "mlflow" and place.startswith(("http://", "https://")):
+        return MLflow(place)
     if kind != "tensorboard" or not place:
-        raise CommandError(f"--to {to!r} names no tracker: write tensorboard:FOLDER", Exit.USAGE)
+        raise CommandError(
+            f"--to {to!r} names no tracker: write tensorboard:FOLDER or mlflow:http://HOST:PORT", Exit.USAGE
+        )
     try:
         from leyden.libs.trackers.tensorboard import TensorBoard
     except ModuleNotFoundError as error:
