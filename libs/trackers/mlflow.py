@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 class MLflow:
-    """One server. Args: url: such as `http://127.0.0.1:5000`; `http://USER:PASSWORD@HOST` where it asks for them"""
+    """One server. Args: url: such as `http://127.0.0.1:5000`, with user and password before the host if it asks"""
 
     def __init__(
         self, url: str, *, outage_seconds: float = OUTAGE_SECONDS, transport: httpx.BaseTransport | None = None
