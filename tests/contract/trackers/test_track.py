@@ -14,8 +14,10 @@ from pathlib import Path
 
 from leyden.libs.client import Client
 from leyden.libs.contracts import ids
+from leyden.libs.contracts.config import RunConfig
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.runs import actions
 from leyden.libs.trackers.follow import follow
 from leyden.libs.trackers.tensorboard import TensorBoard
 from tests.fakes.served_api import TOKEN
@@ -116,3 +118,19 @@ async def test_a_resumed_run_goes_on_and_a_continued_one_has_a_folder_of_its_own
     folders = {run.id: tmp_path / f"test_run.{run.id}" for run in (first, other)}
     found = {run: [step for tag, step, _ in shown(folder) if tag == "loss"] for run, folder in folders.items()}
     assert found == {first.id: [1, 2, 3], other.id: [1, 2]}
+
+
+async def test_a_further_policy_has_a_folder_of_its_own(api_url: str, database: Database, tmp_path: Path) -> None:
+    await builders.add_dataset(database)
+    roles = [{"name": "writer", "agent_name": "writer"}, {"name": "checker", "policy": "checker"}]
+    document = builders.run_document(roles=roles, policies={"checker": {"pool": "second"}})
+    async with database.session() as session:
+        made = await actions.create_run(session, RunConfig.model_validate(document))
+        rows = [await session.get_one(tables.Run, one) for one in (made.id, made.policies["checker"].id)]
+    for row, steps in zip(rows, (2, 1), strict=True):
+        for number in range(1, steps + 1):
+            await add_step(database, row, number)
+    await followed(api_url, tmp_path, rows[0])
+    folders = [tmp_path / f"test_run.{rows[0].id}", tmp_path / f"test_run_checker.{rows[1].id}"]
+    assert sorted(tmp_path.iterdir()) == sorted(folders)
+    assert [[step for tag, step, _ in shown(folder) if tag == "loss"] for folder in folders] == [[1, 2], [1]]
