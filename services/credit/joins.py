@@ -44,7 +44,7 @@ class CallIndex:
         return None if tool_call_id is None else self._of_tool.get(tool_call_id)
 
     def of_response(self, response_id: str | None) -> list[int]:
-        """The choices of the request whose answer has this id; see `Call.has_response_id`."""
+        """The choices of the request whose answer has this id: its own with a prefix, such as `chatcmpl-`."""
         if response_id is None:
             return []
         ends = (response_id[-length:] for length in self._lengths)

@@ -98,13 +98,6 @@ class Call:
         """Sort key: calls by arrival, choices of one request by number."""
         return self.sequence, self.choice
 
-    def has_response_id(self, response_id: str | None) -> bool:
-        """Whether the answer has this id: the request's with a prefix of the wire format, such as `chatcmpl-`.
-
-        All choices of a request share it.
-        """
-        return response_id is not None and response_id.endswith(self.request_id)
-
     @property
     def learnable(self) -> bool:
         """True when the loss may see its tokens: completed, reproducible by a trainer, sampled from a distribution."""
