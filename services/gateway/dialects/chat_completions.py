@@ -10,15 +10,15 @@ import hashlib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
 from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, Sampling, TokenLogprob
-from leyden.services.gateway.dialects.base import COMMENT, WireFormat
+from leyden.services.gateway.dialects.base import WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, read_object, required_tools, validated
 from leyden.services.gateway.dialects.hosted import without_hosted
-from leyden.services.gateway.errors import BadRequest, GatewayError
+from leyden.services.gateway.dialects.openai import Chunks, answer_body
+from leyden.services.gateway.errors import BadRequest
 
 REMEDIES = {
     "functions": "send `tools` instead of the deprecated `functions`",
@@ -153,18 +153,11 @@ class ChatCompletions(WireFormat):
             }
             for answer in completion.answers
         ]
-        envelope = _envelope(
-            "chat.completion",
-            completion.request_id,
-            completion.model,
-            completion.created,
-            completion.weight_version,
-        )
-        return {**envelope, "choices": choices, "usage": usage(completion)}
+        return answer_body("chat.completion", f"chatcmpl-{completion.request_id}", completion, choices)
 
     def stream(self, request: ModelRequest, request_id: str, created: int, _prompt_tokens: int) -> ChatCompletionChunks:
         """Returns a writer of `chat.completion.chunk` events."""
-        return ChatCompletionChunks(request, request_id, created)
+        return ChatCompletionChunks(request, f"chatcmpl-{request_id}", created)
 
 
 def parse_document(document: Json, body_sha256: bytes, *, max_choices: int) -> ModelRequest:
@@ -193,16 +186,13 @@ def parse_document(document: Json, body_sha256: bytes, *, max_choices: int) -> M
     )
 
 
-class ChatCompletionChunks:
+class ChatCompletionChunks(Chunks):
     """The chunks of one stream; the first one of each choice names the role."""
 
-    keepalive = COMMENT
-    error_is_final = False
+    kind = "chat.completion.chunk"
 
-    def __init__(self, request: ModelRequest, request_id: str, created: int) -> None:
-        self._request = request
-        self._request_id = request_id
-        self._created = created
+    def __init__(self, request: ModelRequest, answer_id: str, created: int) -> None:
+        super().__init__(request, answer_id, created)
         self._started: set[int] = set()
 
     def reasoning(self, index: int, text: str) -> bytes:
@@ -227,32 +217,14 @@ class ChatCompletionChunks:
         chunks = [self._chunk(answer.index, first, logprobs)]
         return b"".join([*chunks, *(self._chunk(answer.index, delta, None) for delta in others)])
 
-    def end(self, completion: Completion) -> bytes:
-        """Encodes a chunk with the finish reason of every choice, one with usage, and `[DONE]`."""
-        version = completion.weight_version
-        chunks = [
-            self._document([_choice(answer.index, {}, None, answer.finish_reason)], version)
-            for answer in completion.answers
-        ]
-        if self._request.include_usage:
-            chunks.append({**self._document([], version), "usage": usage(completion)})
-        return b"".join(map(_event, chunks)) + b"data: [DONE]\n\n"
-
-    def error(self, error: GatewayError) -> bytes:
-        """Encodes an event with OpenAI's error object."""
-        return _event(error.body())
-
     def _chunk(self, index: int, delta: Json, logprobs: Sequence[TokenLogprob] | None) -> bytes:
         if index not in self._started:
             self._started.add(index)
             delta = {"role": "assistant", **delta}
-        return _event(self._document([_choice(index, delta, logprobs, None)], None))
+        return self._encode(_choice(index, delta, logprobs, None))
 
-    def _document(self, choices: list[Json], weight_version: str | None) -> Json:
-        envelope = _envelope(
-            "chat.completion.chunk", self._request_id, self._request.model, self._created, weight_version
-        )
-        return {**envelope, "choices": choices}
+    def _ended(self, answer: Answer) -> Json:
+        return _choice(answer.index, {}, None, answer.finish_reason)
 
 
 def _refuse_unsupported(body: _Body, max_choices: int) -> None:
@@ -364,27 +336,3 @@ def logprobs_of(logprobs: Sequence[TokenLogprob]) -> list[Json]:
 
 def _token(entry: TokenLogprob) -> Json:
     return {"token": entry.text, "logprob": entry.logprob, "bytes": list(entry.text.encode())}
-
-
-def usage(completion: Completion) -> Json:
-    """Returns OpenAI's usage object."""
-    return {
-        "prompt_tokens": completion.prompt_tokens,
-        "completion_tokens": completion.completion_tokens,
-        "total_tokens": completion.prompt_tokens + completion.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
-    }
-
-
-def _envelope(kind: str, request_id: str, model: str, created: int, weight_version: str | None) -> Json:
-    return {
-        "id": f"chatcmpl-{request_id}",
-        "object": kind,
-        "created": created,
-        "model": model,
-        "system_fingerprint": weight_version,
-    }
-
-
-def _event(document: Json) -> bytes:
-    return b"data: " + orjson.dumps(document) + b"\n\n"

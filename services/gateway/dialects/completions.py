@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
-import orjson
 from pydantic import Field
 
 from leyden.libs.contracts.conversation import Dialect, Json, Turn
 from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, TokenLogprob
-from leyden.services.gateway.dialects.base import COMMENT, WireFormat
+from leyden.services.gateway.dialects.base import WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, read_object, validated
-from leyden.services.gateway.dialects.chat_completions import parse_document, usage
-from leyden.services.gateway.errors import BadRequest, GatewayError
+from leyden.services.gateway.dialects.chat_completions import parse_document
+from leyden.services.gateway.dialects.openai import Chunks, answer_body
+from leyden.services.gateway.errors import BadRequest
 
+KIND = "text_completion"
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's own."""
 REMEDIES = {
@@ -70,24 +71,17 @@ class Completions(WireFormat):
             _choice(answer.index, answer.turn.content, answer.logprobs, answer.finish_reason)
             for answer in completion.answers
         ]
-        envelope = _envelope(completion.request_id, completion.model, completion.created, completion.weight_version)
-        return {**envelope, "choices": texts, "usage": usage(completion)}
+        return answer_body(KIND, f"cmpl-{completion.request_id}", completion, texts)
 
     def stream(self, request: ModelRequest, request_id: str, created: int, _prompt_tokens: int) -> CompletionChunks:
         """Returns a writer of a completion's chunks."""
-        return CompletionChunks(request, request_id, created)
+        return CompletionChunks(request, f"cmpl-{request_id}", created)
 
 
-class CompletionChunks:
+class CompletionChunks(Chunks):
     """The chunks of one stream."""
 
-    keepalive = COMMENT
-    error_is_final = False
-
-    def __init__(self, request: ModelRequest, request_id: str, created: int) -> None:
-        self._request = request
-        self._request_id = request_id
-        self._created = created
+    kind = KIND
 
     def reasoning(self, _index: int, _text: str) -> bytes:
         """Encodes nothing: a completion's text is not split."""
@@ -95,28 +89,14 @@ class CompletionChunks:
 
     def text(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """Encodes one chunk with text."""
-        return self._chunk([_choice(index, text, logprobs, None)], None)
+        return self._encode(_choice(index, text, logprobs, None))
 
     def rest(self, answer: Answer, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """Encodes a chunk with the rest of the text; no bytes where there is none."""
         return self.text(answer.index, text, logprobs) if text or logprobs else b""
 
-    def end(self, completion: Completion) -> bytes:
-        """Encodes a chunk with the finish reason of every choice, one with usage, and `[DONE]`."""
-        version = completion.weight_version
-        ends = [_choice(answer.index, "", None, answer.finish_reason) for answer in completion.answers]
-        chunks = [self._chunk([end], version) for end in ends]
-        if self._request.include_usage:
-            chunks.append(self._chunk([], version, usage=usage(completion)))
-        return b"".join(chunks) + b"data: [DONE]\n\n"
-
-    def error(self, error: GatewayError) -> bytes:
-        """Encodes an event with OpenAI's error object."""
-        return _event(error.body())
-
-    def _chunk(self, choices: list[Json], version: str | None, **fields: Json) -> bytes:
-        envelope = _envelope(self._request_id, self._request.model, self._created, version)
-        return _event({**envelope, "choices": choices, **fields})
+    def _ended(self, answer: Answer) -> Json:
+        return _choice(answer.index, "", None, answer.finish_reason)
 
 
 def _choice(index: int, text: str, logprobs: Sequence[TokenLogprob] | None, finish_reason: str | None) -> Json:
@@ -131,17 +111,3 @@ def _logprobs(logprobs: Sequence[TokenLogprob] | None) -> Json | None:
         "token_logprobs": [entry.logprob for entry in logprobs],
         "top_logprobs": [{top.text: top.logprob for top in entry.top} for entry in logprobs],
     }
-
-
-def _envelope(request_id: str, model: str, created: int, version: str | None) -> Json:
-    return {
-        "id": f"cmpl-{request_id}",
-        "object": "text_completion",
-        "created": created,
-        "model": model,
-        "system_fingerprint": version,
-    }
-
-
-def _event(document: Json) -> bytes:
-    return b"data: " + orjson.dumps(document) + b"\n\n"
