@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from leyden.libs.store.records.spans import NewReward, NewSpan
 from leyden.services.collector.conventions import Limits, Sender, SpanRejected, log_reward, span_rewards, span_row
@@ -32,14 +33,20 @@ class Rows:
         return len(self.spans) + len(self.rewards)
 
 
-def decode_traces(body: bytes, *, json: bool, sender: Sender, limits: Limits, rewards_granted: bool) -> Rows:
+class Decode(Protocol):
+    """Reads the body of an export. Raises: BadBody; TooMany"""
+
+    def __call__(self, body: bytes, /, *, json: bool, sender: Sender, rewards_granted: bool) -> Rows: ...
+
+
+def decode_traces(body: bytes, *, json: bool, sender: Sender, rewards_granted: bool) -> Rows:
     """The rows of an ExportTraceServiceRequest.
 
     Args: rewards_granted: whether the sender may give rewards; if not, they are left out and the message says so
     Raises: BadBody: nothing of the body can be read
     """
     wire: Iterable[WireSpan] = spans_from_json(body) if json else spans_from_protobuf(body)
-    rows = Rows()
+    rows, limits = Rows(), Limits()
     for span in wire:
         try:
             row = span_row(span, sender, limits)

@@ -17,9 +17,8 @@ from leyden.libs.service import Overloaded, Problem
 from leyden.libs.service.errors import CannotListen
 from leyden.libs.store.database import Refused, StoreAway
 from leyden.libs.store.records.spans import AttemptEnded
-from leyden.services.collector.conventions import Limits, Sender
-from leyden.services.collector.decode import Rows, decode_logs, decode_traces
-from leyden.services.collector.routes import confirmed, decoded_and_stored
+from leyden.services.collector.decode import Decode, Rows, decode_logs, decode_traces
+from leyden.services.collector.routes import confirmed, decoded_and_stored, export_response
 
 PACKAGE = "opentelemetry.proto.collector"
 STOP_SECONDS = 5.0
@@ -79,34 +78,19 @@ def _service(name: str, export: Callable[[bytes, Any], Awaitable[bytes]]) -> grp
 
 
 async def _traces(state: State, body: bytes, context: Any) -> bytes:
-    def decode(body: bytes, sender: Sender, granted: bool) -> Rows:
-        limits = Limits()
-        return decode_traces(body, json=False, sender=sender, limits=limits, rewards_granted=granted)
-
-    rows, response = await _store(state, body, context, decode), ExportTraceServiceResponse()
-    if rows.message:
-        response.partial_success.error_message = rows.message
-        response.partial_success.rejected_spans = rows.rejected
-    return response.SerializeToString()  # type: ignore[no-any-return]
+    return export_response(ExportTraceServiceResponse(), await _store(state, body, context, decode_traces))
 
 
 async def _logs(state: State, body: bytes, context: Any) -> bytes:
-    def decode(body: bytes, sender: Sender, granted: bool) -> Rows:
-        return decode_logs(body, json=False, sender=sender, rewards_granted=granted)
-
-    rows, response = await _store(state, body, context, decode), ExportLogsServiceResponse()
-    if rows.message:
-        response.partial_success.error_message = rows.message
-        response.partial_success.rejected_log_records = rows.rejected
-    return response.SerializeToString()  # type: ignore[no-any-return]
+    return export_response(ExportLogsServiceResponse(), await _store(state, body, context, decode_logs))
 
 
-async def _store(state: State, body: bytes, context: Any, decode: Callable[[bytes, Sender, bool], Rows]) -> Rows:
+async def _store(state: State, body: bytes, context: Any, decode: Decode) -> Rows:
     try:
         capability = await confirmed(state, _capability(state, context.invocation_metadata()))
         with state.budget.share() as share:
             share.acquire(len(body))
-            return await decoded_and_stored(state, capability, body, share, decode)
+            return await decoded_and_stored(state, capability, body, share, decode, json=False)
     except CapabilityError as error:
         status, detail = error.status, str(error)
     except Problem as error:

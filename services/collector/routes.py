@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Request, Response
@@ -30,8 +31,8 @@ from leyden.libs.service.json_body import JsonRoute
 from leyden.libs.store.database import Database
 from leyden.libs.store.records.spans import ENDPOINT, FEEDBACK, NewReward, unknown_place
 from leyden.services.collector.batch import TelemetryCommit
-from leyden.services.collector.conventions import Limits, Sender
-from leyden.services.collector.decode import Rows, decode_logs, decode_traces
+from leyden.services.collector.conventions import Sender
+from leyden.services.collector.decode import Decode, Rows, decode_logs, decode_traces
 from leyden.services.collector.quotas import Quotas
 from leyden.services.collector.settings import Settings
 from leyden.services.collector.wire import BadBody, TooMany
@@ -54,6 +55,7 @@ router = APIRouter(route_class=JsonRoute)
 # Postgres stores no NUL.
 Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]*$")]
 AttemptNumber = Annotated[str, Path(pattern=f"^({NUMBER.pattern})$")]
+ExportResponse = ExportTraceServiceResponse | ExportLogsServiceResponse
 Named = tuple[str, int] | None
 """Rollout and attempt in the path; None where the key alone names them."""
 
@@ -80,43 +82,45 @@ class RewardBody(BaseModel):
 @router.post("/r/{rollout_id}/{attempt}/v1/traces")
 async def traces(rollout_id: str, attempt: AttemptNumber, request: Request) -> Response:
     """Stores the spans of an ExportTraceServiceRequest; 200 means durable."""
-    return await _traces(request, (rollout_id, int(attempt)))
+    return await _exported(request, (rollout_id, int(attempt)), decode_traces, ExportTraceServiceResponse())
 
 
 @router.post("/v1/traces")
 async def traces_by_key(request: Request) -> Response:
     """Stores the spans of an ExportTraceServiceRequest for the attempt that the key names; 200 means durable."""
-    return await _traces(request, None)
-
-
-async def _traces(request: Request, attempt: Named) -> Response:
-
-    def decode(body: bytes, sender: Sender, granted: bool) -> Rows:
-        return decode_traces(body, json=is_json(request), sender=sender, limits=Limits(), rewards_granted=granted)
-
-    rows = await _stored(request, attempt, decode)
-    return _export_response(request, ExportTraceServiceResponse(), "rejectedSpans", rows)
+    return await _exported(request, None, decode_traces, ExportTraceServiceResponse())
 
 
 @router.post("/r/{rollout_id}/{attempt}/v1/logs")
 async def logs(rollout_id: str, attempt: AttemptNumber, request: Request) -> Response:
     """Stores the evaluation results of an ExportLogsServiceRequest as rewards; other records are not kept."""
-    return await _logs(request, (rollout_id, int(attempt)))
+    return await _exported(request, (rollout_id, int(attempt)), decode_logs, ExportLogsServiceResponse())
 
 
 @router.post("/v1/logs")
 async def logs_by_key(request: Request) -> Response:
     """Stores the evaluation results of an ExportLogsServiceRequest for the attempt that the key names."""
-    return await _logs(request, None)
+    return await _exported(request, None, decode_logs, ExportLogsServiceResponse())
 
 
-async def _logs(request: Request, attempt: Named) -> Response:
-
-    def decode(body: bytes, sender: Sender, granted: bool) -> Rows:
-        return decode_logs(body, json=is_json(request), sender=sender, rewards_granted=granted)
-
+async def _exported(request: Request, attempt: Named, decode: Decode, response: ExportResponse) -> Response:
     rows = await _stored(request, attempt, decode)
-    return _export_response(request, ExportLogsServiceResponse(), "rejectedLogRecords", rows)
+    if is_json(request):
+        rejected = "rejectedSpans" if isinstance(response, ExportTraceServiceResponse) else "rejectedLogRecords"
+        partial_success = {rejected: rows.rejected, "errorMessage": rows.message}
+        return JsonResponse({"partialSuccess": partial_success} if rows.message else {})
+    return Response(export_response(response, rows), media_type=PROTOBUF)
+
+
+def export_response(response: ExportResponse, rows: Rows) -> bytes:
+    """Full success leaves `partial_success` unset, as the specification asks."""
+    if rows.message:
+        response.partial_success.error_message = rows.message
+        if isinstance(response, ExportTraceServiceResponse):
+            response.partial_success.rejected_spans = rows.rejected
+        else:
+            response.partial_success.rejected_log_records = rows.rejected
+    return response.SerializeToString()  # type: ignore[no-any-return]
 
 
 _BODY = {"requestBody": {"required": True, "content": {JSON: {"schema": RewardBody.model_json_schema()}}}}
@@ -171,7 +175,7 @@ def status_response(request: Request, status: int, message: str, headers: dict[s
     return Response(Status(code=code, message=message).SerializeToString(), status, headers, media_type=PROTOBUF)
 
 
-async def _stored(request: Request, attempt: Named, decode: Callable[[bytes, Sender, bool], Rows]) -> Rows:
+async def _stored(request: Request, attempt: Named, decode: Decode) -> Rows:
     capability = await _verified(request, attempt, Scope.TELEMETRY)
     if not is_json(request) and not _is_protobuf(request):
         raise Problem(415, f"send {PROTOBUF} or {JSON}", cause="content_type_unknown")
@@ -185,11 +189,11 @@ async def _stored(request: Request, attempt: Named, decode: Callable[[bytes, Sen
         if is_json(request) and len(body) > MAX_JSON_BYTES:
             detail = f"a JSON body exceeds {MAX_JSON_BYTES} bytes: send {PROTOBUF}, or smaller batches"
             raise Problem(413, detail, cause="too_large")
-        return await decoded_and_stored(request.app.state, capability, body, share, decode)
+        return await decoded_and_stored(request.app.state, capability, body, share, decode, json=is_json(request))
 
 
 async def decoded_and_stored(
-    state: State, capability: Capability, body: bytes, share: Share, decode: Callable[[bytes, Sender, bool], Rows]
+    state: State, capability: Capability, body: bytes, share: Share, decode: Decode, *, json: bool
 ) -> Rows:
     """The rows of a protobuf or JSON body, once they are durable.
 
@@ -197,7 +201,8 @@ async def decoded_and_stored(
     """
     commit: TelemetryCommit = state.commit
     granted = not capability.scopes.isdisjoint((Scope.REWARD, Scope.FEEDBACK))
-    rows = await _decoded(decode, body, _sender(capability), granted, state.decoding)
+    read = partial(decode, body, json=json, sender=_sender(capability), rewards_granted=granted)
+    rows = await _decoded(read, len(body), state.decoding)
     if Scope.REWARD not in capability.scopes:
         rows.rewards = [one._replace(source=FEEDBACK) for one in rows.rewards]
     # Rows wait for their commit longer than they take to decode.
@@ -207,19 +212,13 @@ async def decoded_and_stored(
     return rows
 
 
-async def _decoded(
-    decode: Callable[[bytes, Sender, bool], Rows],
-    body: bytes,
-    sender: Sender,
-    granted: bool,
-    decoding: asyncio.Semaphore,
-) -> Rows:
+async def _decoded(read: Callable[[], Rows], size: int, decoding: asyncio.Semaphore) -> Rows:
     try:
-        if len(body) > THREAD_BYTES:
+        if size > THREAD_BYTES:
             # One after another: what a body grows to while it is decoded is bounded for one, not for many.
             async with decoding:
-                return await asyncio.to_thread(decode, body, sender, granted)
-        return decode(body, sender, granted)
+                return await asyncio.to_thread(read)
+        return read()
     except BadBody as error:
         raise Problem(400, str(error), cause="bad_body") from error
     except TooMany as error:
@@ -294,22 +293,3 @@ async def _check_place(state: State, reward: NewReward) -> None:
     if unknown is not None:
         detail = f"no answer of this attempt has {unknown}: send an id of one, or none for a reward of the rollout"
         raise Problem(422, detail, cause="unknown_call")
-
-
-def _export_response(
-    request: Request,
-    response: ExportTraceServiceResponse | ExportLogsServiceResponse,
-    rejected_name: str,
-    rows: Rows,
-) -> Response:
-    """Full success leaves `partial_success` unset, as the specification asks."""
-    if is_json(request):
-        partial = {rejected_name: rows.rejected, "errorMessage": rows.message}
-        return JsonResponse({"partialSuccess": partial} if rows.message else {})
-    if rows.message:
-        response.partial_success.error_message = rows.message
-        if isinstance(response, ExportTraceServiceResponse):
-            response.partial_success.rejected_spans = rows.rejected
-        else:
-            response.partial_success.rejected_log_records = rows.rejected
-    return Response(response.SerializeToString(), media_type=PROTOBUF)

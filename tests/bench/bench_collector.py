@@ -22,7 +22,7 @@ from leyden.libs.capability import KeyRing, sign, write_keys
 from leyden.libs.contracts.capability import Capability, Scope
 from leyden.libs.store.database import Database
 from leyden.libs.store.records.spans import NewSpan
-from leyden.services.collector.conventions import Limits, Sender
+from leyden.services.collector.conventions import Sender
 from leyden.services.collector.decode import decode_traces
 from tests.bench.rows import Row
 from tests.bench.served import Server, served
@@ -165,8 +165,7 @@ def _check(stand: Stand, found: int, sent: int, body: bytes, sender: Sender) -> 
 
 
 def _rows(body: bytes, sender: Sender) -> list[NewSpan]:
-    limits = Limits()
-    return decode_traces(body, json=False, sender=sender, limits=limits, rewards_granted=True).spans
+    return decode_traces(body, json=False, sender=sender, rewards_granted=True).spans
 
 
 def _bodies(count: int, size: int) -> list[bytes]:

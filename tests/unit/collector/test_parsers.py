@@ -16,11 +16,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from leyden.libs.service import Budget, Problem
 from leyden.libs.service.body import read_body
-from leyden.services.collector.conventions import Limits, Sender
+from leyden.services.collector.conventions import Sender
 from leyden.services.collector.decode import Rows, decode_logs, decode_traces
 from leyden.services.collector.wire import MAX_RECORD_BYTES, MAX_RECORDS, BadBody, TooMany
 
-SENDER, LIMITS = Sender("run-a", "run-a.0.0", 1), Limits()
+SENDER = Sender("run-a", "run-a.0.0", 1)
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 SCALARS = st.one_of(
     TEXTS.map(lambda text: {"stringValue": text}),
@@ -104,7 +104,7 @@ def _value(made: Any, value: dict[str, Any]) -> None:
 
 
 def traces(body: bytes, *, as_json: bool = False) -> Rows:
-    return decode_traces(body, json=as_json, sender=SENDER, limits=LIMITS, rewards_granted=True)
+    return decode_traces(body, json=as_json, sender=SENDER, rewards_granted=True)
 
 
 @given(REQUESTS)
