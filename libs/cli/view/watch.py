@@ -22,15 +22,14 @@ OUTAGE_SECONDS = 600.0
 OUTAGE_PAUSE_SECONDS = 5.0
 
 
+POLL_SECONDS = 1.0
 METRICS = {"loss": "loss", "entropy": "entropy", "kl_reference": "KL"}
 """The trainer's metrics in the table, with their titles."""
 CRITICS = {"value_loss": "value loss", "value_explained_variance": "value explained"}
 """Further metrics of runs with a critic."""
 
 
-def watch_run(
-    leyden: Client, run_id: str, console: Console, *, poll_seconds: float = 1.0, as_json: bool = False
-) -> Run:
+def watch_run(leyden: Client, run_id: str, console: Console, *, as_json: bool = False) -> Run:
     """Shows a run until it has ended and all its evaluations are complete; returns its last state.
 
     A terminal shows one table that is drawn again at every poll; other outputs get one line a step. `as_json` prints
@@ -55,7 +54,7 @@ def watch_run(
             printed = len(steps)
             if run.phase in ENDED and (complete or run.phase != "completed"):
                 break
-            time.sleep(poll_seconds)
+            time.sleep(POLL_SECONDS)
     if not console.is_terminal:
         console.print(summary(run), soft_wrap=True)
     if as_json:

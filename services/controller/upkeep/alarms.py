@@ -45,7 +45,7 @@ async def judge_forever(settings: Settings, database: Database) -> None:
         _show({})
 
 
-async def judge_all(database: Database, *, with_events: bool = False, quiet_seconds: float = QUIET_SECONDS) -> None:
+async def judge_all(database: Database, *, with_events: bool = False) -> None:
     """Judges runs that have not ended, and each once after its end. One that cannot be judged stops no other.
 
     Args: with_events: write the events for the webhook, too
@@ -55,7 +55,7 @@ async def judge_all(database: Database, *, with_events: bool = False, quiet_seco
     for run_id in runs:
         try:
             async with database.session() as session:
-                judged = await judge_run(session, run_id, quiet_seconds)
+                judged = await judge_run(session, run_id, QUIET_SECONDS)
                 if with_events:
                     await record_events(session, run_id, judged)
                 if judged.raised:

@@ -40,9 +40,7 @@ async def deliver_forever(settings: Settings, database: Database) -> None:
             await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def deliver_due(
-    http: httpx.AsyncClient, url: str, database: Database, first_retry_seconds: float = FIRST_RETRY_SECONDS
-) -> None:
+async def deliver_due(http: httpx.AsyncClient, url: str, database: Database) -> None:
     """Posts each event that is due, one after another; a 2xx answer accepts it."""
     async with database.read() as session:
         due = await due_events(session)
@@ -58,7 +56,7 @@ async def deliver_due(
                     session,
                     event.id,
                     error,
-                    first=first_retry_seconds,
+                    first=FIRST_RETRY_SECONDS,
                     longest=LONGEST_RETRY_SECONDS,
                     most=MOST_TRIES,
                 )
