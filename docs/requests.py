@@ -65,6 +65,17 @@ MESSAGES = SAMPLING | {
     "output_format": "The same, by its older name.",
     "mcp_servers": "Refused: send the servers' tools in `tools`.",
 }
+OLLAMA = {
+    "model": SAMPLING["model"],
+    "messages": CHAT["messages"],
+    "tools": SAMPLING["tools"],
+    "stream": "Absent as `true`: lines of JSON. `false`: one body.",
+    "think": "The template gets `enable_thinking`.",
+    "format": "`json` and a schema constrain decoding; the prompt does not name the schema.",
+    "options": "Parameters of sampling: see Options. Others have no effect.",
+    "logprobs": CHAT["logprobs"],
+    "top_logprobs": CHAT["top_logprobs"],
+}
 COMPLETIONS = {
     "prompt": "One text, or one list of token ids, without the chat template. Special tokens in it are control tokens.",
     "logprobs": "The number of alternatives to each token.",
@@ -86,6 +97,7 @@ PARTS = (
     Part("`POST /v1/chat/completions`", "chat_completions", "_Body", CHAT, OTHERS),
     Part("`POST /v1/responses`", "responses.dialect", "_Body", RESPONSES, OTHERS),
     Part("`POST /v1/messages`", "messages", "_Body", MESSAGES, OTHERS),
+    Part("`POST /api/chat`", "ollama", "_Body", OLLAMA, OTHERS),
     Part(
         "`POST /v1/completions`",
         "completions",

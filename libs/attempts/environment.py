@@ -1,8 +1,8 @@
 """The environment of an agent: its identity, its endpoints, its key and its task, and nothing of the platform's own.
 
-The names are those that agent frameworks read: the clients of OpenAI, Azure OpenAI and Anthropic, the OpenTelemetry
-SDKs, and the switches that turn on a framework's own spans or turn off its calls home, which a run may set otherwise. A
-backend adds the variables that depend on the place: PATH, HOME, TMPDIR and LEYDEN_TASK_FILE.
+The names are those that agent frameworks read: the clients of OpenAI, Azure OpenAI, Ollama and Anthropic, the
+OpenTelemetry SDKs, and the switches that turn on a framework's own spans or turn off its calls home, which a run may
+set otherwise. A backend adds the variables that depend on the place: PATH, HOME, TMPDIR and LEYDEN_TASK_FILE.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
         "OPENAI_API_BASE": f"{model}/v1",
         "OPENAI_CUSTOM_HEADERS": headers,
         "AZURE_OPENAI_ENDPOINT": model,
+        "OLLAMA_HOST": model,
         "ANTHROPIC_BASE_URL": model,
         "ANTHROPIC_CUSTOM_HEADERS": headers,
         "OTEL_EXPORTER_OTLP_ENDPOINT": otlp,
@@ -119,6 +120,7 @@ def secrets_block(endpoints: Endpoints) -> dict[str, str]:
     return {
         "OPENAI_API_KEY": endpoints.key,
         "AZURE_OPENAI_API_KEY": endpoints.key,
+        "OLLAMA_API_KEY": endpoints.key,
         "ANTHROPIC_API_KEY": endpoints.key,
         # Not `authorization=Bearer%20…`: LangSmith's client does not decode it.
         "OTEL_EXPORTER_OTLP_HEADERS": f"x-api-key={endpoints.key}",

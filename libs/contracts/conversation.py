@@ -21,6 +21,7 @@ class Dialect(StrEnum):
     RESPONSES = "responses"
     COMPLETIONS = "completions"
     MESSAGES = "messages"
+    OLLAMA_CHAT = "ollama_chat"
 
 
 @dataclass(frozen=True, slots=True)

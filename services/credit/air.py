@@ -112,11 +112,12 @@ def _results(calls: Sequence[Call]) -> dict[str, ToolResult]:
     named = [result for call in calls for result in call.results if result.tool_call_id]
     found = {str(result.tool_call_id): result for result in reversed(named)}
     for before, call in pairwise(calls):
-        for result in call.results:
-            if result.tool_call_id is None:
-                # For all tool calls of the call before.
-                for asked in before.asked:
-                    found.setdefault(asked.tool_call_id, result)
+        unnamed = [result for result in call.results if result.tool_call_id is None]
+        if len(unnamed) != len(before.asked):
+            # Not one for each tool call of the call before, in their order: the first is for all.
+            unnamed = unnamed[:1] * len(before.asked)
+        for asked, result in zip(before.asked, unnamed, strict=False):
+            found.setdefault(asked.tool_call_id, result)
     return found
 
 

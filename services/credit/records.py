@@ -37,7 +37,8 @@ class AskedTool:
 class ToolResult:
     """A tool's result in the conversation of a later call, or its beginning.
 
-    `tool_call_id` is None for results that smolagents sends as text of a user: they are for the call before.
+    `tool_call_id` is None for results that smolagents sends as text of a user, and for those of Ollama's clients: they
+    are for the call before.
     """
 
     tool_call_id: str | None

@@ -23,8 +23,9 @@ from leyden.services.gateway.dialects.base import WireFormat
 from leyden.services.gateway.dialects.chat_completions import ChatCompletions
 from leyden.services.gateway.dialects.completions import Completions
 from leyden.services.gateway.dialects.messages import Messages
+from leyden.services.gateway.dialects.ollama import OllamaChat
 from leyden.services.gateway.embeddings import Embeddings
-from leyden.services.gateway.requests import BASE, authenticate, body_of
+from leyden.services.gateway.requests import ATTEMPT, BASE, authenticate, body_of
 
 T = TypeVar("T")
 CLIENT_CLOSED_REQUEST = 499
@@ -33,6 +34,7 @@ UNWATCHED_SECONDS = 0.25
 CHAT_COMPLETIONS = ChatCompletions()
 COMPLETIONS = Completions()
 MESSAGES = Messages()
+OLLAMA_CHAT = OllamaChat()
 
 
 async def chat_completions(request: Request) -> Response:
@@ -53,6 +55,11 @@ async def completions(request: Request) -> Response:
 async def messages(request: Request) -> Response:
     """Answers a request of Anthropic's messages, in one body or as a stream."""
     return await _answer(request, MESSAGES)
+
+
+async def ollama_chat(request: Request) -> Response:
+    """Answers a request of Ollama's chat, as a stream or in one body."""
+    return await _answer(request, OLLAMA_CHAT)
 
 
 async def count_tokens(request: Request) -> Response:
@@ -104,6 +111,7 @@ ANTHROPIC_ROUTES = (
     *(Route(BASE + path, messages, methods=["POST"]) for path in ("/messages", "/messages/")),
     Route(BASE + "/messages/count_tokens", count_tokens, methods=["POST"]),
 )
+OLLAMA_ROUTES = (Route(ATTEMPT + "/api/chat", ollama_chat, methods=["POST"]),)
 
 
 async def _count(request: Request, wire_format: WireFormat) -> int:
@@ -177,8 +185,8 @@ async def _stream(
         # That protocol has no chunks, and the server would send some.
         rest = await _until_disconnect(request, _joined(events))
         ending.end()
-        return Response((first + rest) if rest is not None else b"", media_type="text/event-stream")
-    return streaming.EventStream(first, events, ending.lose, ending.end)
+        return Response((first + rest) if rest is not None else b"", media_type=wire_format.stream_type)
+    return streaming.EventStream(wire_format.stream_type, first, events, ending.lose, ending.end)
 
 
 class _Ending:

@@ -1,4 +1,4 @@
-"""Streams a call's answer as server-sent events, with comments to keep the connection alive while no tokens arrive."""
+"""Streams a call's answer as events, some of them to keep the connection alive while no tokens arrive."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ class EventStream(StreamingResponse):
     After an error the response has no end, and the server closes the connection: some clients ignore the event of an
     error and would take the answer as complete.
 
-    Args: first: events produced before the response starts, so that an error before them sets the HTTP status;
-        on_loss: called when the agent hung up before the end; on_end: called after the last event
+    Args: media_type: of the events; first: events produced before the response starts, so that an error before them
+        sets the HTTP status; on_loss: called when the agent hung up before the end; on_end: called after the last event
     """
 
     def __init__(
         self,
+        media_type: str,
         first: bytes,
         events: AsyncGenerator[bytes],
         on_loss: Callable[[], None],
@@ -39,7 +40,7 @@ class EventStream(StreamingResponse):
         self._on_loss = on_loss
         super().__init__(
             _chain(first, events, on_end),
-            media_type="text/event-stream",
+            media_type=media_type,
             headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
         )
 

@@ -16,6 +16,9 @@ class WireFormat(Protocol):
     A wire format without state on the server takes `expand` and `remember` from here.
     """
 
+    stream_type: str = "text/event-stream"
+    """The media type of a stream."""
+
     def parse(self, body: bytes, *, max_choices: int) -> ModelRequest:
         """Parses and validates a body. Raises: BadRequest: a field is wrong, unknown or unsupported."""
 
@@ -43,7 +46,7 @@ COMMENT = b": waiting for an engine\n"
 
 
 class EventWriter(Protocol):
-    """Encodes the server-sent events of one stream; call its methods in the order of the events."""
+    """Encodes the events of one stream; call its methods in the order of the events."""
 
     @property
     def keepalive(self) -> bytes:

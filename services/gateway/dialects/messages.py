@@ -17,11 +17,11 @@ from pydantic import Field
 
 from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
 from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, Sampling, TokenLogprob
+from leyden.services.gateway.dialects.arguments import arguments_object, arguments_text
 from leyden.services.gateway.dialects.base import WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, read_object, required_tools, validated
 from leyden.services.gateway.dialects.hosted import without_hosted
 from leyden.services.gateway.errors import BadRequest, GatewayError
-from leyden.services.gateway.prompt.tools.hermes import parsed_arguments
 
 ERROR_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
@@ -31,9 +31,6 @@ ERROR_TYPES = {
 """Anthropic's error type by HTTP status; any other is an `api_error`."""
 STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
 CONVERSATION = frozenset({"messages", "system", "tools"})
-MALFORMED = "INVALID_JSON"
-"""The only member of a tool's input where the model sampled arguments that are no JSON object; its value is their text.
-The name is pydantic-ai's."""
 SIGNATURE = "leyden"
 """The signature of every thinking block: Anthropic's clients expect one."""
 
@@ -344,11 +341,7 @@ def _assistant(content: str | list[_Block], place: str) -> Turn:
 def _tool_call(block: _Block, place: str) -> ToolCall:
     if not block.id or not block.name:
         raise BadRequest(f"{place}: a tool_use block needs an id and a name.", param=place, code="invalid_value")
-    arguments = block.input or {}
-    raw = arguments.get(MALFORMED)
-    if len(arguments) == 1 and isinstance(raw, str):
-        return ToolCall(block.id, block.name, raw)
-    return ToolCall(block.id, block.name, orjson.dumps(arguments).decode())
+    return ToolCall(block.id, block.name, arguments_text(block.input or {}))
 
 
 def _text(content: str | list[_Block], place: str) -> str:
@@ -377,15 +370,7 @@ def _blocks(request: ModelRequest, turn: Turn) -> list[Json]:
 
 
 def _tool_use(call: ToolCall) -> Json:
-    arguments = parsed_arguments(call.arguments)
-    try:
-        orjson.dumps(arguments)
-    except TypeError:
-        # An integer beyond 64 bits.
-        arguments = call.arguments
-    if not isinstance(arguments, dict):
-        arguments = {MALFORMED: call.arguments}
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments_object(call.arguments)}
 
 
 def _stop(answer: Answer) -> Json:

@@ -184,6 +184,7 @@ def by_key_alone(table: Mapping[Request, Row], base: str) -> dict[Request, Row]:
     return rows
 
 
+OLLAMA = ("POST", "/r/{rollout}/{attempt}/api/chat")
 AZURE = "/r/{rollout}/{attempt}/openai"
 OPENAI = {request: row for request, row in GATEWAY.items() if "/messages" not in request[1]}
 GATEWAY |= {
@@ -196,6 +197,7 @@ GATEWAY |= {
     ("POST", f"{AZURE}/deployments/{{deployment}}/completions"): Row(for_agents(200), PROMPT),
     ("POST", f"{AZURE}/deployments/{{deployment}}/embeddings"): Row(for_agents(404), {}),
 }
+GATEWAY[OLLAMA] = Row(for_agents(200), {**CHAT, "options": {"num_predict": 2}})
 GATEWAY |= by_key_alone(GATEWAY, "/r/{rollout}/{attempt}")
 PROTOBUF = {"content-type": "application/x-protobuf"}
 COLLECTOR = {

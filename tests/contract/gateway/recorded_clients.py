@@ -1,4 +1,4 @@
-"""Clients in Go, Rust and Java, as data: `clients/NAME.json` has what one of them sends and what its parser needs.
+"""Clients in Go, Rust and Java, and Ollama's in Python, as data: `clients/NAME.json` has the requests and the parser.
 
 The files were written from measurements of the real packages: headers in order, fields, how an answer comes back in the
 next turn, marks of retries. A turn lists the messages that it adds; `$text`, `$id0`, `$name0`, `$arguments0` and the
@@ -66,7 +66,9 @@ class Client:
         url = urlsplit(self.base_url)
         assert url.hostname is not None
         self.connection = self.connection or http.client.HTTPConnection(url.hostname, url.port, timeout=SECONDS)
-        self.connection.putrequest("POST", url.path + recorded["path"], skip_accept_encoding=True)
+        # Ollama's clients have their address without the version.
+        base = url.path.removesuffix("/v1") if recorded["dialect"] == "ollama_chat" else url.path
+        self.connection.putrequest("POST", base + recorded["path"], skip_accept_encoding=True)
         for name, value in recorded["headers"]:
             self.connection.putheader(name, value.replace("$key", self.key))
         if mark is not None:
@@ -85,6 +87,8 @@ class Client:
             document = json.loads(data)
             self._check(document)
             return READERS[self.recorded["dialect"]](document)
+        if self.recorded["dialect"] == "ollama_chat":
+            return _ollama_lines([json.loads(line) for line in data.splitlines()])
         return STREAM_READERS[self.recorded["dialect"]](self._events(data))
 
     def close(self) -> None:
@@ -253,7 +257,28 @@ def _message_stream(events: list[Json]) -> Answer:
     return _message(document)
 
 
-READERS = {"chat_completions": _chat, "responses": _response, "messages": _message}
+def _ollama(document: Json) -> Answer:
+    if (document["done"], document["done_reason"]) != (True, "stop"):
+        raise Refused(f"the end is {document}")
+    if not document["prompt_eval_count"] or not document["eval_count"]:
+        raise Refused("no numbers of tokens")
+    message = document["message"]
+    calls = [
+        ToolCall(call["id"], call["function"]["name"], json.dumps(call["function"]["arguments"]))
+        for call in message.get("tool_calls") or []
+    ]
+    return Answer(message.get("content") or "", calls)
+
+
+def _ollama_lines(lines: list[Json]) -> Answer:
+    if [line["done"] for line in lines[:-1]] != [False] * (len(lines) - 1):
+        raise Refused("an end before the last line")
+    text = "".join(line["message"].get("content") or "" for line in lines)
+    calls = [call for line in lines for call in line["message"].get("tool_calls") or []]
+    return _ollama({**lines[-1], "message": {"content": text, "tool_calls": calls}})
+
+
+READERS = {"chat_completions": _chat, "responses": _response, "messages": _message, "ollama_chat": _ollama}
 STREAM_READERS = {
     "chat_completions": _chat_stream,
     "responses": _response_stream,

@@ -42,7 +42,7 @@ def test_the_agent_finds_its_endpoints_its_key_and_its_task() -> None:
             *("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
             *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_RESOURCE_ATTRIBUTES"),
             *("LEYDEN_RUN_ID", "LEYDEN_ROLLOUT_ID", "LEYDEN_ATTEMPT", "LEYDEN_REWARD_URL"),
-            *("AZURE_OPENAI_ENDPOINT", "AZURE_OPENAI_API_KEY"),
+            *("AZURE_OPENAI_ENDPOINT", "AZURE_OPENAI_API_KEY", "OLLAMA_HOST", "OLLAMA_API_KEY"),
             *("LANG", "TRACEPARENT", "OPENAI_CUSTOM_HEADERS"),
         )
     } == {
@@ -51,6 +51,8 @@ def test_the_agent_finds_its_endpoints_its_key_and_its_task() -> None:
         "OPENAI_API_KEY": "signed",
         "AZURE_OPENAI_ENDPOINT": "http://gateway:1/r/run-a.0.1/2",
         "AZURE_OPENAI_API_KEY": "signed",
+        "OLLAMA_HOST": "http://gateway:1/r/run-a.0.1/2",
+        "OLLAMA_API_KEY": "signed",
         "ANTHROPIC_BASE_URL": "http://gateway:1/r/run-a.0.1/2",
         "ANTHROPIC_API_KEY": "signed",
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:2/r/run-a.0.1/2",
@@ -119,7 +121,7 @@ def test_only_names_that_carry_our_addresses_keys_and_ids_are_reserved() -> None
     free = ("OPENAI_MODEL_NAME", "OPENAI_AGENTS_DISABLE_TRACING", "OPENAI_LOG", "OTEL_EXPORTER_OTLP_COMPRESSION")
     assert Agent(command=["agent"], environment=dict.fromkeys(free, "1")).environment.keys() == set(free)
     reserved = [name for name in block() | secrets_block(ENDPOINTS) if any(part in name for part in ("_KEY", "_URL"))]
-    addresses = ("AZURE_OPENAI_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS")
+    addresses = ("AZURE_OPENAI_ENDPOINT", "OLLAMA_HOST", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS")
     for name in {*reserved, *addresses} - {"LANGSMITH_API_KEY"}:
         with pytest.raises(ValidationError, match="which the platform sets itself"):
             Agent(command=["agent"], environment={name: "x"})

@@ -122,6 +122,16 @@ def test_a_tool_call_without_a_span_takes_its_status_from_its_result() -> None:
     assert {use.source for use in tool_uses([first], [], seen)[first.id]} == {"answer"}
 
 
+def test_results_without_ids_are_for_the_tool_calls_before_them_in_order() -> None:
+    first = asking("first", [1], [2], "search", "memory", at=0)
+    results = (ToolResult(None, "3 hits"), ToolResult(None, "Error: no memory"))
+    calls = [first, call("second", [1, 2, 3], [4], at=5, results=results)]
+    assert without_spans(calls, OutcomeKind.SUCCEEDED)[first.id] == [
+        ToolUse("search", "ok", "result"),
+        ToolUse("memory", "error", "result"),
+    ]
+
+
 def test_a_result_in_a_users_text_is_for_the_call_before() -> None:
     first = asking("first", [1], [2], "search", at=0)
     second = asking("second", [3], [4], "memory", at=5)
