@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import BaseModel
 from starlette.routing import Route
 
-from leyden.services.gateway.dialects import chat_completions, messages
-from leyden.services.gateway.routes import BASE, ROUTES
+from leyden.services.gateway.dialects import chat_completions, messages, ollama
+from leyden.services.gateway.requests import ATTEMPT, BASE
+from leyden.services.gateway.routes import ANTHROPIC_ROUTES, OLLAMA_ROUTES, OPENAI_ROUTES
+
+ROUTES = (*OPENAI_ROUTES, *ANTHROPIC_ROUTES, *OLLAMA_ROUTES)
 
 _REF = "#/components/schemas/{model}"
 _ERROR = {
@@ -38,6 +42,7 @@ _ANTHROPIC_ERROR = {
         },
     },
 }
+_OLLAMA_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
 _COMPLETION = {
     "type": "object",
     "required": ["id", "object", "created", "model", "choices", "usage"],
@@ -55,15 +60,25 @@ def openapi_document() -> dict[str, Any]:
         "paths": {route.path_format: {_method(route): _operation(route)} for route in ROUTES},
     }
     _describe_chat(document["paths"][BASE + "/chat/completions"]["post"], schema)
-    body = messages._Body.model_json_schema(ref_template="#/components/schemas/messages{model}")
-    definitions = body.pop("$defs")
-    document["components"]["schemas"] |= {f"messages{name}": found for name, found in definitions.items()}
+    body = _schema(document, "messages", messages._Body)
     for path, item in document["paths"].items():
         if "/messages" in path:
             item["post"]["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
             item["post"]["responses"]["default"]["content"] = {"application/json": {"schema": _ANTHROPIC_ERROR}}
             item["post"]["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    chat = document["paths"][ATTEMPT + "/api/chat"]["post"]
+    asked = _schema(document, "ollama", ollama._Body)
+    chat["requestBody"] = {"required": True, "content": {"application/json": {"schema": asked}}}
+    chat["responses"]["default"]["content"] = {"application/json": {"schema": _OLLAMA_ERROR}}
+    chat["responses"]["200"]["content"]["application/x-ndjson"] = {"schema": {"type": "string"}}
     return document
+
+
+def _schema(document: dict[str, Any], prefix: str, body: type[BaseModel]) -> dict[str, Any]:
+    """The schema of a body, whose definitions go into the document under names with the prefix."""
+    schema = body.model_json_schema(ref_template=f"#/components/schemas/{prefix}{{model}}")
+    document["components"]["schemas"] |= {f"{prefix}{name}": found for name, found in schema.pop("$defs").items()}
+    return schema
 
 
 def _method(route: Route) -> str:
