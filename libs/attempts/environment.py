@@ -16,6 +16,9 @@ from leyden.libs.queue.leases import Lease
 MAX_TASK_BYTES = 96 * 1024
 """A longer task is in `LEYDEN_TASK_FILE` alone: Linux bounds one environment string at 128 KiB."""
 
+AZURE_VERSIONS = frozenset({"OPENAI_API_VERSION", "AZURE_OPENAI_API_VERSION"})
+"""Either variable in `agent.environment` brings the other ones of Azure OpenAI."""
+
 PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 _BY_SIGNAL = "OTEL_EXPORTER_OTLP_{}_ENDPOINT"
 
@@ -40,9 +43,6 @@ _SWITCHES = {
     "ENABLE_TOOL_SEARCH": "false",
     "CLAUDE_CODE_ENABLE_TELEMETRY": "1",
     "CLAUDE_CODE_ENHANCED_TELEMETRY_BETA": "1",
-    # Azure's clients need a version, and the module of OpenAI's for Python asks which of both servers to use.
-    "OPENAI_API_VERSION": "2025-04-01-preview",
-    "OPENAI_API_TYPE": "openai",
     # It posts them, with the attempt's key, to OpenAI and nowhere else.
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
     "LANGSMITH_TRACING": "true",
@@ -86,11 +86,13 @@ def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
         # LangSmith's clients post prompts to their cloud where OpenTelemetry is not installed, and in JavaScript
         # always. This address takes nothing.
         "LANGSMITH_ENDPOINT": f"{endpoints.collector_url}{path}/langsmith",
+        # With the variables of both, the module of OpenAI's for Python asks which server to use.
+        **({"OPENAI_API_TYPE": "openai"} if _speaks_azure(lease) else {}),
         **{name: with_task(value, lease.task) for name, value in lease.agent.environment.items()},
         "OPENAI_BASE_URL": f"{model}/v1",
         "OPENAI_API_BASE": f"{model}/v1",
         "OPENAI_CUSTOM_HEADERS": headers,
-        "AZURE_OPENAI_ENDPOINT": model,
+        **({"AZURE_OPENAI_ENDPOINT": model} if _speaks_azure(lease) else {}),
         "OLLAMA_HOST": model,
         "ANTHROPIC_BASE_URL": model,
         "ANTHROPIC_CUSTOM_HEADERS": headers,
@@ -115,11 +117,19 @@ def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
     return block
 
 
-def secrets_block(endpoints: Endpoints) -> dict[str, str]:
+def _speaks_azure(lease: Lease) -> bool:
+    """Whether the run names a version of Azure's, without which no client of Azure's starts.
+
+    Other agents get none of Azure's variables: LangChain.js before 0.4 turns to Azure where it finds their key.
+    """
+    return not AZURE_VERSIONS.isdisjoint(lease.agent.environment)
+
+
+def secrets_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
     """The variables that hold the attempt's key."""
     return {
         "OPENAI_API_KEY": endpoints.key,
-        "AZURE_OPENAI_API_KEY": endpoints.key,
+        **({"AZURE_OPENAI_API_KEY": endpoints.key} if _speaks_azure(lease) else {}),
         "OLLAMA_API_KEY": endpoints.key,
         "ANTHROPIC_API_KEY": endpoints.key,
         # Not `authorization=Bearer%20…`: LangSmith's client does not decode it.

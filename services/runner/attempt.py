@@ -86,7 +86,7 @@ def attempt_spec(lease: Lease, context: RunnerContext) -> AttemptSpec:
         name=f"{lease.rollout_id}.{lease.attempt}",
         command=[with_task(word, lease.task) for word in lease.agent.command],
         environment=environment_block(lease, endpoints),
-        secrets=secrets_block(endpoints),
+        secrets=secrets_block(lease, endpoints),
         task=lease.task,
         directory=lease.agent.directory,
         limits=lease.runner,

@@ -148,8 +148,10 @@ class Scene:
         return running_gateway(self.folder, run_id=self.run_id, **{**self.settings, **settings})
 
 
-def attempt_environment(stage: Scene, gateway_url: str, collector_url: str, task: dict[str, Any]) -> dict[str, str]:
-    """The variables that the runner gives to the agent of attempt 1."""
+def attempt_environment(
+    stage: Scene, gateway_url: str, collector_url: str, task: dict[str, Any], **variables: str
+) -> dict[str, str]:
+    """The variables that the runner gives to the agent of attempt 1. variables: of the run."""
     lease = Lease(
         run_id=stage.run_id,
         group_id=stage.rollout.group_id,
@@ -160,13 +162,13 @@ def attempt_environment(stage: Scene, gateway_url: str, collector_url: str, task
         dataset_id="data",
         task_number=0,
         task=task,
-        agent=Agent(command=["agent"]),
+        agent=Agent(command=["agent"], environment=variables),
         runner=ProcessRunner(),
         trace_parent=None,
     )
     key = stage.gateway.key(stage.rollout_id, more_scopes=[Scope.TELEMETRY])
     endpoints = Endpoints(gateway_url, collector_url, key=key, grant_reward=False)
-    return environment_block(lease, endpoints) | secrets_block(endpoints)
+    return environment_block(lease, endpoints) | secrets_block(lease, endpoints)
 
 
 Says = Callable[[dict[str, Any]], Sequence[int]] | str | Sequence[str]

@@ -50,7 +50,7 @@ async def start_attempt(session: Session, lease: Lease, context: AttemptContext)
         task=lease.task,
         base_url=f"{context.gateway_url}/v1",
         api_key=key,
-        environment=variables | secrets_block(endpoints),
+        environment=variables | secrets_block(lease, endpoints),
         takes_reward=lease.runner.stdout_reward,
         lease_seconds=lease_seconds(lease),
         timeout_seconds=lease.runner.timeout_seconds,

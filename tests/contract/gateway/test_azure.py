@@ -13,6 +13,7 @@ from tests.contract.gateway.test_calls import ids
 from tests.fakes.chat_model import CHATML_WITH_TOOLS
 from tests.fakes.gateway import Scene, attempt_environment, scene
 
+VERSION = {"OPENAI_API_VERSION": "2025-04-01-preview"}
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}]
@@ -24,7 +25,7 @@ def enter(monkeypatch):
     """Gives this process the variables of the attempt's agent."""
 
     def variables(stage: Scene) -> None:
-        for name, value in attempt_environment(stage, stage.gateway.url, "http://nowhere", {}).items():
+        for name, value in attempt_environment(stage, stage.gateway.url, "http://nowhere", {}, **VERSION).items():
             monkeypatch.setenv(name, value)
 
     return variables
@@ -123,6 +124,6 @@ async def test_the_variables_of_both_servers_leave_openais_module_usable(tmp_pat
     async with scene(tmp_path, database) as stage:
         enter(stage)
         # The module read its variables as this process began.
-        monkeypatch.setattr(openai, "api_type", attempt_environment(stage, "u", "u", {})["OPENAI_API_TYPE"])
+        monkeypatch.setattr(openai, "api_type", attempt_environment(stage, "u", "u", {}, **VERSION)["OPENAI_API_TYPE"])
         monkeypatch.setattr(openai, "_client", None)
         assert type(openai._load_client()).__name__ == "_ModuleClient"

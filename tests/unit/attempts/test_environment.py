@@ -14,10 +14,10 @@ from leyden.libs.queue.leases import Lease
 ENDPOINTS = Endpoints("http://gateway:1", "http://collector:2", key="signed", grant_reward=False)
 
 
-def block(*, task: dict[str, object] | None = None, endpoints: Endpoints = ENDPOINTS, **extra: str) -> dict[str, str]:
+def lease_of(task: dict[str, object] | None = None, **extra: str) -> Lease:
     # Built past its checks: a run document refuses the platform's own names.
     agent = Agent.model_construct(command=["agent"], environment=extra)
-    lease = Lease(
+    return Lease(
         run_id="run-a",
         group_id="run-a.0",
         rollout_id="run-a.0.1",
@@ -31,11 +31,29 @@ def block(*, task: dict[str, object] | None = None, endpoints: Endpoints = ENDPO
         runner=ProcessRunner(),
         trace_parent="00-trace",
     )
-    return environment_block(lease, endpoints)
+
+
+def block(*, task: dict[str, object] | None = None, endpoints: Endpoints = ENDPOINTS, **extra: str) -> dict[str, str]:
+    return environment_block(lease_of(task, **extra), endpoints)
+
+
+def whole(**extra: str) -> dict[str, str]:
+    return block(**extra) | secrets_block(lease_of(**extra), ENDPOINTS)
+
+
+@pytest.mark.parametrize("version", ["OPENAI_API_VERSION", "AZURE_OPENAI_API_VERSION"])
+def test_a_run_that_names_a_version_of_azure_gets_its_other_variables(version: str) -> None:
+    of_azure = {name: value for name, value in whole(**{version: "v"}).items() if name not in whole()}
+    assert of_azure == {
+        version: "v",
+        "OPENAI_API_TYPE": "openai",
+        "AZURE_OPENAI_ENDPOINT": "http://gateway:1/r/run-a.0.1/2",
+        "AZURE_OPENAI_API_KEY": "signed",
+    }
 
 
 def test_the_agent_finds_its_endpoints_its_key_and_its_task() -> None:
-    found = block() | secrets_block(ENDPOINTS)
+    found = whole()
     assert {
         name: found.get(name)
         for name in (
@@ -49,8 +67,8 @@ def test_the_agent_finds_its_endpoints_its_key_and_its_task() -> None:
         "OPENAI_BASE_URL": "http://gateway:1/r/run-a.0.1/2/v1",
         "OPENAI_API_BASE": "http://gateway:1/r/run-a.0.1/2/v1",
         "OPENAI_API_KEY": "signed",
-        "AZURE_OPENAI_ENDPOINT": "http://gateway:1/r/run-a.0.1/2",
-        "AZURE_OPENAI_API_KEY": "signed",
+        "AZURE_OPENAI_ENDPOINT": None,
+        "AZURE_OPENAI_API_KEY": None,
         "OLLAMA_HOST": "http://gateway:1/r/run-a.0.1/2",
         "OLLAMA_API_KEY": "signed",
         "ANTHROPIC_BASE_URL": "http://gateway:1/r/run-a.0.1/2",
@@ -120,7 +138,11 @@ def test_a_run_that_speaks_grpc_gets_the_address_without_a_path() -> None:
 def test_only_names_that_carry_our_addresses_keys_and_ids_are_reserved() -> None:
     free = ("OPENAI_MODEL_NAME", "OPENAI_AGENTS_DISABLE_TRACING", "OPENAI_LOG", "OTEL_EXPORTER_OTLP_COMPRESSION")
     assert Agent(command=["agent"], environment=dict.fromkeys(free, "1")).environment.keys() == set(free)
-    reserved = [name for name in block() | secrets_block(ENDPOINTS) if any(part in name for part in ("_KEY", "_URL"))]
+    reserved = [
+        name
+        for name in whole(OPENAI_API_VERSION="2025-04-01-preview")
+        if any(part in name for part in ("_KEY", "_URL"))
+    ]
     addresses = ("AZURE_OPENAI_ENDPOINT", "OLLAMA_HOST", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS")
     for name in {*reserved, *addresses} - {"LANGSMITH_API_KEY"}:
         with pytest.raises(ValidationError, match="which the platform sets itself"):
