@@ -61,6 +61,7 @@ async def until_delivered(database: Database, count: int) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.timeout(900)
 async def test_killing_the_gateway_around_the_record_leaves_no_answer_without_a_record(
     tmp_path: Path, database: Database
 ) -> None:
