@@ -228,8 +228,9 @@ experiment: $(VENV)/.ready $(EXPERIMENT_VENV)/.ready ## train NAME=sql or flight
 	$(BIN)/python -m tests.campaigns.experiments $(NAME) --seeds $(SEEDS) --steps $(STEPS) \
 		--python $(abspath $(EXPERIMENT_VENV)/bin/python) --home $(CACHE)/experiments --page $(ARGS)
 
-test-long: setup ## the end-to-end tests at full length: every policy learns, and the wheel trains (nightly)
-	OMP_NUM_THREADS=1 TEST_LONG=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/e2e
+test-long: setup ## every end-to-end test at full length, and what takes minutes besides (nightly)
+	OMP_NUM_THREADS=1 TEST_LONG=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		tests/e2e tests/contract/trainer tests/contract/chart
 
 test-experiments: setup $(CACHE)/demo/langgraph/.ready ## each experiment on a tiny model at three steps (nightly)
 	TEST_LANGGRAPH=$(abspath $(CACHE)/demo/langgraph/bin/python) $(BIN)/pytest tests/e2e/test_experiments.py

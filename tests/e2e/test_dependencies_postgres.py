@@ -12,6 +12,7 @@ import pytest
 
 from tests.faults.proxy import Trouble
 from tests.faults.stage import SERVICES, Stage, stage
+from tests.support.long import long_only
 from tests.support.waiting import until
 
 # As Postgres says it: the statement fails, and everything else goes on. A table is locked alone, as one that
@@ -120,6 +121,7 @@ def refused_by_api(on: Stage) -> None:
     assert (answer.status_code, answer.headers["retry-after"], answer.json()["cause"]) == (503, "2", "database")
 
 
+@long_only
 @pytest.mark.timeout(900)
 def test_a_training_survives_every_failure_of_postgres_without_lost_or_duplicate_rows(tmp_path: Path) -> None:
     with stage(tmp_path) as on:

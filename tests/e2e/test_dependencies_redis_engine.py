@@ -12,6 +12,7 @@ import redis
 from tests.faults.proxy import Trouble
 from tests.faults.stage import Stage, stage
 from tests.support.chaos import kill
+from tests.support.long import long_only
 from tests.support.waiting import until
 
 NO_JSON = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nnot json!"
@@ -27,7 +28,7 @@ ENGINE = {
     "it is gone": Trouble(refuse=True),
 }
 HELD_SECONDS = 2.0
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [long_only, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

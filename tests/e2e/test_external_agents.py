@@ -24,7 +24,7 @@ from leyden.libs.faults import FaultInjector
 from tests.campaigns.soak import QUICK, bandit_run, small_platform
 from tests.invariants import lost_calls, violations
 from tests.support.chaos import ENDED, kill
-from tests.support.long import LONG, steps
+from tests.support.long import LONG, long_only, steps
 from tests.support.shared import ROOT
 from tests.support.waiting import until
 
@@ -102,6 +102,7 @@ def test_a_run_whose_attempts_all_come_from_a_notebook_learns(
     assert_learned(platform, client, run, received)
 
 
+@long_only
 @pytest.mark.timeout(900)
 async def test_a_service_that_reads_its_base_url_once_learns_from_attempts_at_once(
     platform: Platform, client: Client, received: Path
@@ -138,6 +139,7 @@ def fragile(tmp_path: Path, injector: FaultInjector, monkeypatch: pytest.MonkeyP
         yield running
 
 
+@long_only
 @pytest.mark.timeout(900)
 def test_kills_of_clients_gateway_and_api_lose_and_double_nothing(
     fragile: Platform, injector: FaultInjector, received: Path

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns.growth import grow
-from tests.support.long import LONG
+from tests.support.long import long_only
 
-ROLLOUTS = 400 if LONG else 96
+ROLLOUTS = 400
 
 
+@long_only
 @pytest.mark.timeout(900)
 def test_rollouts_are_trained_and_pruned_without_a_loss(tmp_path: Path) -> None:
     assert grow(tmp_path, ROLLOUTS).losses(ROLLOUTS) == []

@@ -19,7 +19,7 @@ from leyden.libs.client import Client
 from tests.campaigns.soak import QUICK, bandit_run, small_platform
 from tests.fakes.judge import Said, ScriptedJudge, compared, judge_beside, ranked, scored
 from tests.invariants import violations
-from tests.support.long import LONG, steps
+from tests.support.long import LONG, long_only, steps
 
 STEPS = steps(26)
 KEY = "the-key-of-the-judge"
@@ -124,6 +124,7 @@ def test_an_agent_without_a_reward_line_learns_from_a_judge(
     assert [(extracted, value) for extracted, value, _ in stored] == [("1, 1", 0.0), ("5, 5", 1.0)]
 
 
+@long_only
 @pytest.mark.timeout(900)
 def test_an_agent_without_a_reward_line_learns_from_a_judge_that_compares(
     platform: Platform, client: Client, judge: ScriptedJudge, received: Path
@@ -139,9 +140,8 @@ def test_an_agent_without_a_reward_line_learns_from_a_judge_that_compares(
     metrics = client.metrics(run.id, ["component.right.mean", "component.better.failed_share"])
     curves = {one.name: [value for _, _, value in one.points] for one in metrics.series}
     assert len(curves["component.right.mean"]) == STEPS
-    if LONG:
-        assert fmean(curves["component.right.mean"][:2]) < 0.85
-        assert fmean(curves["component.right.mean"][-4:]) > 0.95
+    assert fmean(curves["component.right.mean"][:2]) < 0.85
+    assert fmean(curves["component.right.mean"][-4:]) > 0.95
     assert set(curves["component.better.failed_share"]) == {0.0}
     assert violations(platform.facts.database_url, run.id) == {}
     # Siblings have one comparison: two outputs have 0 and 1, and equal ones 0.5.

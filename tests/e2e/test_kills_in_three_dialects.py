@@ -1,4 +1,4 @@
-"""Many agents in three dialects while their engine, their gateway and Postgres die: nothing lost or doubled."""
+"""Two hundred agents in three dialects while their engine, their gateway and Postgres die: nothing lost or doubled."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from tests.fakes.sdk_agents import (
     may_be_repeated,
 )
 from tests.support import builders
-from tests.support.long import LONG
+from tests.support.long import long_only
 from tests.support.shared import ROOT, free_port
 from tests.support.waiting import eventually
 
-AGENTS, TURNS = 200 if LONG else 90, 3
+AGENTS, TURNS = 200, 3
 DIALECTS = ("chat_completions", "responses", "messages")
 LETTERS = 12
 SECONDS = 400.0
@@ -231,6 +231,7 @@ async def disturb(on: Stage, agents: list[Agent]) -> None:
         await answers(TURNS * AGENTS)
 
 
+@long_only
 @pytest.mark.timeout(600)
 async def test_no_call_is_lost_or_doubled_when_engine_gateway_and_postgres_die(tmp_path: Path) -> None:
     async with stage(tmp_path) as on, contextlib.AsyncExitStack() as stack:

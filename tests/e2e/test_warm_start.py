@@ -19,6 +19,7 @@ from leyden.libs.contracts.api.runs import ResumeRequest, Run, RunParent
 from tests.campaigns.soak import bandit_run, kill, small_platform
 from tests.invariants import violations
 from tests.replay import differing_versions
+from tests.support.long import long_only
 from tests.support.waiting import until
 
 TEACHER = {
@@ -74,6 +75,7 @@ def taught_platform(tmp_path: Path) -> Iterator[Platform]:
             server.shutdown()
 
 
+@long_only
 @pytest.mark.timeout(900)
 def test_a_providers_solutions_teach_the_model(taught_platform: Platform, received: Path) -> None:
     platform, dsn = taught_platform, taught_platform.facts.database_url

@@ -1,6 +1,7 @@
-"""Two lengths of a test: `make test-long` trains until a policy has learned, `make test` until every hand-off was made.
+"""Two lengths of the tests: `make test` makes every hand-off, `make test-long` trains until a policy has learned.
 
-That a policy learns is proven in `make test`, too, by the tests that use nothing of this module.
+Tests that take minutes, and prove what a test of `make test` proves in another way, run in `make test-long` alone.
+That a policy learns, and that kills lose nothing, is proven in both.
 """
 
 from __future__ import annotations

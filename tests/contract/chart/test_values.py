@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.contract.chart.chart import CHART, NAMESPACE, RELEASE
+from tests.support.long import long_only
 from tests.support.tools import HELM
 
 Schema = dict[str, Any]
@@ -198,6 +199,7 @@ def is_read(path: tuple[str, ...], schema: Schema, before: dict[str, str], folde
     return False
 
 
+@long_only
 @pytest.mark.timeout(600)
 def test_every_value_changes_what_is_rendered(before: dict[str, str], tmp_path: Path) -> None:
     assert len(LEAVES) > 400

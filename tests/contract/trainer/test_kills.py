@@ -21,6 +21,7 @@ from tests.contract.trainer.test_steps import Case
 from tests.fakes.forked_trainer import forked_trainer
 from tests.replay import differing_versions
 from tests.support import builders
+from tests.support.long import long_only
 
 POINTS = (
     "trainer.updated",
@@ -151,7 +152,7 @@ async def test_fine_tuning_killed_within_and_between_its_passes_trains_what_an_u
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=long_only)])
 async def test_a_refreshed_reference_survives_kills_before_and_after_its_refresh(
     database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str, dtype: str
 ) -> None:
@@ -180,6 +181,7 @@ async def test_a_refreshed_reference_survives_kills_before_and_after_its_refresh
     assert made["killed"] == made["undisturbed"]
 
 
+@long_only
 @pytest.mark.timeout(600)
 async def test_a_critic_of_its_own_survives_kills(
     database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str

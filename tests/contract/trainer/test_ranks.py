@@ -19,6 +19,7 @@ from leyden.libs.store.database import Database
 from leyden.services.controller.trainers.backend import last_line
 from tests.contract.trainer.test_kills import STEPS, prepared, with_own_critic
 from tests.contract.trainer.test_steps import Case
+from tests.support.long import long_only
 
 SECONDS = 150
 
@@ -91,7 +92,7 @@ def rank_1(parent: int) -> int | None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("prepare", [prepared, with_own_critic])
+@pytest.mark.parametrize("prepare", [prepared, pytest.param(with_own_critic, marks=long_only)])
 async def test_a_trainer_of_which_one_process_dies_ends_and_resumes_with_the_weights_of_an_undisturbed_one(
     database: Database,
     postgres_dsn: str,
