@@ -230,7 +230,7 @@ experiment: $(VENV)/.ready $(EXPERIMENT_VENV)/.ready ## train NAME=sql or flight
 
 test-long: setup ## every end-to-end test at full length, and what takes minutes besides (nightly)
 	OMP_NUM_THREADS=1 TEST_LONG=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
-		tests/e2e tests/contract/trainer tests/contract/chart
+		tests/e2e tests/contract/trainer tests/contract/chart $(wildcard tests/contract/*/test_fuzz.py)
 
 test-experiments: setup $(CACHE)/demo/langgraph/.ready ## each experiment on a tiny model at three steps (nightly)
 	TEST_LANGGRAPH=$(abspath $(CACHE)/demo/langgraph/bin/python) $(BIN)/pytest tests/e2e/test_experiments.py

@@ -74,12 +74,12 @@ def wait_for_step(client: Client, run_id: str, step: int) -> None:
 def test_two_policies_learn_together_and_go_on_from_an_earlier_version(
     platform: Platform, client: Client, injector: FaultInjector
 ) -> None:
-    last = steps(24, short=10)
+    last = steps(24, short=7)
     created = client.create_run(pair_run(last))
     checker_id = created.policies["checker"].id
     # Both trainers and the controller die while the two policies are at different points of their steps.
     lead_trainer, its_trainer, controller = ("trainer", created.id), ("trainer", checker_id), ("controller", "")
-    for step, victims in ((1, [its_trainer]), (4, [lead_trainer, controller]), (8, [its_trainer, lead_trainer])):
+    for step, victims in ((1, [its_trainer]), (3, [lead_trainer, controller]), (5, [its_trainer, lead_trainer])):
         wait_for_step(client, created.id, step)
         for victim, run_id in victims:
             assert kill(platform, victim, run_id)

@@ -11,6 +11,8 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import CHECKS, load_all_checks
 
+from tests.support.long import LONG
+
 load_all_checks()
 KEPT = (
     "not_a_server_error",
@@ -24,10 +26,13 @@ KEPT = (
 
 
 def bounded(examples: int, **limits: int) -> settings:
-    """Few and always the same examples in `make test`; as many as its profile says in `make fuzz`."""
+    """So many examples, always the same ones, in `make test-long`; a third in `make test`.
+
+    In `make fuzz` as many as its profile says.
+    """
     chosen = settings(**limits) if limits else settings.default
     assert chosen is not None
-    few = settings(chosen, max_examples=examples) if chosen.derandomize else chosen
+    few = settings(chosen, max_examples=examples if LONG else -(-examples // 3)) if chosen.derandomize else chosen
     # Servers behind the test are slow to answer, and every example asks them something.
     return settings(few, suppress_health_check=list(HealthCheck))
 

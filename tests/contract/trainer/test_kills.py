@@ -152,7 +152,7 @@ async def test_fine_tuning_killed_within_and_between_its_passes_trains_what_an_u
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=long_only)])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=long_only), "bfloat16"])
 async def test_a_refreshed_reference_survives_kills_before_and_after_its_refresh(
     database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str, dtype: str
 ) -> None:
