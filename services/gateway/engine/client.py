@@ -105,7 +105,7 @@ class EngineClient:
                     hold.renew()
                     failures = 0
                 if lost.cause != "aborted":
-                    self._pool.mark_unhealthy(endpoint.url)
+                    self._pool.mark_unhealthy(endpoint.url, request.run_id)
                 if request.constraint and tokens.ids:
                     _restart(request, tokens)
                 await asyncio.sleep(min(hold.remaining(), RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)]))

@@ -20,7 +20,7 @@ from leyden.services.gateway.errors import Unavailable
 from leyden.services.gateway.metrics import HELD
 
 UNHEALTHY_SECONDS = 1.0
-"""How long the pool prefers other engines after an engine failed a request."""
+"""How long a run prefers other engines after an engine failed one of its requests."""
 IDLE_FACTOR = 10
 """The pool waits this many times longer between reads of the table while no calls arrive."""
 IDLE_AFTER_SECONDS = 10.0
@@ -91,7 +91,8 @@ class EnginePool:
         self._static = [Endpoint(url.rstrip("/")) for url in static_urls]
         self._poll_seconds = poll_seconds
         self._endpoints = list(self._static)
-        self._unhealthy_until: dict[str, float] = {}
+        # By run: of engines that only the settings name, each serves one run and fails all others.
+        self._unhealthy_until: dict[tuple[str, str], float] = {}
         self._refreshed = asyncio.Event()
         self._requested = asyncio.Event()
         self._last_pick = 0.0
@@ -133,15 +134,17 @@ class EnginePool:
                 endpoint = self._choose(run_id, rollout_id, pool)
         return endpoint
 
-    def mark_unhealthy(self, url: str) -> None:
-        """Prefers other engines for `UNHEALTHY_SECONDS`."""
-        self._unhealthy_until[url] = asyncio.get_running_loop().time() + UNHEALTHY_SECONDS
+    def mark_unhealthy(self, url: str, run_id: str) -> None:
+        """Prefers other engines for the run, for `UNHEALTHY_SECONDS`."""
+        now = asyncio.get_running_loop().time()
+        lasting = {key: until for key, until in self._unhealthy_until.items() if until > now}
+        self._unhealthy_until = lasting | {(run_id, url): now + UNHEALTHY_SECONDS}
         self._requested.set()
 
     def _choose(self, run_id: str, rollout_id: str, pool: str = DEFAULT_POOL) -> Endpoint | None:
         serving = [one for one in self._endpoints if one.pool == pool and one.run_id in {run_id, None}]
         now = asyncio.get_running_loop().time()
-        healthy = [endpoint for endpoint in serving if self._unhealthy_until.get(endpoint.url, 0.0) < now]
+        healthy = [endpoint for endpoint in serving if self._unhealthy_until.get((run_id, endpoint.url), 0.0) < now]
         return max(healthy or serving, key=lambda endpoint: _score(endpoint.url, rollout_id), default=None)
 
 

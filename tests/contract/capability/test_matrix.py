@@ -312,13 +312,10 @@ async def stage(database: Database, redis_url: str, tmp_path: Path, tiny_model: 
     }  # fmt: skip
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(running(_engine(run.id))) for run in runs]
-        # In the table: of engines that only the settings name, the gateway would have to try out each run's.
-        async with database.session() as session:
-            for engine, run in zip(engines, runs, strict=True):
-                session.add(tables.Engine(url=engine.url, state="serving", run_id=run.id, policy_version=0))
+        engine_urls = [engine.url for engine in engines]
         apps = {
             "api": create_api(ApiSettings(**shared)),
-            "gateway": create_gateway(GatewaySettings(model_path=tiny_model, **shared)),
+            "gateway": create_gateway(GatewaySettings(model_path=tiny_model, engine_urls=engine_urls, **shared)),
             "collector": create_collector(CollectorSettings(**shared)),
             "engine": create_engine_app(
                 EngineSettings(model_path=tiny_model, threads=1, api_key="e" * 32, admin_api_key="f" * 32)

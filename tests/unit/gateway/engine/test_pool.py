@@ -41,9 +41,9 @@ def test_an_endpoint_names_its_weights_as_the_engine_does() -> None:
     assert Endpoint("http://a").weight_version is None
 
 
-async def picks(pool: EnginePool, rollouts: int = 30) -> list[str]:
+async def picks(pool: EnginePool, rollouts: int = 30, run_id: str = "run-a") -> list[str]:
     hold = HoldTimeout(60)
-    return [(await pool.pick("run-a", f"run-a.0.{number}", hold)).url for number in range(rollouts)]
+    return [(await pool.pick(run_id, f"{run_id}.0.{number}", hold)).url for number in range(rollouts)]
 
 
 async def test_rollouts_spread_over_engines_and_stay_there_when_another_engine_is_added_or_removed() -> None:
@@ -98,11 +98,19 @@ async def test_tokens_renew_a_hold_timeout() -> None:
 
 async def test_an_engine_that_failed_is_avoided_while_another_serves_the_run() -> None:
     pool, table = await pool_of(A, B)
-    pool.mark_unhealthy(A.url)
+    pool.mark_unhealthy(A.url, "run-a")
     assert set(await picks(pool)) == {B.url}
     table.endpoints = (A,)
     await pool.refresh()
     assert set(await picks(pool)) == {A.url}
+
+
+async def test_an_engine_that_serves_another_run_is_avoided_by_the_run_that_it_failed_alone() -> None:
+    pool, _ = await pool_of(static_urls=["http://one", "http://other"])
+    pool.mark_unhealthy("http://other", "run-a")
+    pool.mark_unhealthy("http://one", "run-b")
+    assert set(await picks(pool)) == {"http://one"}
+    assert set(await picks(pool, run_id="run-b")) == {"http://other"}
 
 
 async def test_static_engines_serve_every_run_while_the_table_is_empty() -> None:
