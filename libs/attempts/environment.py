@@ -86,14 +86,13 @@ def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
         # LangSmith's clients post prompts to their cloud where OpenTelemetry is not installed, and in JavaScript
         # always. This address takes nothing.
         "LANGSMITH_ENDPOINT": f"{endpoints.collector_url}{path}/langsmith",
+        "OLLAMA_HOST": model,
         # With the variables of both, the module of OpenAI's for Python asks which server to use.
-        **({"OPENAI_API_TYPE": "openai"} if _speaks_azure(lease) else {}),
+        **({"AZURE_OPENAI_ENDPOINT": model, "OPENAI_API_TYPE": "openai"} if _speaks_azure(lease) else {}),
         **{name: with_task(value, lease.task) for name, value in lease.agent.environment.items()},
         "OPENAI_BASE_URL": f"{model}/v1",
         "OPENAI_API_BASE": f"{model}/v1",
         "OPENAI_CUSTOM_HEADERS": headers,
-        **({"AZURE_OPENAI_ENDPOINT": model} if _speaks_azure(lease) else {}),
-        "OLLAMA_HOST": model,
         "ANTHROPIC_BASE_URL": model,
         "ANTHROPIC_CUSTOM_HEADERS": headers,
         "OTEL_EXPORTER_OTLP_ENDPOINT": otlp,
@@ -120,9 +119,11 @@ def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
 def _speaks_azure(lease: Lease) -> bool:
     """Whether the run names a version of Azure's, without which no client of Azure's starts.
 
-    Other agents get none of Azure's variables: LangChain.js before 0.4 turns to Azure where it finds their key.
+    Other agents get none of Azure's variables: LangChain.js before 0.4 turns to Azure where it finds their key. The
+    key goes to no address that the run sets itself, as for embeddings of its own; the same holds for Ollama's.
     """
-    return not AZURE_VERSIONS.isdisjoint(lease.agent.environment)
+    own = lease.agent.environment
+    return "AZURE_OPENAI_ENDPOINT" not in own and not AZURE_VERSIONS.isdisjoint(own)
 
 
 def secrets_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
@@ -130,7 +131,7 @@ def secrets_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
     return {
         "OPENAI_API_KEY": endpoints.key,
         **({"AZURE_OPENAI_API_KEY": endpoints.key} if _speaks_azure(lease) else {}),
-        "OLLAMA_API_KEY": endpoints.key,
+        **({} if "OLLAMA_HOST" in lease.agent.environment else {"OLLAMA_API_KEY": endpoints.key}),
         "ANTHROPIC_API_KEY": endpoints.key,
         # Not `authorization=Bearer%20…`: LangSmith's client does not decode it.
         "OTEL_EXPORTER_OTLP_HEADERS": f"x-api-key={endpoints.key}",

@@ -52,6 +52,14 @@ def test_a_run_that_names_a_version_of_azure_gets_its_other_variables(version: s
     }
 
 
+def test_a_run_may_have_servers_of_azures_and_ollamas_of_its_own_which_never_get_the_attempts_key() -> None:
+    own = {"AZURE_OPENAI_ENDPOINT": "https://mine", "OPENAI_API_VERSION": "v", "OLLAMA_HOST": "http://mine"}
+    assert Agent(command=["agent"], environment=own).environment == own
+    found = whole(**own)
+    assert {name: found[name] for name in own} == own
+    assert not {"AZURE_OPENAI_API_KEY", "OLLAMA_API_KEY", "OPENAI_API_TYPE"} & found.keys()
+
+
 def test_the_agent_finds_its_endpoints_its_key_and_its_task() -> None:
     found = whole()
     assert {
@@ -143,8 +151,8 @@ def test_only_names_that_carry_our_addresses_keys_and_ids_are_reserved() -> None
         for name in whole(OPENAI_API_VERSION="2025-04-01-preview")
         if any(part in name for part in ("_KEY", "_URL"))
     ]
-    addresses = ("AZURE_OPENAI_ENDPOINT", "OLLAMA_HOST", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS")
-    for name in {*reserved, *addresses} - {"LANGSMITH_API_KEY"}:
+    addresses = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS")
+    for name in {*reserved, *addresses} - {"LANGSMITH_API_KEY", "AZURE_OPENAI_API_KEY", "OLLAMA_API_KEY"}:
         with pytest.raises(ValidationError, match="which the platform sets itself"):
             Agent(command=["agent"], environment={name: "x"})
 
