@@ -11,6 +11,16 @@ from typing import Annotated, Literal
 
 import typer
 
+from leyden.libs.cli.commands.filters import (
+    Failed,
+    OfEvaluation,
+    OfStep,
+    OfTask,
+    OfVersion,
+    RewardMax,
+    RewardMin,
+    WithText,
+)
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.view.output import as_text, error_console, print_json_line
@@ -29,19 +39,13 @@ def export(
         ),
     ],
     to: Annotated[str, typer.Option(metavar="FILE", help="A file, replaced when all is written; - prints.")],
-    evaluation: Annotated[
-        str | None, typer.Option(help="Id of an evaluation, or `none` for training rollouts.")
-    ] = None,
-    step: Annotated[int | None, typer.Option(min=1, help="The optimiser step that consumed them.")] = None,
-    version: Annotated[int | None, typer.Option(min=0, help="The policy version they were admitted at.")] = None,
-    task: Annotated[int | None, typer.Option(min=0, help="Number of the task in its dataset.")] = None,
-    failed: Annotated[
-        bool | None, typer.Option("--failed/--succeeded", help="Whether the agent failed.", show_default=False)
-    ] = None,
-    reward_min: Annotated[float | None, typer.Option("--reward-min", "--min-reward", help="The least reward.")] = None,
-    reward_max: Annotated[
-        float | None, typer.Option("--reward-max", "--max-reward", help="The largest reward.")
-    ] = None,
+    evaluation: OfEvaluation = None,
+    step: OfStep = None,
+    version: OfVersion = None,
+    task: OfTask = None,
+    failed: Failed = None,
+    reward_min: RewardMin = None,
+    reward_max: RewardMax = None,
     max_per_task: Annotated[
         int | None, typer.Option(min=1, help="The best rollouts of a task; for pairs, groups with the best ones.")
     ] = None,
@@ -49,7 +53,7 @@ def export(
     policy: Annotated[
         str | None, typer.Option(help="Conversations of the roles that a further policy answers alone.")
     ] = None,
-    text: Annotated[str | None, typer.Option(help="Part of the reason, the output, the task or an answer.")] = None,
+    text: WithText = None,
 ) -> None:
     """Write finished rollouts as JSON lines that other tools read; a rollout without a reward has null.
 

@@ -12,6 +12,16 @@ from typing import Annotated
 import typer
 
 from leyden.libs.cli.commands.exports import export
+from leyden.libs.cli.commands.filters import (
+    Failed,
+    OfEvaluation,
+    OfStep,
+    OfTask,
+    OfVersion,
+    RewardMax,
+    RewardMin,
+    WithText,
+)
 from leyden.libs.cli.commands.runs import Changes, RunFile
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.document import reward_of
@@ -58,20 +68,14 @@ def list_(
     ctx: typer.Context,
     run: Annotated[str | None, typer.Option(help="Id or name of a run.")] = None,
     state: Annotated[str | None, typer.Option(help="queued, running, finished, excluded or cancelled.")] = None,
-    evaluation: Annotated[
-        str | None, typer.Option(help="Id of an evaluation, or `none` for training rollouts.")
-    ] = None,
-    step: Annotated[int | None, typer.Option(min=1, help="The optimiser step that consumed them.")] = None,
-    version: Annotated[int | None, typer.Option(min=0, help="The policy version they were admitted at.")] = None,
-    task: Annotated[int | None, typer.Option(min=0, help="Number of the task in its dataset.")] = None,
-    failed: Annotated[
-        bool | None, typer.Option("--failed/--succeeded", help="Whether agent or platform failed.", show_default=False)
-    ] = None,
-    reward_min: Annotated[float | None, typer.Option(help="The least reward.")] = None,
-    reward_max: Annotated[float | None, typer.Option(help="The largest reward.")] = None,
-    text: Annotated[
-        str | None, typer.Option(help="Part of the reason, the output, the task or an answer; needs --run.")
-    ] = None,
+    evaluation: OfEvaluation = None,
+    step: OfStep = None,
+    version: OfVersion = None,
+    task: OfTask = None,
+    failed: Failed = None,
+    reward_min: RewardMin = None,
+    reward_max: RewardMax = None,
+    text: WithText = None,
     sort: Annotated[
         str | None, typer.Option(help="newest, oldest, highest or lowest reward.", show_default="newest")
     ] = None,

@@ -143,9 +143,9 @@ def test_a_failed_export_leaves_the_file_as_it_was(api_url: str, run_id: str, tm
 
 
 def test_rows_are_printed_alone_and_nothing_is_told_with_a_remedy(api_url: str, run_id: str, tmp_path: Path) -> None:
-    result = leyden(api_url, tmp_path, "rollout", "export", run_id, "--as", "trl", "--min-reward", "1", "--to", "-")
+    result = leyden(api_url, tmp_path, "rollout", "export", run_id, "--as", "trl", "--reward-min", "1", "--to", "-")
     assert [json.loads(line)["reward"] for line in result.stdout.splitlines()] == [1.0]
-    result = leyden(api_url, tmp_path, "rollout", "export", run_id, "--as", "trl", "--min-reward", "2", "--to", "-")
+    result = leyden(api_url, tmp_path, "rollout", "export", run_id, "--as", "trl", "--reward-min", "2", "--to", "-")
     assert (result.exit_code, result.stdout) == (Exit.DONE, "")
     assert "`leyden rollout list` shows all" in result.stderr
 

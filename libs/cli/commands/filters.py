@@ -1,0 +1,20 @@
+"""Options by which commands select rollouts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+OfEvaluation = Annotated[str | None, typer.Option(help="Id of an evaluation, or `none` for training rollouts.")]
+OfStep = Annotated[int | None, typer.Option(min=1, help="The optimiser step that consumed them.")]
+OfVersion = Annotated[int | None, typer.Option(min=0, help="The policy version they were admitted at.")]
+OfTask = Annotated[int | None, typer.Option(min=0, help="Number of the task in its dataset.")]
+Failed = Annotated[
+    bool | None, typer.Option("--failed/--succeeded", help="Whether agent or platform failed.", show_default=False)
+]
+RewardMin = Annotated[float | None, typer.Option(help="The least reward.")]
+RewardMax = Annotated[float | None, typer.Option(help="The largest reward.")]
+WithText = Annotated[
+    str | None, typer.Option(help="Part of the reason, the output, the task or an answer, of one run's rollouts.")
+]
