@@ -70,7 +70,7 @@ NODE_PATH = PATH="$(abspath $(BIN)):$$PATH"
 CONSOLE_IF_POSSIBLE = $(MAKE) --silent console || echo "going on without the console: see the error above, then run make console"
 
 .DEFAULT_GOAL := help
-.PHONY: experiment test-experiments test-long help console screenshots structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down demo bench bench-gpu bench-swap bench-page soak growth fuzz docs migrate migration clean
+.PHONY: experiment test-experiments test-long test-gpu help console screenshots structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down demo bench bench-gpu bench-swap bench-page soak growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -241,7 +241,10 @@ bench: setup ## measure the budgets of docs/benchmarks.md; some parts alone: mak
 bench-page: $(VENV)/.ready ## write the figures of bench.json into docs/benchmarks.md
 	$(BIN)/python -m tests.bench --page
 
-bench-gpu: setup ## measure the trainer's steps on this machine's accelerator; BENCH_ARGS="--shape 3B --page"
+test-gpu: setup ## the trainer on this machine's CUDA device beside a CPU: gradients, steps, checkpoints
+	$(BIN)/pytest tests/gpu
+
+bench-gpu: setup ## measure the trainer's steps on this machine's accelerator; BENCH_ARGS="--shapes 4B --page"
 	$(BIN)/python -m tests.bench.gpu $(BENCH_ARGS)
 
 bench-swap: setup $(SGLANG_VENV)/.ready ## how long SGLang holds requests for new weights, from disk and over the network

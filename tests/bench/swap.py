@@ -47,7 +47,7 @@ class Swap(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the median and the extremes of each way."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.swap", description=__doc__)
-    parser.add_argument("--shape", choices=SHAPES, default="0.5B", help="the model's size")
+    parser.add_argument("--shape", choices=SHAPES, default="0.6B", help="the model's size")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the versions' tensors")
     parser.add_argument("--rounds", type=int, default=5, help="swaps of each way; one more of each is left out")
     options = parser.parse_args(arguments)

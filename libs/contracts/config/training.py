@@ -111,8 +111,8 @@ class Training(Document):
     Attention stays as it is. Results differ in their last digits, after a restart, too; no GPU has run it."""
     attention: Literal["dense", "flex"] | None = None
     """Kernel of attention on CUDA devices. `dense`: a mask of every pair of tokens. `flex`: FlexAttention, compiled,
-    which leaves out blocks of tokens that do not see each other; no GPU has run it. Null: `flex` where Triton is
-    installed, else `dense`. A CPU has a kernel of its own."""
+    which leaves out blocks of tokens that do not see each other. Null: `flex` where Triton is installed, else
+    `dense`. A CPU has a kernel of its own."""
     max_logprob_gap: float = Field(default=0.1, gt=0, le=1e6)
     """Mean |trainer - engine| log-probability at equal versions above which the run fails (`TRAINER_GAP_PATIENCE`). A
     step that cannot compare them has no part in it, and is a warning.

@@ -154,10 +154,13 @@ def _compute_bytes(run: RunConfig, machine: Machine) -> int:
 def _passes(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Iterator[Need]:
     tokens, width = run.training.micro_batch_tokens, _compute_bytes(run, machine)
     layer, layers = activation_bytes_a_token(shape, width), shape.layers
+    if run.training.lora is not None and width == HALF:
+        # Adapters read the inputs of all linear layers in float32: peft copies them.
+        layer += FULL * (5 * shape.hidden + shape.queries + shape.inner)
     kept = FULL * shape.hidden * layers + layer if run.training.activation_checkpointing else layer * layers
     yield Need(place, "activations", tokens * kept, certain=False)
     if machine.gpus and run.training.attention == "dense":
-        yield Need(place, "attention mask", FULL * tokens * tokens, certain=False)
+        yield Need(place, "attention mask", width * tokens * tokens, certain=False)
     yield Need(place, "logits", HEAD_TILES * tile_logits(machine.device.kind) * FULL, certain=False)
     if machine.ranks == 1 and width == HALF:
         # Autocast keeps its copies of trained weights to the end of a forward pass.

@@ -21,6 +21,9 @@ from leyden.services.trainer.rows.tree import Pack, ancestor_mask
 
 NAME = "leyden_tree"
 Kernel = Literal["flex", "dense"]
+KERNEL_OPTIONS: Any = {"BACKEND": "TRITON"}
+"""By itself FlexAttention computes packs of fewer than 128 tokens with a kernel made for decoding, which does not
+compile where tokens times query heads of a key head exceed 128: 33 tokens of a Qwen3-8B (torch 2.11, on an H200)."""
 
 
 class TreeLayout:
@@ -135,7 +138,7 @@ def block_sparse_attention(
     # Under autocast rotated queries and keys are float32 beside values in bfloat16, which FlexAttention refuses.
     query, key = query.to(value.dtype), key.to(value.dtype)
     out: Tensor = _flex_attention(query.device.type)(
-        query, key, value, block_mask=tree.block_mask, scale=scaling, enable_gqa=True
+        query, key, value, block_mask=tree.block_mask, scale=scaling, enable_gqa=True, kernel_options=KERNEL_OPTIONS
     )
     return out.transpose(1, 2)
 

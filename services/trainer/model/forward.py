@@ -20,6 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from leyden.services.trainer.model import attention
 from leyden.services.trainer.model.head import sampled_outputs
+from leyden.services.trainer.model.tensors import product_dtype
 from leyden.services.trainer.rows.tree import Pack
 
 
@@ -182,7 +183,7 @@ class Policy(nn.Module):
         return hidden_M_H[nodes_U], temperatures_U, states_K
 
     def _hidden(self, pack: Pack, cache: _Cache) -> Tensor:
-        dtype = self.model.get_input_embeddings().weight.dtype
+        dtype = product_dtype(self.model.get_input_embeddings().weight)
         hidden: Tensor = self.model.base_model(
             input_ids=torch.from_numpy(pack.token_ids_M).to(self.device)[None],
             position_ids=torch.from_numpy(pack.depths_M).to(self.device)[None],

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from leyden.libs.contracts.config.computation import tile_logits
 from leyden.services.trainer.model.cpu import products
+from leyden.services.trainer.model.tensors import product_dtype
 
 # More rows would make tiles too narrow for fast products.
 TILE_ROWS = 2048
@@ -40,9 +41,7 @@ def sampled_outputs(
     if head.bias is not None:
         weight_V_H = torch.cat([weight_V_H, head.bias[:, None]], dim=1)
         scaled_U_H = torch.cat([scaled_U_H, 1 / temperatures_U[:, None].to(scaled_U_H.dtype)], dim=1)
-    device = hidden_U_H.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_U_H.dtype
-    columns = scaled_U_H.to(dtype), weight_V_H, rows_K, token_ids_K
+    columns = scaled_U_H.to(product_dtype(hidden_U_H)), weight_V_H, rows_K, token_ids_K
     found: tuple[Tensor, Tensor | None] = _SampledOutputs.apply(*columns, entropies)  # type: ignore[no-untyped-call]
     return found
 

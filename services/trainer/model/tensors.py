@@ -25,6 +25,12 @@ def gather(tensors: Mapping[str, Tensor], *, wanted: bool, dtype: torch.dtype | 
     return found
 
 
+def product_dtype(tensor: Tensor) -> torch.dtype:
+    """The type of matrix products with this tensor: autocast's, where that is on."""
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
+
+
 def complete_number(value: Tensor) -> float:
     """A scalar that may be sharded. All ranks call it."""
     return float(value.full_tensor() if isinstance(value, DTensor) else value)
