@@ -193,7 +193,7 @@ audit: $(VENV)/.ready ## published vulnerabilities of the pinned packages; fails
 types: $(VENV)/.ready ## mypy, strict
 	$(BIN)/mypy
 
-test: setup ## every test
+test: setup ## every test that takes no minutes
 	@# Worker processes share the cores: threads of a matrix product would wait for each other.
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=5 $(TESTS)
 
@@ -228,9 +228,8 @@ experiment: $(VENV)/.ready $(EXPERIMENT_VENV)/.ready ## train NAME=sql or flight
 	$(BIN)/python -m tests.campaigns.experiments $(NAME) --seeds $(SEEDS) --steps $(STEPS) \
 		--python $(abspath $(EXPERIMENT_VENV)/bin/python) --home $(CACHE)/experiments --page $(ARGS)
 
-test-long: setup ## every end-to-end test at full length, and what takes minutes besides (nightly)
-	OMP_NUM_THREADS=1 TEST_LONG=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
-		tests/e2e tests/contract/trainer tests/contract/chart $(wildcard tests/contract/*/test_fuzz.py)
+test-long: setup ## the tests of make test and those that take minutes, such as trainings through kills (nightly)
+	OMP_NUM_THREADS=1 TEST_LONG=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 test-experiments: setup $(CACHE)/demo/langgraph/.ready ## each experiment on a tiny model at three steps (nightly)
 	TEST_LANGGRAPH=$(abspath $(CACHE)/demo/langgraph/bin/python) $(BIN)/pytest tests/e2e/test_experiments.py
@@ -291,7 +290,7 @@ chart: $(CACHE)/tools/.ready ## lint, render and validate the Helm chart
 test-cluster: $(CACHE)/tools/.ready ## install the chart on a node and train there: make test-cluster CLUSTER=program (see tests/cluster)
 	$(BIN)/python -m tests.cluster --cluster "$(CLUSTER)"
 
-test-cluster-long: $(CACHE)/tools/.ready ## the same with upgrade, rollback and scaling (nightly)
+test-cluster-long: $(CACHE)/tools/.ready ## the same with every fault, upgrade, rollback and scaling (nightly)
 	$(BIN)/python -m tests.cluster --cluster "$(CLUSTER)" --long
 
 test-agents: $(VENV)/.ready ## agents of every framework against the gateway; writes docs/frameworks.md

@@ -17,6 +17,7 @@ from tests.cluster.release import SERVICES, Release
 from tests.support.tools import fetch
 
 RUN_SECONDS = 1800.0
+FEW_STEPS = 2
 
 
 def main() -> int:
@@ -27,7 +28,7 @@ def main() -> int:
     parser.add_argument("--stay", action="store_true", help="leave the cluster running")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument(
-        "--long", action="store_true", help="also upgrade, rollback and scaling; an image for each service"
+        "--long", action="store_true", help="also every fault, upgrade, rollback and scaling; an image for each service"
     )
     arguments = parser.parse_args()
     fetch()
@@ -78,15 +79,26 @@ def check(release: Release, steps: int, long: bool) -> None:
             commands.check(release)
         with step("an image that cannot be pulled"):
             faults.check_start_failures(release, client)
-        with step("a run with faults"):
-            train_with_faults(release, client, steps)
-        if long:
+        if not long:
+            with step("a run with kills"):
+                train_with_kills(release, client)
+        else:
+            with step("a run with faults"):
+                train_with_faults(release, client, steps)
             with step("a run through upgrade and rollback"):
                 train_through_upgrade(release, client, steps)
             with step("scaling"):
                 scaling.check(release)
         client.create_run(training.document("uninstall", 1))
     upgrades.uninstall(release)
+
+
+def train_with_kills(release: Release, client: Client) -> None:
+    """An agent and the trainer die, and the run completes."""
+    run = client.create_run(training.document("kills", FEW_STEPS))
+    faults.kill_agent(release)
+    faults.kill_trainer(release)
+    training.finish(release, client, run.id, FEW_STEPS, RUN_SECONDS)
 
 
 def train_with_faults(release: Release, client: Client, steps: int) -> None:

@@ -12,6 +12,7 @@ from leyden.libs.client import Client
 from tests.campaigns.soak import QUICK, bandit_run
 from tests.e2e.pools import platform_with_pools
 from tests.invariants import lost_calls, violations
+from tests.support.long import long_only
 from tests.support.tiny_model import make_tiny_model
 from tests.support.waiting import until
 
@@ -23,6 +24,7 @@ VERSIONS = """
 """
 
 
+@long_only
 @pytest.mark.timeout(900)
 def test_two_runs_share_an_engine_and_train_at_once(tmp_path: Path) -> None:
     with (

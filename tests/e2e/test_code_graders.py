@@ -20,11 +20,11 @@ from leyden.libs.client import Client
 from leyden.libs.contracts.config import Reward
 from tests.campaigns.soak import QUICK, bandit_run, kill, small_platform
 from tests.invariants import violations
-from tests.support.long import LONG, steps
+from tests.support.long import long_only
 from tests.support.shared import open_to_agents
 from tests.support.waiting import until
 
-STEPS = steps(26)
+STEPS = 26
 KILLS = 2
 # The first ones never end by themselves, so that somebody can kill their service meanwhile.
 SCORE = f"""
@@ -92,6 +92,7 @@ def pids(begun: Path) -> list[int]:
     return [int(line) for line in begun.read_text().split()]
 
 
+@long_only
 @pytest.mark.timeout(900)
 def test_an_agent_learns_from_a_program_whose_service_is_killed_while_it_runs(
     platform: Platform, client: Client, received: Path, begun: Path, folder: Path
@@ -109,8 +110,7 @@ def test_an_agent_learns_from_a_program_whose_service_is_killed_while_it_runs(
 
     first, last = sorted(client.evaluations(run.id), key=lambda one: one.number)
     assert first.results.reward is not None and last.results.reward is not None
-    if LONG:
-        assert first.results.reward.mean < 0.9 < last.results.reward.mean
+    assert first.results.reward.mean < 0.9 < last.results.reward.mean
 
     # A killed service repeats its programs and doubles nothing: no rollout is lost, and none is a 0 for a failure.
     assert violations(platform.facts.database_url, run.id) == {}

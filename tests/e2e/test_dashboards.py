@@ -18,6 +18,7 @@ import yaml
 from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
 from tests.campaigns.soak import QUICK, bandit_run
+from tests.support.long import long_only
 from tests.support.shared import PROMETHEUS, ROOT, free_port
 
 DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in (ROOT / "helm/leyden/dashboards").glob("*.json")}
@@ -74,6 +75,7 @@ def evaluate(http: httpx.Client, expression: str) -> list[Any]:
     return [one for one in answer.json()["data"]["result"] if one["value"][1] != "NaN"]
 
 
+@long_only
 @pytest.mark.timeout(600)
 def test_every_query_returns_data(platform: Platform, client: Client, received: Path, tmp_path: Path) -> None:
     evaluation = {"dataset": "bandit", "rollouts_per_task": 1}

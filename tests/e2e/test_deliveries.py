@@ -10,11 +10,13 @@ from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
 from tests.campaigns.soak import bandit_run
 from tests.invariants import violations
+from tests.support.long import long_only
 from tests.support.waiting import until
 
 CARELESS = Path(__file__).parents[1] / "agents" / "careless.py"
 
 
+@long_only
 @pytest.mark.timeout(600)
 def test_only_calls_that_the_agent_used_have_credit(platform: Platform, client: Client, received: Path) -> None:
     document = bandit_run(

@@ -24,11 +24,11 @@ from leyden.libs.faults import FaultInjector
 from tests.campaigns.soak import QUICK, bandit_run, small_platform
 from tests.invariants import lost_calls, violations
 from tests.support.chaos import ENDED, kill
-from tests.support.long import LONG, long_only, steps
+from tests.support.long import long_only
 from tests.support.shared import ROOT
 from tests.support.waiting import until
 
-STEPS = steps(26)
+STEPS = 26
 AT_ONCE = 8
 POINTS = ("api.leased", "api.ended")
 OWNERS = "SELECT DISTINCT split_part(owner, '/', 1) FROM attempts WHERE run_id = %s"
@@ -74,8 +74,7 @@ def assert_learned(platform: Platform, client: Client, run: Run, log: Path) -> N
     assert (run.phase, run.reason) == ("completed", None)
     before, after = (e.results.reward for e in sorted(client.evaluations(run.id), key=lambda e: e.number))
     assert before is not None and after is not None
-    if LONG:
-        assert 0.2 < before.mean < 0.8 and after.mean > 0.9
+    assert 0.2 < before.mean < 0.8 and after.mean > 0.9
     assert_whole(platform, run, log)
 
 
@@ -88,6 +87,7 @@ def assert_whole(platform: Platform, run: Run, log: Path) -> None:
         assert connection.execute(OWNERS, [run.id]).fetchall() == [("notebook",)]
 
 
+@long_only
 @pytest.mark.timeout(900)
 def test_a_run_whose_attempts_all_come_from_a_notebook_learns(
     platform: Platform, client: Client, received: Path

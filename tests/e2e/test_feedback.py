@@ -20,9 +20,9 @@ from leyden.libs.client import Client
 from leyden.libs.faults import FaultInjector
 from tests.campaigns.soak import QUICK, bandit_run, small_platform
 from tests.invariants import violations
-from tests.support.long import LONG, steps
+from tests.support.long import long_only
 
-STEPS = steps(12, short=6)
+STEPS = 12
 ROLLOUTS = STEPS * 2 * 8
 POINTS = ("api.committed", "grader.leased", "api.created", "grader.graded", "grader.total_written")
 
@@ -93,6 +93,7 @@ def rated_run(log: Path, name: str, steps: int, seconds: float) -> dict[str, Any
     return document
 
 
+@long_only
 @pytest.mark.timeout(900)
 def test_every_value_that_a_person_gives_within_the_wait_is_trained(
     platform: Platform, client: Client, injector: FaultInjector, received: Path
@@ -114,12 +115,12 @@ def test_every_value_that_a_person_gives_within_the_wait_is_trained(
     shown = client.rollout(next(iter(rewards)))
     assert [(one.component, one.given_by) for one in shown.feedback] == [("thumbs", "first-admin")]
     means = [step.reward_mean or 0.0 for step in client.steps(run.id)]
-    if LONG:
-        # An untrained policy earns more in 17 of 65,536 steps.
-        assert means[0] < 0.93
-        assert means[-1] > 0.85
+    # An untrained policy earns more in 17 of 65,536 steps.
+    assert means[0] < 0.93
+    assert means[-1] > 0.85
 
 
+@long_only
 @pytest.mark.timeout(300)
 def test_a_run_that_nobody_rates_ends_with_that_reason(platform: Platform, client: Client, received: Path) -> None:
     created = client.create_run(rated_run(received, "unrated", 1, 1.0))

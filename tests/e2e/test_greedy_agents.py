@@ -14,6 +14,7 @@ from leyden.libs.client import Client
 from tests.campaigns.soak import bandit_run
 from tests.invariants import violations
 from tests.support.chaos import RunWatch
+from tests.support.long import long_only
 
 GREEDY = {"environment": {"BANDIT_TEMPERATURE": "0"}}
 WAIT_SECONDS = 240.0
@@ -26,6 +27,7 @@ def greedy_run(log: Path, name: str, steps: int, **sampling: Any) -> dict[str, A
     return document
 
 
+@long_only
 @pytest.mark.timeout(600)
 def test_an_agent_at_temperature_0_trains_where_the_run_samples(
     platform: Platform, client: Client, received: Path
@@ -46,6 +48,7 @@ def test_an_agent_at_temperature_0_trains_where_the_run_samples(
     assert violations(platform.facts.database_url, run.id) == {}
 
 
+@long_only
 @pytest.mark.timeout(600)
 def test_a_run_whose_agents_sample_at_temperature_0_ends_with_the_reason(
     platform: Platform, client: Client, received: Path

@@ -19,9 +19,9 @@ from leyden.libs.client import Client
 from tests.campaigns.soak import QUICK, bandit_run, small_platform
 from tests.fakes.judge import Said, ScriptedJudge, compared, judge_beside, ranked, scored
 from tests.invariants import violations
-from tests.support.long import LONG, long_only, steps
+from tests.support.long import long_only
 
-STEPS = steps(26)
+STEPS = 26
 KEY = "the-key-of-the-judge"
 # The number of the task makes more questions than the two answers: equal ones are asked once.
 HELPFUL: dict[str, Any] = {
@@ -93,6 +93,7 @@ def platform(tmp_path: Path, judge: ScriptedJudge) -> Iterator[Platform]:
         yield running
 
 
+@long_only
 @pytest.mark.timeout(900)
 def test_an_agent_without_a_reward_line_learns_from_a_judge(
     platform: Platform, client: Client, judge: ScriptedJudge, received: Path
@@ -107,8 +108,7 @@ def test_an_agent_without_a_reward_line_learns_from_a_judge(
 
     first, last = sorted(client.evaluations(run.id), key=lambda one: one.number)
     assert first.results.reward is not None and last.results.reward is not None
-    if LONG:
-        assert first.results.reward.mean < 0.85 and last.results.reward.mean > 0.95
+    assert first.results.reward.mean < 0.85 and last.results.reward.mean > 0.95
     assert violations(platform.facts.database_url, run.id) == {}
 
     # Each vote is asked until it has a score: no rollout is lost, and none is a 0 in the place of a failure.

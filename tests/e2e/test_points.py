@@ -22,6 +22,7 @@ from leyden.libs.contracts.api.runs import EvaluationRequest
 from leyden.libs.faults import FaultInjector
 from tests.campaigns.soak import small_platform
 from tests.invariants import violations
+from tests.support.long import long_only
 from tests.support.shared import open_to_agents
 
 AGENT = Path(__file__).parents[1] / "agents" / "witness.py"
@@ -117,6 +118,7 @@ def fire(injector: FaultInjector, trainings: Trainings) -> None:
         time.sleep(0.2)
 
 
+@long_only
 @pytest.mark.timeout(900)
 def test_every_service_is_killed_at_its_worst_moments_and_nothing_is_lost_or_doubled(
     platform: Platform, client: Client, injector: FaultInjector, tmp_path: Path

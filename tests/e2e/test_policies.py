@@ -20,7 +20,7 @@ from leyden.libs.faults import FaultInjector
 from tests.campaigns.soak import kill
 from tests.e2e.pools import platform_with_pools
 from tests.invariants import violations
-from tests.support.long import LONG, long_only, steps
+from tests.support.long import long_only
 from tests.support.tiny_model import make_tiny_model
 
 PAIR = Path(__file__).parents[1] / "agents" / "pair.py"
@@ -70,11 +70,12 @@ def wait_for_step(client: Client, run_id: str, step: int) -> None:
         time.sleep(0.2)
 
 
+@long_only
 @pytest.mark.timeout(900)
 def test_two_policies_learn_together_and_go_on_from_an_earlier_version(
     platform: Platform, client: Client, injector: FaultInjector
 ) -> None:
-    last = steps(24, short=7)
+    last = 24
     created = client.create_run(pair_run(last))
     checker_id = created.policies["checker"].id
     # Both trainers and the controller die while the two policies are at different points of their steps.
@@ -88,15 +89,13 @@ def test_two_policies_learn_together_and_go_on_from_an_earlier_version(
     before, after = (e.results.reward for e in sorted(client.evaluations(run.id), key=lambda e: e.number))
     assert before is not None
     assert after is not None
-    if LONG:
-        assert before.mean < 0.5
-        assert after.mean > 0.9
+    assert before.mean < 0.5
+    assert after.mean > 0.9
     ended = client.run(run.id)
     checker = ended.policies["checker"]
     assert (checker.step, checker.steps, checker.policy_version) == (last, last, last)
     assert ended.best_version == checker.best_version
-    if LONG:
-        assert ended.best_version == last
+    assert ended.best_version == last
     for policy, key in ((None, run.id), ("checker", checker_id)):
         assert [version.version for version in client.policies(run.id, policy=policy)] == list(range(last + 1))
         assert violations(platform.facts.database_url, key) == {}

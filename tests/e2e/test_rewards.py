@@ -18,9 +18,9 @@ from leyden.libs.client import Client
 from leyden.libs.faults import FaultInjector
 from tests.campaigns.soak import QUICK, bandit_run, small_platform
 from tests.invariants import violations
-from tests.support.long import LONG, steps
+from tests.support.long import long_only
 
-STEPS = steps(26)
+STEPS = 26
 POINTS = ("grader.leased", "grader.graded", "grader.total_written", "grader.settled")
 COMPONENTS = [
     {
@@ -53,6 +53,7 @@ def silent_run(log: Path) -> dict[str, Any]:
     return document
 
 
+@long_only
 @pytest.mark.timeout(900)
 def test_an_agent_without_a_reward_line_learns_from_a_grader_that_is_killed(
     platform: Platform, client: Client, injector: FaultInjector, received: Path
@@ -72,8 +73,7 @@ def test_an_agent_without_a_reward_line_learns_from_a_grader_that_is_killed(
         assert evaluation.results.reward is not None
         assert evaluation.results.reward.mean == pytest.approx(totals_of_evaluation(platform, evaluation.id), abs=1e-9)
     assert first.results.reward is not None and last.results.reward is not None
-    if LONG:
-        assert first.results.reward.mean < 0.85 and last.results.reward.mean > 0.95
+    assert first.results.reward.mean < 0.85 and last.results.reward.mean > 0.95
 
     # The curve, credit and the rollout's page show the same number, and the invariants compare them with the sums.
     for step in client.steps(run.id):

@@ -14,6 +14,7 @@ from leyden.libs.cli.local.platform import Options, Platform
 from leyden.libs.client import Client
 from tests.campaigns.soak import BANDIT, running_platform
 from tests.invariants import violations
+from tests.support.long import long_only
 from tests.support.shared import ROOT
 from tests.support.tiny_model import make_tiny_model
 
@@ -43,6 +44,7 @@ def train(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@long_only
 @pytest.mark.timeout(900)
 def test_one_line_tries_the_agent_and_trains_it(platform: Platform, tmp_path: Path) -> None:
     reward = ("--reward", 'regex:"answer": "odd"')

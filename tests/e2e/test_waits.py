@@ -17,6 +17,7 @@ from leyden.libs.client import Client
 from tests.campaigns.soak import bandit_run
 from tests.invariants import violations
 from tests.support.chaos import pid_of
+from tests.support.long import long_only
 from tests.support.shared import open_to_agents
 from tests.support.waiting import until
 
@@ -64,6 +65,7 @@ def finish(platform: Platform, client: Client, run_id: str) -> None:
     assert violations(platform.facts.database_url, run_id) == {}
 
 
+@long_only
 @pytest.mark.timeout(600)
 def test_a_timeout_that_waited_for_an_engine_is_ours_though_its_record_comes_late(
     platform: Platform, client: Client, received: Path
@@ -88,6 +90,7 @@ def test_a_timeout_that_waited_for_an_engine_is_ours_though_its_record_comes_lat
     finish(platform, client, run.id)
 
 
+@long_only
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("stop_seconds", [6.0, 30.0])
 def test_a_client_that_gives_up_on_a_slow_engine_gets_its_answer_or_is_tried_again(

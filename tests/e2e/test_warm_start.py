@@ -94,6 +94,7 @@ def test_a_providers_solutions_teach_the_model(taught_platform: Platform, receiv
             assert violations(dsn, one.id) == {}
 
 
+@long_only
 @pytest.mark.timeout(900)
 def test_rollouts_that_earned_their_reward_warm_a_model_up_through_kills(
     platform: Platform, client: Client, received: Path

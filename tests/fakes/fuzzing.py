@@ -26,13 +26,13 @@ KEPT = (
 
 
 def bounded(examples: int, **limits: int) -> settings:
-    """So many examples, always the same ones, in `make test-long`; a third in `make test`.
+    """So many examples, always the same ones, in `make test-long`; a sixth in `make test`.
 
     In `make fuzz` as many as its profile says.
     """
     chosen = settings(**limits) if limits else settings.default
     assert chosen is not None
-    few = settings(chosen, max_examples=examples if LONG else -(-examples // 3)) if chosen.derandomize else chosen
+    few = settings(chosen, max_examples=examples if LONG else -(-examples // 6)) if chosen.derandomize else chosen
     # Servers behind the test are slow to answer, and every example asks them something.
     return settings(few, suppress_health_check=list(HealthCheck))
 

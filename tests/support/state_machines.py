@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from leyden.libs.store.database import Database
+from tests.support.long import LONG
 
 T = TypeVar("T")
 State = TypeVar("State")
@@ -59,12 +60,12 @@ def serial(state: State, first: Step[State], second: Step[State]) -> list[tuple[
 
 
 def walk(machine: type[RuleBasedStateMachine], dsn: str, *, examples: int, steps: int) -> None:
-    """Runs a machine on a database, the same walks every time."""
+    """Runs a machine on a database, the same walks every time: half of `examples` in `make test`."""
     machine.dsn = dsn  # type: ignore[attr-defined]
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=examples,
+            max_examples=examples if LONG else -(-examples // 2),
             stateful_step_count=steps,
             deadline=None,
             derandomize=True,

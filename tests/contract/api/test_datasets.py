@@ -15,6 +15,7 @@ from leyden.libs.store.datasets import list_tasks, store_dataset
 from leyden.services.api.app import create_app
 from leyden.services.api.settings import Settings
 from leyden.services.api.upload import Limits, read_rows
+from tests.support.long import long_only
 
 
 async def upload(http: httpx.AsyncClient, body: str | bytes, name: str = "questions", **headers: str) -> httpx.Response:
@@ -98,6 +99,7 @@ async def test_an_upload_without_progress_is_aborted(postgres_dsn: str) -> None:
     assert response.status_code == 408
 
 
+@long_only
 async def test_an_upload_takes_no_more_memory_for_more_rows(database: Database) -> None:
     async def chunks(count: int) -> AsyncIterator[bytes]:
         for start in range(0, count, 500):

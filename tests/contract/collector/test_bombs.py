@@ -19,6 +19,7 @@ from leyden.libs.store.database import Database
 from tests.contract.collector.test_otlp import body as spans_of
 from tests.contract.gateway.test_process import free_port
 from tests.support import builders
+from tests.support.long import long_only
 from tests.unit.collector.test_parsers import _field as field
 
 ROOT = Path(__file__).parents[3]
@@ -39,6 +40,7 @@ def peak_bytes(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
+@long_only
 async def test_bombs_cost_the_bound_and_not_their_size(database: Database, tmp_path: Path) -> None:
     keys, port = tmp_path / "keys.json", free_port()
     write_keys(keys)

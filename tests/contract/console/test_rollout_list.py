@@ -12,6 +12,7 @@ from leyden.libs.store.database import Database
 from tests.contract.console.conftest import HOSTILE, SHOWN, Insert
 from tests.support import builders
 from tests.support.browser import Visitor
+from tests.support.long import long_only
 
 GROUPS, SIBLINGS = 1250, 8
 ROLLOUTS = GROUPS * SIBLINGS
@@ -40,6 +41,7 @@ def add_many(dsn: str, run_id: str) -> None:
             connection.execute(statement.encode())
 
 
+@long_only
 def test_ten_thousand_rollouts_are_filtered_sorted_and_paged_by_an_address(
     insert: Insert[str], open_page: Callable[[str], Visitor], postgres_dsn: str
 ) -> None:

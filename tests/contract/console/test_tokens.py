@@ -12,12 +12,14 @@ from leyden.libs.store.database import Database
 from tests.contract.console.conftest import Insert
 from tests.support import builders
 from tests.support.browser import Visitor
+from tests.support.long import long_only
 
 SAMPLED = 200_000
 # Tokens of the tiny model are bytes.
 HOSTILE = "<b>\x1b[2J"
 
 
+@long_only
 def test_a_call_of_200_000_tokens_is_shown_by_windows(
     insert: Insert[str], open_page: Callable[[str], Visitor], tiny_model: Path
 ) -> None:

@@ -49,6 +49,7 @@ from tests.fakes.receiver import Receiver
 from tests.fakes.scripted_engine import TRANSFER_ROUTES, ScriptedEngine, running
 from tests.fakes.weight_sender import send_for_ever
 from tests.support import builders
+from tests.support.long import long_only
 from tests.support.waiting import eventually
 
 POINTS = ("trainer.transfer_accepted", "trainer.tensor_sent", "controller.bucket_received")
@@ -261,6 +262,7 @@ async def test_an_engine_with_a_part_of_a_version_waits_for_a_complete_one(case:
     assert case.engine.weight_version == case.label
 
 
+@long_only
 @pytest.mark.parametrize("point", POINTS[:2])
 async def test_a_version_comes_by_disk_where_the_trainer_is_killed_while_it_sends(
     case: Case, point: str, monkeypatch: pytest.MonkeyPatch
@@ -284,6 +286,7 @@ async def test_a_version_comes_by_disk_where_the_trainer_is_killed_while_it_send
     assert await case.requests() == 0
 
 
+@long_only
 async def test_a_controller_killed_between_buckets_leaves_an_engine_that_waits(case: Case) -> None:
     settings = {"CONTROLLER_WEIGHTS": "network", **case.injector.environment}
     case.injector.arm(POINTS[2])

@@ -27,6 +27,7 @@ from tests.contract.controller.test_engines import fleet_of
 from tests.contract.gateway.test_process import free_port
 from tests.fakes.gateway import GatewayUnderTest, all_calls, running_gateway
 from tests.support import builders
+from tests.support.long import long_only
 from tests.support.tiny_model import make_tiny_model
 from tests.support.waiting import eventually
 
@@ -91,7 +92,7 @@ class Agent:
                 self.finish = chunk.choices[0].finish_reason
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", [POINTS[0], *(pytest.param(point, marks=long_only) for point in POINTS[1:])])
 async def test_an_engine_killed_in_a_weight_update_costs_no_answer_and_no_label(
     database: Database, redis_url: str, tiny_model: Path, tmp_path: Path, point: str
 ) -> None:

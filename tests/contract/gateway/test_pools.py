@@ -21,6 +21,7 @@ from tests.fakes.chat_model import EOS, make_chat_model
 from tests.fakes.gateway import Scene, scene
 from tests.fakes.scripted_engine import ScriptedEngine, running
 from tests.support import builders
+from tests.support.long import long_only
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 BARE = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}[assistant]"
@@ -271,6 +272,7 @@ async def test_runs_of_one_pool_have_the_template_and_the_tokenizer_of_their_own
     assert rendered(tuned, own) == ["[user]hi[assistant]"]
 
 
+@long_only
 async def test_a_template_that_never_ends_gets_an_error_and_stops_no_other_run(
     tmp_path: Path, database: Database
 ) -> None:

@@ -17,6 +17,7 @@ from openai import AsyncOpenAI
 from sqlalchemy import text
 
 from tests.fakes.gateway import Scene, scene
+from tests.support.long import long_only
 from tests.support.shared import ROOT, free_port
 from tests.support.waiting import eventually
 
@@ -191,6 +192,7 @@ sys.stdin.read()
 """
 
 
+@long_only
 async def test_an_agent_with_thousands_of_connections_does_not_block_its_siblings(tmp_path, database):
     port = free_port()
     pipe = asyncio.subprocess.PIPE

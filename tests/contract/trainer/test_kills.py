@@ -125,6 +125,7 @@ async def test_a_step_killed_at_every_point_is_recorded_once_with_the_weights_of
     assert sorted(path.name for path in folder.glob("*/*")) == [str(STEPS)] * 2
 
 
+@long_only
 @pytest.mark.timeout(600)
 async def test_fine_tuning_killed_within_and_between_its_passes_trains_what_an_undisturbed_one_does(
     database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str
@@ -151,8 +152,9 @@ async def test_fine_tuning_killed_within_and_between_its_passes_trains_what_an_u
     assert await case.alarms() == []
 
 
+@long_only
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=long_only), "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 async def test_a_refreshed_reference_survives_kills_before_and_after_its_refresh(
     database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str, dtype: str
 ) -> None:

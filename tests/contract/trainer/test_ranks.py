@@ -91,8 +91,9 @@ def rank_1(parent: int) -> int | None:
     return None
 
 
+@long_only
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("prepare", [prepared, pytest.param(with_own_critic, marks=long_only)])
+@pytest.mark.parametrize("prepare", [prepared, with_own_critic])
 async def test_a_trainer_of_which_one_process_dies_ends_and_resumes_with_the_weights_of_an_undisturbed_one(
     database: Database,
     postgres_dsn: str,
@@ -151,6 +152,7 @@ async def test_the_settings_that_a_process_without_memory_names_are_the_trainers
     assert words in line
 
 
+@long_only
 @pytest.mark.timeout(300)
 async def test_processes_wait_for_groups_longer_than_for_each_other_and_leave_together(
     database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str

@@ -40,6 +40,7 @@ from tests.faults.proxy import FaultProxy, Trouble
 from tests.replay import differing_versions
 from tests.support import builders
 from tests.support.alarms import alarm_lines
+from tests.support.long import long_only
 from tests.support.waiting import eventually
 
 
@@ -1069,6 +1070,7 @@ class Failing:
         raise RuntimeError("killed here")
 
 
+@long_only
 async def test_an_undisturbed_replay_finds_the_samples_of_steps_that_used_groups_again_or_replaced_some(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

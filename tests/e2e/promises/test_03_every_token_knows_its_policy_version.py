@@ -24,6 +24,7 @@ from leyden.services.trainer.model.load import read_model
 from tests.campaigns.soak import bandit_run
 from tests.invariants import lost_calls, violations
 from tests.support.chaos import RunWatch, kill
+from tests.support.long import long_only
 
 STEPS = 8
 LAG = 2
@@ -67,6 +68,7 @@ def _gaps(path: str, calls: Sequence[tuple[NDArray[np.int32], NDArray[np.int32],
     return gaps
 
 
+@long_only
 @pytest.mark.timeout(900)
 def test_tokens_name_the_weights_that_sampled_them_and_a_late_group_is_refused(
     platform: Platform, client: Client, received: Path, tmp_path: Path

@@ -14,6 +14,7 @@ from tests.campaigns.soak import QUICK, bandit_run, small_platform
 from tests.invariants import lost_calls, violations
 from tests.replay import differing_versions
 from tests.support.chaos import VICTIMS, Chaos, RunWatch
+from tests.support.long import long_only
 
 KILLS = 14
 SEED = 7
@@ -42,6 +43,7 @@ def _learned(client: Client, run_id: str) -> float:
     return sum(rewards) / LEARNED_STEPS
 
 
+@long_only
 @pytest.mark.timeout(1500)
 def test_a_training_killed_fourteen_times_is_the_training_that_was_not(tmp_path: Path) -> None:
     received = tmp_path / "received.log"

@@ -15,6 +15,7 @@ from tests.campaigns.soak import bandit_run
 from tests.faults.proxy import Trouble
 from tests.faults.stage import Stage, stage
 from tests.support.chaos import kill
+from tests.support.long import long_only
 from tests.support.waiting import until
 
 AGENT = Path(__file__).parents[2] / "agents" / "impatient.py"
@@ -28,6 +29,7 @@ def rows(on: Stage, question: str, run_id: str) -> list[tuple[Any, ...]]:
         return connection.execute(question.encode(), (run_id,)).fetchall()
 
 
+@long_only
 @pytest.mark.timeout(900)
 def test_agents_that_fail_because_of_us_are_executed_again_and_none_is_rewarded_for_it(tmp_path: Path) -> None:
     gives_up = {"gateway": {"GATEWAY_HOLD_SECONDS": "1", "GATEWAY_RECORD_HOLD_SECONDS": "1"}}
