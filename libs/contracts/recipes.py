@@ -13,7 +13,10 @@ from leyden.libs.contracts.overlay import overlay
 _DECOUPLED = {"type": "decoupled", "weights": "tis_token", "cap": 2.0}
 _ON_A_GPU = {"precision": "bfloat16", "activation_checkpointing": True}
 
-_FULL_8B = "8 × 80 GB with 263 GB of host memory or 2 × 141 GB with 66 GB of host memory; engine 1 × 24 GB"
+_FULL_8B = (
+    "8 × 48 GB with 263 GB of host memory or 4 × 80 GB with 132 GB of host memory or 2 × 141 GB with 66 GB of host"
+    " memory; engine 1 × 24 GB"
+)
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "training": {**_ON_A_GPU, "lora": {"rank": 32, "alpha": 64.0}},
             },
             "Qwen3-8B",
-            "1 × 48 GB with 33 GB of host memory; engine 1 × 24 GB",
+            "2 × 24 GB with 66 GB of host memory or 1 × 48 GB with 33 GB of host memory; engine 1 × 24 GB",
         ),
         "agent-lightning": Recipe(
             "The values of Agent Lightning's published sketches: temporal discount, tool rewards of either sign, GRPO"
@@ -117,7 +120,8 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "training": {"keep_checkpoints": 5},
             },
             "Qwen2.5-3B",
-            "2 × 80 GB with 25 GB of host memory or 1 × 141 GB with 13 GB of host memory; engine 1 × 24 GB",
+            "4 × 48 GB with 50 GB of host memory or 2 × 80 GB with 25 GB of host memory or 1 × 141 GB with 13 GB of"
+            " host memory; engine 1 × 24 GB",
         ),
         "sft": Recipe(
             "Supervised fine-tuning on stored rollouts: a warm start for models that never succeed. Name the runs under"
@@ -129,7 +133,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "training": {"steps": 50},
             },
             "Qwen2.5-3B",
-            "1 × 80 GB with 13 GB of host memory; engine 1 × 24 GB",
+            "4 × 48 GB with 50 GB of host memory or 1 × 80 GB with 13 GB of host memory; engine 1 × 24 GB",
         ),
         "online": Recipe(
             "Groups of one, for traffic in which each task comes once: a moving average is the baseline.",
@@ -139,7 +143,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "algorithm": {"type": "ppo_clip", "correction": _DECOUPLED},
             },
             "Qwen2.5-3B",
-            "1 × 80 GB with 13 GB of host memory; engine 1 × 24 GB",
+            "4 × 48 GB with 50 GB of host memory or 1 × 80 GB with 13 GB of host memory; engine 1 × 24 GB",
         ),
     }
 )

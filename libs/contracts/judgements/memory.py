@@ -1,9 +1,12 @@
 """The memory that a run's trainer and engine need, by arithmetic from the document and the shape of its model.
 
     state         bytes a parameter  one process            each of n processes
-    weights       of the model       4 (LoRA's base: 2)     4/n, and a gathered copy of 2 (bfloat16) or 4
-    gradients     of trained ones    4                      4 + 4/n
+    weights       of the model       4 (LoRA's base: 2)     4/n
+    gradients     of trained ones    4                      4/n
     moments       of trained ones    8, 4 or 2 (8bit)       the same divided by n; none with `optimizer.offload`
+
+Several processes gather two layers at a time, and embeddings and head, in the type of the products; the gradients of
+one of these lie there whole before they are added up.
 
 Weights, gradients and moments exist together in every step after the first: a machine with less memory never makes it.
 Activations are an estimate by count of the tensors that the backward pass reads.
@@ -133,9 +136,12 @@ def _states(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Ite
         held, trained = held + shape.size, trained + shape.size
     narrow = shape.matrices if lora and run.training.lora and run.training.lora.base_dtype == "bfloat16" else 0
     yield Need(place, "weights", (FULL * held - (FULL - HALF) * narrow) // ranks)
+    yield Need(place, "gradients", FULL * trained // ranks)
     if ranks > 1:
-        yield Need(place, "gathered weights", _compute_bytes(run, machine) * held)
-    yield Need(place, "gradients", FULL * trained + (FULL * trained // ranks if ranks > 1 else 0))
+        width = _compute_bytes(run, machine)
+        yield Need(place, "gathered weights", width * (shape.outside + 2 * shape.layer))
+        if not lora:
+            yield Need(place, "gathered gradients", (width + FULL) * max(shape.outside, shape.layer))
     if not run.optimizer.offload:
         yield Need(place, "moments", _moment_bytes(run, trained) // ranks)
     if run.algorithm.kl_coefficient > 0 and not lora:

@@ -72,6 +72,16 @@ class Shape:
         return _values(self.parameters.values())
 
     @property
+    def layer(self) -> int:
+        """The parameters of one layer."""
+        return _values(axes for name, axes in self.parameters.items() if name.startswith("model.layers.0."))
+
+    @property
+    def outside(self) -> int:
+        """The parameters of embeddings, last norm and head."""
+        return self.size - self.layers * self.layer
+
+    @property
     def matrices(self) -> int:
         """The parameters of linear layers, a head that is not tied included."""
         return _values(axes for name, axes in self.parameters.items() if len(axes) == 2 and "embed_tokens" not in name)

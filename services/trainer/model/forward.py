@@ -58,9 +58,14 @@ class Prefix:
         self.leaves = {layer: (_leaf(keys), _leaf(values)) for layer, (keys, values) in states.items()}
         self.hidden_leaf_M_H = _leaf(hidden_M_H)
 
-    def backward(self) -> None:
-        """Sends the gradients of the leaves back through the prefix. Call once, after the last pack behind it."""
+    def backward(self, *, whole: bool = False) -> None:
+        """Sends the gradients of the leaves back through the prefix. Call once, after the last pack behind it.
+
+        Args: whole: pass every layer from its end, as each rank does of a model that is divided by layer
+        """
         pairs = [(self.hidden_M_H, self.hidden_leaf_M_H)]
+        if whole and self.hidden_M_H.requires_grad and self.hidden_leaf_M_H.grad is None:
+            self.hidden_leaf_M_H.grad = torch.zeros_like(self.hidden_leaf_M_H)
         for layer, states in self.states.items():
             pairs += zip(states, self.leaves[layer], strict=True)
         moved = [(states, leaf.grad.to(states.dtype)) for states, leaf in pairs if leaf.grad is not None]
@@ -132,9 +137,12 @@ class Policy(nn.Module):
 
     def prefix(self, pack: Pack, path: Sequence[Prefix]) -> Prefix:
         """Computes a prefix behind those of `path`."""
-        states: dict[int, tuple[Tensor, Tensor]] = {}
-        hidden_M_H = self._hidden(pack, _Cache(path, states))
-        return Prefix(states, hidden_M_H)
+        return Prefix(*self.states(pack, path))
+
+    def states(self, pack: Pack, path: Sequence[Prefix]) -> tuple[dict[int, tuple[Tensor, Tensor]], Tensor]:
+        """The arguments of `Prefix`: tensors whose gradients FSDP sees."""
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        return found, self._hidden(pack, _Cache(path, found))
 
     def forward(
         self, pack: Pack, path: Sequence[Prefix], reads: Reads, *, values_alone: bool = False, entropies: bool = False
@@ -151,10 +159,9 @@ class Policy(nn.Module):
         return found._replace(values_K=self._values(hidden_U_H)[rows_K])
 
     def _values(self, hidden_U_H: Tensor) -> Tensor:
-        head = self.value_head
-        assert head is not None
-        # No matrix product, which autocast would round.
-        return (hidden_U_H.to(head.weight.dtype) * head.weight[0]).sum(1) + head.bias
+        assert self.value_head is not None
+        values_U: Tensor = self.value_head(hidden_U_H)[:, 0]
+        return values_U
 
     def _outputs(
         self, hidden_U_H: Tensor, temperatures_U: Tensor, rows_K: Tensor, reads: Reads, *, entropies: bool
@@ -194,9 +201,16 @@ class Policy(nn.Module):
         return hidden[0]
 
 
+class _ValueHead(nn.Linear):
+    """A linear map without a matrix product, which autocast would round."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (inputs.to(self.weight.dtype) * self.weight[0]).sum(-1, keepdim=True) + self.bias
+
+
 def _value_head(model: PreTrainedModel) -> nn.Linear:
     weight = model.get_input_embeddings().weight
-    head = nn.Linear(weight.shape[1], 1, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
+    head = _ValueHead(weight.shape[1], 1, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head

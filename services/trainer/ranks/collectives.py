@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from enum import Enum
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 from leyden.libs.telemetry import logger
 
 log = logger()
+Item = TypeVar("Item")
 
 WAIT_SECONDS = 5.0
 """Longest time between two messages: a follower that waits for one must not take rank 0 for dead."""
@@ -148,10 +150,10 @@ class Ranks:
             return self._store is not None and self._store.check([STOP_KEY])
 
     def leaving(self, asked: bool) -> bool:
-        """Whether any rank was asked to stop; no collective, so that ranks may ask differently often."""
+        """Whether any rank was asked to stop. All ranks call it."""
         if asked:
             self.announce_stop()
-        return asked or self._stop_announced()
+        return self.any(asked or self._stop_announced())
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank. All ranks call it."""
@@ -161,6 +163,14 @@ class Ranks:
         with self.answering():
             dist.all_reduce(flags, dist.ReduceOp.MAX)
         return bool(flags.item())
+
+    def gather(self, own: Item) -> list[Item]:
+        """Returns the value of each rank, by rank. All ranks call it."""
+        found = [own] * self.size
+        if self.size > 1:
+            with self.answering():
+                dist.all_gather_object(found, own)
+        return found
 
     def add(self, values: Tensor) -> Tensor:
         """Replaces the values by their sums over all ranks, and returns them. All ranks call it."""
@@ -185,10 +195,7 @@ class Ranks:
             # Raised below, after the collective that every rank takes part in.
             own = error
         shared = own if own is None or isinstance(own, kind) else RankFailed(f"rank {self.rank}: {own!r}")
-        errors = [shared] * self.size
-        if self.size > 1:
-            with self.answering():
-                dist.all_gather_object(errors, shared)
+        errors = self.gather(shared)
         if found := own or next(filter(None, errors), None):
             raise found
 

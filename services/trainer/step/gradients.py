@@ -18,12 +18,15 @@ from leyden.libs.contracts.config import Algorithm, Critic, RunConfig
 from leyden.services.trainer.loss.critic import Estimates, value_loss
 from leyden.services.trainer.loss.objective import Objective, Terms, objective
 from leyden.services.trainer.model.forward import Outputs, Policy, Prefix, Reads
-from leyden.services.trainer.model.sharding import sum_gradients, unsharded
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.rows.batch import Sample, TrainedTokens
+from leyden.services.trainer.rows.passes import ONE_TOKEN, merged, nodes_of, passes
 from leyden.services.trainer.rows.tree import Forest, Pack, plan_forest, share_rows
 from leyden.services.trainer.step.batch import Anchors, Batch, Computed
 from leyden.services.trainer.step.learner import Learner
+
+FIRST = Reads(np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones(1, np.float32))
+"""The read behind `ONE_TOKEN`."""
 
 
 class Interrupted(Exception):
@@ -69,14 +72,20 @@ def batch_logprobs(policy: Policy, plan: Plan, size: int, accelerator: Accelerat
 
 
 def batch_outputs(
-    policy: Policy, plan: Plan, size: int, accelerator: Accelerator
+    policy: Policy, plan: Plan, size: int, accelerator: Accelerator, ranks: Ranks = ALONE
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """`batch_logprobs`, and the value of the state before each planned token; 0 without a value head."""
+    """`batch_logprobs`, and the value of the state before each planned token; 0 without a value head.
+
+    Args: ranks: among which the policy is divided; all of them call it
+    """
     logprobs_K, values_K = np.zeros(size), np.zeros(size)
-    with unsharded(policy), torch.no_grad(), accelerator.autocast():
-        for number, pack, path in _with_prefixes(policy, plan.forest, accelerator):
-            tokens_k, reads = plan.reads[number]
-            found: Outputs = policy(pack, path, reads)
+    with torch.no_grad():
+        for number, pack, path in _packs(policy, plan.forest, accelerator, ranks):
+            with accelerator.autocast():
+                found: Outputs = policy(pack, path, FIRST if number is None else plan.reads[number][1])
+            if number is None:
+                continue
+            tokens_k = plan.reads[number][0]
             logprobs_K[tokens_k] = found.logprobs_K.cpu()
             if found.values_K is not None:
                 values_K[tokens_k] = found.values_K.cpu()
@@ -140,44 +149,50 @@ def _add_gradients(
 ) -> None:
     """Adds the gradients of `loss`, a function of a pack's tokens, by number, and outputs. Raises: Interrupted"""
     accelerator, ranks = learner.accelerator, learner.ranks
-    learns, leaving = not values_alone or policy.value_head is not None, False
-    with unsharded(policy), torch.set_grad_enabled(learns):
-        for number, pack, path in _with_prefixes(policy, plan.forest, accelerator):
-            if leaving := ranks.leaving(interrupted()):
-                break
-            tokens_k, reads = plan.reads[number]
+    learns = not values_alone or policy.value_head is not None
+    with torch.set_grad_enabled(learns):
+        for number, pack, path in _packs(policy, plan.forest, accelerator, ranks, values_alone=values_alone):
+            if ranks.leaving(interrupted()):
+                raise Interrupted("stopped between two packs: make the step again")
+            tokens_k, reads = (None, FIRST) if number is None else plan.reads[number]
             with accelerator.autocast():
                 found: Outputs = policy(pack, path, reads, values_alone=values_alone, entropies=entropies)
-            total = loss(tokens_k, found)
+            total = _nothing(found) if tokens_k is None else loss(tokens_k, found)
             if learns:
                 accelerator.backward(total)
-        if ranks.any(leaving):
-            raise Interrupted("stopped between two packs: make the step again")
-        # Without any pack parameters have no gradient, and the optimiser leaves them alone.
-        if ranks.any(bool(plan.forest.packs)) and learns:
-            sum_gradients(policy, values_alone=values_alone)
 
 
-def _with_prefixes(
-    policy: Policy, forest: Forest, accelerator: Accelerator
-) -> Iterator[tuple[int, Pack, list[Prefix]]]:
+def _nothing(found: Outputs) -> Tensor:
+    """A loss that is 0 and has gradients of 0."""
+    outputs = found.logprobs_K if found.values_K is None else found.logprobs_K + found.values_K
+    return outputs.sum() * 0
+
+
+def _packs(
+    policy: Policy, forest: Forest, accelerator: Accelerator, ranks: Ranks, *, values_alone: bool = False
+) -> Iterator[tuple[int | None, Pack, list[Prefix]]]:
     """Yields each pack with its number and the prefixes before it; the pack's backward pass adds to their gradients.
 
-    A prefix is computed right before its first pack and runs its own backward pass right after its last.
+    A prefix is computed right before its first pack and runs its own backward pass right after its last. The number
+    is None, and the pack a single token, where other ranks have a pack and this one has none.
     """
-    numbers: list[int] = []
+    nodes = nodes_of(forest)
+    shape = merged(ranks.gather([node.shape for node in nodes]))
+    opened: list[Prefix] = []
     path: list[Prefix] = []
-    for number, pack in enumerate(forest.packs):
-        while numbers != list(pack.path[: len(numbers)]):
-            numbers.pop()
-            path.pop().backward()
-        for prefix in pack.path[len(numbers) :]:
-            with accelerator.autocast():
-                path.append(policy.prefix(forest.prefixes[prefix], path))
-            numbers.append(prefix)
-        yield number, pack, path
-    while path:
-        path.pop().backward()
+    for kind, number in passes(nodes, shape):
+        if kind == "pack":
+            yield (None, ONE_TOKEN, []) if number is None else (number, forest.packs[number], path)
+        elif kind == "open":
+            chain, before = (ONE_TOKEN, []) if number is None else (forest.prefixes[number], list(path))
+            with accelerator.autocast(), torch.set_grad_enabled(torch.is_grad_enabled() and not values_alone):
+                opened.append(policy.prefix(chain, before))
+            if number is not None:
+                path.append(opened[-1])
+        else:
+            opened.pop().backward(whole=ranks.size > 1)
+            if number is not None:
+                path.pop()
 
 
 def _reads(

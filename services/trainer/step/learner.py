@@ -51,7 +51,7 @@ class Reference:
 
     @contextmanager
     def weights(self) -> Iterator[Policy]:
-        """The policy with the reference's weights; not inside `unsharded`."""
+        """The policy with the reference's weights."""
         if self.adapter is None:
             yield self.policy
             return

@@ -118,7 +118,7 @@ def _anchors(learner: Learner, samples: Sequence[Sample], tokens: TrainedTokens,
     plan = plan_batch(samples, tokens, config.training.micro_batch_tokens, every_row=every_row, ranks=ranks)
 
     def outputs(policy: Policy) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        own = batch_outputs(policy, plan, len(tokens), learner.accelerator)
+        own = batch_outputs(policy, plan, len(tokens), learner.accelerator, ranks)
         logprobs_K, values_K = ranks.add(torch.from_numpy(np.stack(own))).numpy()
         return logprobs_K, values_K
 

@@ -49,11 +49,12 @@ MODELS = {
     ),
     "lora": (tiny_llama, {"mini_batches": 2}),
     "refreshed lora": (tiny_llama, {"mini_batches": 2}),
+    "checkpointing": (tiny_llama, {}),
 }
 """Models and how they differ: Qwen makes four updates a step; those with critics two, and only values learn in their
 first step; versions of `critic` are in bfloat16; `lora` trains adapters behind a frozen first layer, and its base model
 is its reference; that of `refreshed lora` and of `qwen` is the version of every second step, and the base model of
-`refreshed lora` is held in bfloat16."""
+`refreshed lora` is held in bfloat16; `checkpointing` computes layers again in the backward pass."""
 SMALL = 512, 16
 """Sizes from which these models' parameters take 8-bit moments."""
 RESUMED = ("critic", "own critic", "lora")
@@ -79,7 +80,8 @@ def start(model: str, ranks: Ranks = ALONE) -> tuple[Learner, RunConfig]:
         add_adapters(own, Lora(rank=3), ["model.layers.0.*"], Path("base"))
         if model == "refreshed lora":
             hold_frozen(own, own.get_input_embeddings().weight)
-    policy, other = Policy(own, values=model == "critic"), Policy(make(1))
+    policy = Policy(own, values=model == "critic", activation_checkpointing=model == "checkpointing")
+    other = Policy(make(1))
     values = ValueModel(make(2)) if model == "own critic" else None
     if ranks.size > 1:
         for one in filter(None, (policy, other, values)):
