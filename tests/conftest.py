@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import gc
@@ -11,9 +12,11 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import certifi
 import httpx
 import psycopg
 import pytest
@@ -26,6 +29,20 @@ from leyden.libs.store.database import Database
 from leyden.libs.store.migrate import migrate
 
 _TEMPLATE = "template_leyden"
+
+
+def _one_authority() -> str:
+    """A file with one certificate. Tests speak to loopback, and each client would read all authorities for 70 ms."""
+    end = "-----END CERTIFICATE-----\n"
+    first = Path(certifi.where()).read_text().partition(end)[0]
+    file = Path(tempfile.mkstemp(prefix="leyden-authority-", suffix=".pem")[1])
+    atexit.register(file.unlink)
+    file.write_text(first + end)
+    return str(file)
+
+
+# httpx asks for the file with every client that it makes.
+certifi.where = partial(str, _one_authority())
 
 # The same examples every time, and no clock: a failure is a failure of the code. `make fuzz` looks further.
 _NO_CLOCK: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

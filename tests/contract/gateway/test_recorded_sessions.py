@@ -18,7 +18,10 @@ from tests.contract.gateway.recorded_sessions import (
     read_recording,
     staged,
 )
+from tests.support.long import long_only
 
+FEW = ("gpt_oss", "qwen3", "smollm")
+"""Families of `make test`: channels, a template that drops reasoning, and a plain one."""
 AROUND = 8
 """Tokens before and after the first difference that a failure shows."""
 
@@ -44,7 +47,7 @@ async def stages(postgres_server, tmp_path_factory) -> AsyncIterator[Callable]:
 
 
 @pytest.mark.parametrize("session", SESSIONS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [one if one in FEW else pytest.param(one, marks=long_only) for one in FAMILIES])
 async def test_a_session_has_the_recorded_tokens(stages, family, session):
     stage = await stages(family)
     played = as_recorded(*await stage.play(SESSIONS[session]))

@@ -14,6 +14,7 @@ from leyden.libs.client import Client
 from tests.campaigns.soak import bandit_run
 from tests.invariants import lost_calls, violations
 from tests.support.chaos import RunWatch
+from tests.support.long import long_only
 
 PATIENT = Path(__file__).parents[2] / "agents" / "patient.py"
 WAIT_SECONDS = 240.0
@@ -46,6 +47,7 @@ def nobody_noticed(platform: Platform, client: Client, run_id: str, log: Path) -
         assert [kind for kind, _ in connection.execute(kinds, (run_id,)).fetchall()] == ["succeeded"]
 
 
+@long_only
 @pytest.mark.timeout(900)
 def test_agents_get_answers_while_a_training_changes_their_weights(
     platform: Platform, client: Client, received: Path
