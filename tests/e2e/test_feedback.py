@@ -131,6 +131,7 @@ def test_a_run_that_nobody_rates_ends_with_that_reason(platform: Platform, clien
 
 
 @pytest.mark.timeout(300)
+@long_only
 def test_evaluation_events_of_an_agents_telemetry_are_a_reward(
     platform: Platform, client: Client, received: Path
 ) -> None:

@@ -20,6 +20,7 @@ from leyden.services.trainer.state import resume
 from leyden.services.trainer.state.assembly import make_accelerator
 from leyden.services.trainer.step.batch import Batch
 from tests.support.builders import run_document
+from tests.support.long import long_only
 from tests.unit.trainer.cases import agent_samples, gradients_of, tiny_qwen
 
 CPU = make_accelerator("cpu", "float32")
@@ -40,6 +41,7 @@ def make_policy(*, compiled: bool) -> Policy:
 # The compiler warns of its own code.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(300)
+@long_only
 def test_compiled_layers_have_the_same_gradients_and_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "LEAST_PREFIX", 1)
     torch._dynamo.reset()
