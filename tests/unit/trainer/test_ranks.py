@@ -20,6 +20,7 @@ from leyden.services.trainer.rows.tree import share_rows
 from leyden.services.trainer.state.folders import CheckpointDamaged
 from leyden.services.trainer.step.step import optimizer_step
 from tests.fakes.forked_trainer import run_forked
+from tests.support.long import long_only
 from tests.support.shared import free_port
 from tests.unit.trainer import ranked
 from tests.unit.trainer.cases import agent_samples
@@ -29,7 +30,7 @@ PER_RANK = ("computed_tokens", "row_tokens", "sharing_ratio")
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=long_only)])
 def test_weights_and_metrics_of_several_ranks_are_those_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
