@@ -45,7 +45,7 @@ def restore_learner(load: Load, accelerator: Accelerator, ranks: Ranks = ALONE) 
     it continues bit for bit. All ranks call it.
 
     Raises: CheckpointDamaged: weights or optimiser state are missing or are not what the store recorded, on any rank;
-        torch.OutOfMemoryError; CompilationFailed: several ranks make a pass to shard a model
+        torch.OutOfMemoryError
     """
     with naming_settings(load.config, "the learner"):
         if load.resumed is None:

@@ -466,6 +466,8 @@ class Saved:
         """The reason of the damage, found before a learner is built."""
         with monkeypatch.context() as patch:
             patch.setattr(resume, "assemble_learner", None)
+            # It collects all garbage of the test process, for seconds.
+            patch.setattr(CPU, "free_memory", lambda: None)
             with pytest.raises(CheckpointDamaged) as caught:
                 restore_learner(self.load, CPU)
         return str(caught.value)
