@@ -258,8 +258,8 @@ def waits(reason: str, message: str) -> dict[str, Any]:
         (waits("ImagePullBackOff", "no such image"), 20, "cannot start: ImagePullBackOff: no such image"),
         (
             waits("CreateContainerConfigError", "runs as root"),
-            1,
-            r"within 1 s: CreateContainerConfigError: runs as",
+            3,
+            r"within 3 s: CreateContainerConfigError: runs as",
         ),
         (
             {
@@ -268,8 +268,8 @@ def waits(reason: str, message: str) -> dict[str, Any]:
                     {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
                 ],
             },
-            1,
-            "within 1 s: Unschedulable: 0/3 nodes",
+            3,
+            "within 3 s: Unschedulable: 0/3 nodes",
         ),
     ],
 )
