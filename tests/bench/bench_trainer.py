@@ -80,9 +80,9 @@ def loss_peak_megabytes() -> float:
     forward = _loss(LOSS_TOKENS, LOSS_VOCABULARY)
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
+    before = status("VmRSS")
     forward().backward()
-    return (_status("VmHWM") - before) / 1e6
+    return (status("VmHWM") - before) / 1e6
 
 
 def _loss(tokens: int, vocabulary: int) -> Callable[[], torch.Tensor]:
@@ -92,7 +92,7 @@ def _loss(tokens: int, vocabulary: int) -> Callable[[], torch.Tensor]:
     return lambda: sampled_outputs(head, hidden, temperatures, torch.arange(tokens), ids)[0].sum()
 
 
-def _status(name: str) -> int:
+def status(name: str) -> int:
     """Bytes, from /proc."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(lines[name].split()[0]) * 1024

@@ -14,6 +14,7 @@ from leyden.services.trainer.model.sharding import shard
 from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.optimizers import make_optimizer
 from leyden.services.trainer.step.step import optimizer_step
+from tests.bench.bench_trainer import status
 from tests.fakes.forked_trainer import run_forked
 from tests.support.shared import free_port
 from tests.unit.trainer import ranked
@@ -24,19 +25,13 @@ M_MMAP_THRESHOLD = -3
 DOCUMENT = {"name": "n", "dataset": "d", "agent": {"command": ["x"]}, "optimizer": {"learning_rate": 1e-4}}
 
 
-def _status(name: str) -> int:
-    """Bytes, from /proc."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines[name].split()[0]) * 1024
-
-
 def _step(rank: int, size: int, port: int, folder: Path) -> None:
     """Writes the peak of resident memory in a step, above what a process has without a model, in model sizes."""
     ranks = ranked.join(rank, size, port)
     config = RunConfig.model_validate(DOCUMENT)
     # Freed tensors leave the process at once, and count no longer.
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)
-    before = _status("VmRSS")
+    before = status("VmRSS")
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -54,7 +49,7 @@ def _step(rank: int, size: int, port: int, folder: Path) -> None:
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     optimizer_step(learner, agent_samples(0, groups=1, siblings=2), config)
-    (folder / f"{size}.{rank}").write_text(str((_status("VmHWM") - before) / size_bytes))
+    (folder / f"{size}.{rank}").write_text(str((status("VmHWM") - before) / size_bytes))
     if size > 1:
         ranks.close()
 
