@@ -51,14 +51,17 @@ GRADER_FOLDERS ?=
 # The version of the flight agent that `make demo` trains: plain, langgraph, openai-agents or autogen.
 AGENT ?= plain
 DEMO_VENV := $(if $(filter plain,$(AGENT)),$(AGENTS_VENV),$(CACHE)/demo/$(AGENT))
-# The experiment of `make experiment`: sql or flight; ARGS="--air sparse --credit own" are choices of flight.
+# The experiment of `make experiment`: flight, sql; ARGS="--air sparse --credit own" are choices of flight.
 NAME ?= sql
 SEEDS ?= 1
 STEPS ?= 10
 ARGS ?=
-EXPERIMENT_VENV := $(if $(filter flight,$(NAME)),$(AGENTS_VENV),$(CACHE)/demo/langgraph)
-# The versions of a framework are those of `make test-agents`.
-FRAMEWORK_PINS = tests/frameworks/environments/$(if $(filter autogen,$*),autogen,python).txt
+# The examples whose agent is taught before it is trained: each has an environment with its requirements.txt.
+TAUGHT := sql
+EXPERIMENT_VENV := $(if $(filter flight,$(NAME)),$(AGENTS_VENV),$(CACHE)/examples/$(NAME))
+# The versions of a framework are those of `make test-agents`: AutoGen, and examples that use it, have some of their own.
+AUTOGEN := autogen
+FRAMEWORK_PINS = tests/frameworks/environments/$(if $(filter $(AUTOGEN),$*),autogen,python).txt
 
 # Processes start by the hundred in tests: they compile a module once, wherever this variable was set.
 export PYTHONDONTWRITEBYTECODE :=
@@ -94,6 +97,11 @@ $(AGENTS_VENV)/.ready: examples/flight_agent/requirements.txt constraints.txt
 	@touch $@
 
 $(CACHE)/demo/%/.ready: examples/flight_agent/requirements-%.txt $(wildcard tests/frameworks/environments/*.txt)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --constraint $(FRAMEWORK_PINS) --requirement $<
+	@touch $@
+
+$(CACHE)/examples/%/.ready: examples/%/requirements.txt $(wildcard tests/frameworks/environments/*.txt)
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install --quiet --disable-pip-version-check --constraint $(FRAMEWORK_PINS) --requirement $<
 	@touch $@
@@ -224,15 +232,15 @@ demo: $(VENV)/.ready $(DEMO_VENV)/.ready ## train the flight agent's model and s
 	@$(CONSOLE_IF_POSSIBLE)
 	$(BIN)/leyden demo --agent $(AGENT) --agent-python $(DEMO_VENV)/bin/python $(DEMO_ARGS)
 
-experiment: $(VENV)/.ready $(EXPERIMENT_VENV)/.ready ## train NAME=sql or flight on SEEDS seeds for STEPS steps, and write docs/experiments
+experiment: $(VENV)/.ready $(EXPERIMENT_VENV)/.ready ## train NAME=flight or sql on SEEDS seeds for STEPS steps, and write docs/experiments
 	$(BIN)/python -m tests.campaigns.experiments $(NAME) --seeds $(SEEDS) --steps $(STEPS) \
 		--python $(abspath $(EXPERIMENT_VENV)/bin/python) --home $(CACHE)/experiments --page $(ARGS)
 
 test-long: setup ## the tests of make test and those that take minutes, such as trainings through kills (nightly)
 	OMP_NUM_THREADS=1 TEST_LONG=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
-test-experiments: setup $(CACHE)/demo/langgraph/.ready ## each experiment on a tiny model at three steps (nightly)
-	TEST_LANGGRAPH=$(abspath $(CACHE)/demo/langgraph/bin/python) $(BIN)/pytest tests/e2e/test_experiments.py
+test-experiments: setup $(TAUGHT:%=$(CACHE)/examples/%/.ready) ## each experiment on a tiny model at three steps (nightly)
+	TEST_EXAMPLES=$(abspath $(CACHE)/examples) $(BIN)/pytest tests/e2e/test_experiments.py
 
 bench: setup ## measure the budgets of docs/benchmarks.md; some parts alone: make bench parts="gateway store"
 	$(BIN)/python -m tests.bench $(parts)

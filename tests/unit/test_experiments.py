@@ -16,15 +16,20 @@ from leyden.libs.contracts.config import Component, RunConfig
 from leyden.libs.contracts.overlay import overlay
 from leyden.libs.grading.facts import AttemptFacts
 from leyden.libs.grading.grade import grade
-from tests.campaigns.experiments import results, sql
+from tests.campaigns.experiments import results
+from tests.campaigns.experiments.__main__ import EXPERIMENTS
 from tests.campaigns.experiments.choices import Choices
 from tests.campaigns.experiments.flight import RULES, Flight
 from tests.campaigns.experiments.page import curve, held_out, page
 from tests.campaigns.experiments.results import Seed, interval, shown
+from tests.campaigns.experiments.sql import SQL
+from tests.campaigns.experiments.taught import Taught
+
+TAUGHT = [one for one in EXPERIMENTS.values() if isinstance(one, Taught)]
 
 
 def written(folder: Path, seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    command = [sys.executable, str(sql.AGENT / "tasks.py"), "--out", str(folder), "--seed", str(seed)]
+    command = [sys.executable, str(SQL.agent / "tasks.py"), "--out", str(folder), "--seed", str(seed)]
     subprocess.run(command, check=True)
     files = (folder / "train.jsonl", folder / "heldout.jsonl")
     training, kept = ([json.loads(line) for line in file.read_text().splitlines()] for file in files)
@@ -36,7 +41,7 @@ def test_every_reference_has_its_own_result_and_no_question_is_in_both_sets(tmp_
     assert (len(training), len(kept)) == (160, 51)
     questions = [{row["question"] for row in rows} for rows in (training, kept)]
     assert not questions[0] & questions[1]
-    component = Component.model_validate(sql.run_document(0, Choices())["reward"]["components"][0])
+    component = Component.model_validate(SQL.document(0, Choices())["reward"]["components"][0])
     for task in [*training, *kept]:
         facts = AttemptFacts(task, json.dumps({"sql": task["sql"], "rewritten": False}))
         assert grade(component, facts).value == 1.0, task["question"]
@@ -48,7 +53,7 @@ def test_a_seed_decides_the_tasks(tmp_path: Path) -> None:
 
 
 def test_the_teacher_solves_tasks_and_sends_some_to_the_rewriter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(sql.AGENT))
+    monkeypatch.syspath_prepend(str(SQL.agent))
     teacher, prompts = importlib.import_module("teacher"), importlib.import_module("prompts")
     solutions = {f"Question {number}?": f"SELECT {number}" for number in range(9)}
 
@@ -63,13 +68,15 @@ def test_the_teacher_solves_tasks_and_sends_some_to_the_rewriter(monkeypatch: py
     assert {"yes", "no"} == set(checked)
 
 
-def test_documents_of_the_sql_experiment_are_valid() -> None:
+@pytest.mark.parametrize("one", TAUGHT, ids=lambda one: one.name)
+def test_documents_of_an_experiment_with_a_teacher_are_valid(one: Taught) -> None:
     choices = Choices(steps=7)
-    shown_ = RunConfig.model_validate(sql.demonstrations(0, choices))
+    shown_ = RunConfig.model_validate(one.demonstrations(0, choices))
     assert ({role.policy for role in shown_.roles}, shown_.training.steps) == ({"teacher"}, 0)
-    warm = RunConfig.model_validate(sql.warm_start(0, choices, "run-k3m9x2abcd"))
-    assert (warm.algorithm.type, warm.optimizer.schedule, warm.train) == ("sft", "linear", ["writer", "rewriter"])
-    trained = RunConfig.model_validate(overlay(warm.model_dump(mode="json"), sql.changes(0, choices)))
+    warm = RunConfig.model_validate(one.warm_start(0, choices, "run-k3m9x2abcd"))
+    assert (warm.algorithm.type, warm.optimizer.schedule) == ("sft", "linear")
+    assert warm.train == RunConfig.model_validate(one.document(0, choices)).train
+    trained = RunConfig.model_validate(overlay(warm.model_dump(mode="json"), one.changes(0, choices)))
     assert (trained.algorithm.type, trained.optimizer.schedule, trained.training.steps) == ("ppo_clip", "constant", 7)
     assert (trained.reward, trained.roles) == (warm.reward, warm.roles)
 

@@ -17,10 +17,10 @@ from tests.campaigns.experiments.flight import RULES, Flight
 from tests.campaigns.experiments.page import page
 from tests.campaigns.experiments.results import MAX_SEEDS, Seed, read_seed
 from tests.campaigns.experiments.runs import report
-from tests.campaigns.experiments.sql import Sql
+from tests.campaigns.experiments.sql import SQL
 
 PAGES = Path(__file__).parents[3] / "docs" / "experiments"
-EXPERIMENTS: dict[str, type[Experiment]] = {"flight": Flight, "sql": Sql}
+EXPERIMENTS: dict[str, Experiment] = {"flight": Flight(), "sql": SQL}
 READY_SECONDS = 600.0
 
 
@@ -47,8 +47,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, choices=range(1, MAX_SEEDS + 1), metavar=f"1..{MAX_SEEDS}")
     parser.add_argument("--steps", type=int, default=Choices.steps)
     parser.add_argument("--held-out", type=int, default=Choices.held_out, help="tasks of an evaluation")
-    parser.add_argument("--warm-steps", type=int, default=Choices.warm_steps, help="steps of the warm start of sql")
-    parser.add_argument("--solutions", type=int, default=Choices.solutions, help="tasks that the teacher of sql solves")
+    parser.add_argument("--warm-steps", type=int, default=Choices.warm_steps, help="steps of the warm start")
+    parser.add_argument("--solutions", type=int, default=Choices.solutions, help="tasks that the teacher solves")
     parser.add_argument("--air", choices=["dense", "sparse"], default=Choices.air, help="of flight")
     parser.add_argument("--credit", choices=list(RULES), default=Choices.credit, help="of flight")
     parser.add_argument("--python", default=Choices.python, help="interpreter with the agent's packages")
@@ -59,7 +59,7 @@ def main() -> None:
     given = parser.parse_args()
     names = ("steps", "python", "held_out", "warm_steps", "solutions", "air", "credit")
     choices = Choices(**{name: getattr(given, name) for name in names})
-    one = EXPERIMENTS[given.name]()
+    one = EXPERIMENTS[given.name]
     seeds = experiment(one, given.home.absolute(), range(given.seeds), choices)
     written = page(one.title(choices), one.purpose, command(given), seeds)
     if given.page:

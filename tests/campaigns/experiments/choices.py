@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -29,11 +30,19 @@ class Choices:
     air: Air = "dense"
     credit: str = "discounted"
 
+    @property
+    def interpreter(self) -> str:
+        """Returns the interpreter for scripts beside an agent: the agent's, or ours where that is the runner's."""
+        return sys.executable if self.python == Choices.python else self.python
+
 
 class Experiment(Protocol):
     """Trains one seed after another on one platform."""
 
-    purpose: str
+    @property
+    def purpose(self) -> str:
+        """Returns the first paragraph of its page."""
+        ...
 
     def title(self, choices: Choices) -> str:
         """Returns the heading of its page."""

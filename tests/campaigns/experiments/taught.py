@@ -1,0 +1,127 @@
+"""Experiments in three runs: solutions of a scripted teacher, a warm start on them, and reinforcement."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leyden.libs.cli.settings import EXAMPLES
+from leyden.libs.client import Client
+from leyden.libs.contracts.api.runs import ResumeRequest, Run
+from leyden.libs.contracts.config import RunConfig
+from tests.campaigns.experiments.choices import Choices
+from tests.campaigns.experiments.results import Stage
+from tests.campaigns.experiments.runs import completed, named
+
+OF_LEARNING = ("sampling", "credit", "algorithm", "optimizer")
+
+
+@dataclass(frozen=True)
+class Taught:
+    """Trains the agent in `examples/NAME`.
+
+    Its folder has `run.json`, whose roles cover all calls; `tasks.py --out FOLDER --seed SEED`, which writes
+    `train.jsonl` and `heldout.jsonl`; and `teacher.py FILE… --port PORT`, which prints its port and answers chat
+    completions with the solutions of the tasks in these files. Both run with the agent's interpreter.
+
+    Args: heading: the title of its page; warm_rate: the learning rate of the warm start
+    """
+
+    name: str
+    heading: str
+    purpose: str
+    warm_rate: float = 5e-5
+
+    @property
+    def agent(self) -> Path:
+        """Returns the agent's folder."""
+        return EXAMPLES / self.name
+
+    def title(self, choices: Choices) -> str:
+        """Returns the heading of its page."""
+        return self.heading
+
+    def page(self, choices: Choices) -> str:
+        """Returns the name of its page."""
+        return self.name
+
+    @contextmanager
+    def environment(self, folder: Path, seeds: Sequence[int], choices: Choices) -> Iterator[dict[str, dict[str, str]]]:
+        """Yields the gateway's provider, which is the teacher of all seeds."""
+        folders = [folder / f"{self.name}-{seed}" for seed in seeds]
+        for seed, made in zip(seeds, folders, strict=True):
+            command = [choices.interpreter, "tasks.py", "--out", str(made), "--seed", str(seed)]
+            subprocess.run(command, cwd=self.agent, check=True)
+        command = [choices.interpreter, "teacher.py", *(str(made / "train.jsonl") for made in folders), "--port", "0"]
+        with subprocess.Popen(command, cwd=self.agent, stdout=subprocess.PIPE, text=True) as teacher:
+            assert teacher.stdout is not None
+            try:
+                url = f"http://127.0.0.1:{int(teacher.stdout.readline())}/v1"
+                yield {"gateway": {"GATEWAY_PROVIDERS": json.dumps({"solutions": {"url": url}})}}
+            finally:
+                teacher.terminate()
+
+    def train(self, client: Client, folder: Path, seed: int, choices: Choices) -> list[Stage]:
+        """Returns warm start and training of a seed, completed."""
+        dataset = f"{self.name}-{seed}"
+        for name, file in ((dataset, "train.jsonl"), (f"{dataset}-held-out", "heldout.jsonl")):
+            client.upload_dataset(name, folder / dataset / file)
+        shown = self._run(client, self.demonstrations(seed, choices))
+        warm = self._run(client, self.warm_start(seed, choices, shown.id))
+        further = named(f"{dataset}-trained", {**self.changes(seed, choices), "parent": warm.id})
+        request = ResumeRequest(changes={key: value for key, value in further.items() if key != "parent"})
+        trained = completed(client, further["name"], lambda: client.continue_run(warm.id, request))
+        return [Stage(warm.id, "after the warm start", "base model"), Stage(trained.id, "trained")]
+
+    def _run(self, client: Client, document: dict[str, Any]) -> Run:
+        return completed(client, document["name"], lambda: client.create_run(document))
+
+    def document(self, seed: int, choices: Choices) -> dict[str, Any]:
+        """Returns the example's document for a seed."""
+        document: dict[str, Any] = json.loads((self.agent / "run.json").read_text())
+        command = [choices.python, *document["agent"]["command"][1:]]
+        return document | {
+            "dataset": f"{self.name}-{seed}",
+            "agent": {"command": command, "directory": str(self.agent)},
+            "sampling": document["sampling"] | {"seed": seed},
+            "training": document["training"] | {"steps": choices.steps},
+            "evaluation": {"dataset": f"{self.name}-{seed}-held-out", "max_tasks": choices.held_out},
+        }
+
+    def demonstrations(self, seed: int, choices: Choices) -> dict[str, Any]:
+        """Returns the run whose calls the teacher answers, on the tasks of training."""
+        document = self.document(seed, choices)
+        taught = {
+            "roles": [one | {"policy": "teacher"} for one in document["roles"]],
+            "policies": {"teacher": {"provider": "solutions"}},
+            "train": None,
+            "training": {"steps": 0},
+            "evaluation": {"dataset": document["dataset"], "max_tasks": choices.solutions},
+        }
+        return named(f"{self.name}-{seed}-solutions", document | taught)
+
+    def warm_start(self, seed: int, choices: Choices, source: str) -> dict[str, Any]:
+        """Returns the fine-tuning on the solutions."""
+        document = self.document(seed, choices)
+        del document["credit"]
+        return named(
+            f"{self.name}-{seed}-warm",
+            document
+            | {
+                "recipe": "sft",
+                "sampling": {"seed": seed, "groups_per_step": 16},
+                "algorithm": {"type": "sft", "runs": [source], "per_task": 1},
+                "optimizer": {"learning_rate": self.warm_rate},
+                "training": document["training"] | {"steps": choices.warm_steps},
+            },
+        )
+
+    def changes(self, seed: int, choices: Choices) -> dict[str, Any]:
+        """Returns the changes of a warm start that make it a training by the example's document."""
+        document = RunConfig.model_validate(self.document(seed, choices)).storable()
+        return {name: document[name] for name in OF_LEARNING} | {"training": {"steps": choices.steps}}
