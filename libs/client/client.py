@@ -382,9 +382,11 @@ class Client:
         return Graded.model_validate_json(body)
 
     def regrade(self, rollout_id: str, reward: RewardConfig) -> Regrade:
-        """Grades a rollout again with these components, as its newest revision; a repeat changes nothing."""
+        """Grades a rollout again with these components, as its newest revision; the same grades again change nothing.
+        Judges and code may take minutes."""
         request = GradeRequest(reward=reward)
-        body = self._http.create(f"/v1/rollouts/{_part(rollout_id)}/regrades", request.model_dump_json().encode())
+        path = f"/v1/rollouts/{_part(rollout_id)}/regrades"
+        body = self._http.create(path, request.model_dump_json().encode(), timeout_seconds=GRADE_SECONDS)
         return Regrade.model_validate_json(body)
 
     def attempt(self, run_id: str, *, worker: str = "client", wait_seconds: float | None = None) -> Attempt:

@@ -22,12 +22,14 @@ from leyden.libs.contracts.api.rollouts import (
     RolloutPage,
     Span,
 )
+from leyden.libs.contracts.config import Reward as RewardConfig
+from leyden.libs.contracts.ledger import Ledger, NewComponent
 from leyden.libs.contracts.states import ShownRolloutState
 from leyden.libs.grading.ledger import ledger
 from leyden.libs.grading.pool import Pool
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import Problem
-from leyden.libs.store.database import Session
+from leyden.libs.store.database import Database, Session
 from leyden.libs.store.read import views
 from leyden.libs.store.read.attempt_facts import attempt_facts
 from leyden.libs.store.read.rollouts import RolloutFilter, RolloutSort, list_rollouts
@@ -143,18 +145,7 @@ async def grade_rollout(request: Request, asked: GradeRequest, caller: Writer, s
 
     Judges and code of the operator's own may take minutes: the service grader asks and runs them.
     """
-    check_code(asked.reward, runs_code=request.app.state.settings.code_graders)
-    async with store.read() as session:
-        attempt, facts = await attempt_facts(session, rollout_id)
-    if asked.reward.needs_service:
-        answer = await graded_by_trial(
-            store, rollout_id, asked.reward, begin_seconds=BEGIN_SECONDS, seconds=TRIAL_SECONDS
-        )
-        return Graded.model_validate(answer)
-    graders: Pool = request.app.state.graders
-    found = ledger(asked.reward, await graders.grade(asked.reward.components, facts))
-    components = [ComponentGrade.model_validate(one._asdict()) for one in found.components]
-    return Graded(attempt=attempt, total=found.total, reason=found.reason, components=components)
+    return await _graded(request, store, rollout_id, asked.reward)
 
 
 @router.post("/{rollout_id}/regrades", response_model=Regrade, status_code=201)
@@ -168,19 +159,35 @@ async def create_regrade(
 ) -> Response:
     """Grade a rollout again with the components of a document, as its newest revision; the same again answers 200.
 
-    Evaluations take the newest total; training rollouts keep the reward that credit had. A grading that fails, and one
-    with a judge, is refused with 409 and changes nothing.
+    Evaluations take the newest total; training rollouts keep the reward that credit had. Judges and code are asked as
+    for grades. A grading that fails is refused with 409 and changes nothing.
     """
-    async with store.read() as session:
-        attempt, facts = await attempt_facts(session, rollout_id)
-    graders: Pool = request.app.state.graders
-    found = ledger(asked.reward, await graders.grade(asked.reward.components, facts))
+    graded = await _graded(request, store, rollout_id, asked.reward)
+    components = tuple(NewComponent(**one.model_dump(mode="json")) for one in graded.components)
+    found = Ledger(graded.total, graded.reason, components)
 
     async def work(session: Session) -> tuple[BaseModel, bool]:
         giver: Caller = request.state.caller
-        return await add_regrade(session, rollout_id, attempt, asked.reward, found, giver.name)
+        return await add_regrade(session, rollout_id, graded.attempt, asked.reward, found, giver.name)
 
     return await create_once(request, create_request(request, caller, idempotency_key, asked), work)
+
+
+async def _graded(request: Request, store: Database, rollout_id: str, reward: RewardConfig) -> Graded:
+    """Grades with built-in graders here, and with others by the service grader.
+
+    Raises: Problem: this platform runs no code; UnknownRollout; NoGrader
+    """
+    check_code(reward, runs_code=request.app.state.settings.code_graders)
+    async with store.read() as session:
+        attempt, facts = await attempt_facts(session, rollout_id)
+    if reward.needs_service:
+        answer = await graded_by_trial(store, rollout_id, reward, begin_seconds=BEGIN_SECONDS, seconds=TRIAL_SECONDS)
+        return Graded.model_validate(answer)
+    graders: Pool = request.app.state.graders
+    found = ledger(reward, await graders.grade(reward.components, facts))
+    components = [ComponentGrade.model_validate(one._asdict()) for one in found.components]
+    return Graded(attempt=attempt, total=found.total, reason=found.reason, components=components)
 
 
 @router.post("/{rollout_id}/rewards", response_model=Reward, status_code=201)

@@ -29,14 +29,17 @@ class Sources:
     judge: Judge
     code: Code
 
-    async def grade(self, reward: Reward, siblings: Sequence[Sibling]) -> list[list[Graded]]:
+    async def grade(
+        self, reward: Reward, siblings: Sequence[Sibling], others: Sequence[AttemptFacts] = ()
+    ) -> list[list[Graded]]:
         """Returns the grades of each attempt in the order of the components.
 
+        Args: others: with which a judge compares them, and which get no grade
         Raises: StoreAway, Refused: its conversations cannot be read
         """
         # Read for programs alone, as they are the largest part of an attempt.
         documents = [await self._document(*one) for one in siblings] if reward.has_code else []
-        columns = await asyncio.gather(*(self._slow(one, siblings, documents) for one in reward.components))
+        columns = await asyncio.gather(*(self._slow(one, siblings, documents, others) for one in reward.components))
         built_in = [one for one, column in zip(reward.components, columns, strict=True) if column is None]
         rows = await asyncio.gather(*(self.pool.grade(built_in, facts) for _, facts in siblings))
         return [
@@ -45,14 +48,19 @@ class Sources:
         ]
 
     async def _slow(
-        self, component: Component, siblings: Sequence[Sibling], documents: Sequence[Mapping[str, Any]]
+        self,
+        component: Component,
+        siblings: Sequence[Sibling],
+        documents: Sequence[Mapping[str, Any]],
+        others: Sequence[AttemptFacts],
     ) -> list[Graded] | None:
         """Returns the grades of each attempt by a judge or a program; None where the pool grades."""
         match component.grader:
             case ScoreModel() as grader:
                 return list(await asyncio.gather(*(self.judge.grade(grader, facts) for _, facts in siblings)))
             case RelativeModel() as grader:
-                return await self.judge.compare(grader, [facts for _, facts in siblings])
+                compared = await self.judge.compare(grader, [*(facts for _, facts in siblings), *others])
+                return compared[: len(siblings)]
             case PythonFunction() | Command() as grader:
                 named = [
                     (f"{one.rollout_id}.{one.attempt}", document)

@@ -8,7 +8,7 @@ from leyden.libs.contracts.api.rollouts import ComponentGrade, Graded
 from leyden.libs.grading.ledger import ledger
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database, Refused, StoreAway
-from leyden.libs.store.read.attempt_facts import attempt_facts
+from leyden.libs.store.read.attempt_facts import attempt_facts, facts_beside
 from leyden.libs.store.read.views import UnknownRollout
 from leyden.libs.store.runs.trials import Trial, answer_trial, lease_trials
 from leyden.libs.telemetry import RateLimitedLogger, logger
@@ -62,7 +62,9 @@ class Trials:
         try:
             async with self._database.read() as session:
                 attempt, facts = await attempt_facts(session, trial.rollout_id)
-            (graded,) = await self._sources.grade(trial.reward, [(AttemptKey(trial.rollout_id, attempt), facts)])
+                others = await facts_beside(session, trial.rollout_id) if trial.reward.compares else []
+            one = AttemptKey(trial.rollout_id, attempt), facts
+            (graded,) = await self._sources.grade(trial.reward, [one], others)
             found = ledger(trial.reward, graded)
             components = [ComponentGrade.model_validate(one._asdict()) for one in found.components]
             answer = Graded(attempt=attempt, total=found.total, reason=found.reason, components=components)

@@ -94,6 +94,11 @@ class Reward(Document):
         return any(isinstance(one.grader, (*CODE, ScoreModel, RelativeModel)) for one in self.components)
 
     @property
+    def compares(self) -> bool:
+        """Whether a judge compares the attempts of a group."""
+        return any(isinstance(one.grader, RelativeModel) for one in self.components)
+
+    @property
     def feedback_names(self) -> list[str]:
         """The components that people and other programs give."""
         return [one.name for one in self.components if one.source == "feedback"]

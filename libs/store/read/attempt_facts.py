@@ -38,3 +38,15 @@ async def attempt_facts(session: ReadSession, rollout_id: str) -> tuple[int, Att
         tools=tuple(row.tools),
         feedback=feedback.get(rollout_id, {}),
     )
+
+
+_BESIDE = text("""
+    SELECT s.id FROM rollouts r JOIN rollouts s ON s.group_id = r.group_id AND s.id <> r.id
+    WHERE r.id = :rollout AND s.state = 'finished' AND s.reason = 'succeeded' ORDER BY s.id
+""")
+
+
+async def facts_beside(session: ReadSession, rollout_id: str) -> list[AttemptFacts]:
+    """Returns the facts of the group's other rollouts whose agents succeeded, in the order of their ids."""
+    others = (await session.scalars(_BESIDE, {"rollout": rollout_id})).all()
+    return [(await attempt_facts(session, one))[1] for one in others]

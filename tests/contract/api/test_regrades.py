@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from typer.testing import CliRunner
 from leyden.libs.cli.__main__ import app
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.runs.trials import Trial, answer_trial, lease_trials
 from tests.support import builders
+from tests.support.waiting import eventually
 
 OUTPUT = '{"answer": "the tall Eiffel Tower"}'
 OLD = {"name": "answer", "grader": {"type": "string_check", "output": "{output.answer}", "reference": "{task.answer}"}}
@@ -105,14 +108,50 @@ async def test_two_regrades_at_once_have_two_revisions(api_http: httpx.AsyncClie
     assert sorted(one.json()["revision"] for one in answers) == [2, 3, 4]
 
 
+JUDGED = {"name": "judge", "grader": {"type": "score_model", "provider": "p", "model": "m", "rubric": "good?"}}
+
+
+async def answered_by_grader(database: Database, asking: Awaitable[httpx.Response], **grade: Any) -> httpx.Response:
+    """The answer to a regrade whose judge gives this grade, as the service grader leaves it."""
+    asked = asyncio.ensure_future(asking)
+    (trial,) = await eventually(lambda: leased(database))
+    assert trial.reward.components[1].name == "judge"
+    one = {"component": "judge", "weight": 1.0, "extracted": None, "source": "score_model", "duration_seconds": 0.1}
+    value = grade.get("value")
+    answer = {"attempt": 1, "total": value, "reason": None, "components": [{**one, "contribution": value, **grade}]}
+    async with database.session() as session:
+        await answer_trial(session, trial.id, answer)
+    return await asked
+
+
+async def leased(database: Database) -> list[Trial]:
+    async with database.session() as session:
+        return await lease_trials(session, 5)
+
+
+async def test_a_judge_and_code_grade_again_by_the_service_grader(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    rollout = await graded(database, evaluated=True)
+    reward = {"components": [NEW, JUDGED, {"name": "code", "grader": {"type": "command", "command": ["true"]}}]}
+    asking = api_http.post(f"/v1/rollouts/{rollout.id}/regrades", json={"reward": reward})
+    answer = await answered_by_grader(database, asking, state="scored", value=0.75, explanation="m gave 4 of 5")
+    assert (answer.status_code, answer.json()["revision"], answer.json()["total"]) == (201, 2, 0.75)
+    found = await shown(api_http, rollout)
+    assert found["reward"] == 0.75
+    assert [(one["component"], one["value"], one["source"]) for one in found["components"]] == [
+        ("judge", 0.75, "score_model")
+    ]
+
+
 async def test_a_grading_that_fails_changes_nothing(api_http: httpx.AsyncClient, database: Database) -> None:
     rollout = await graded(database, evaluated=True)
     path = f"/v1/rollouts/{rollout.id}/regrades"
-    judged = {"type": "score_model", "provider": "p", "model": "m", "rubric": "good?"}
     for missing in ("exclude", "zero", "renormalise"):
-        reward = {"components": [NEW, {"name": "judge", "grader": judged}], "missing": missing}
-        refused = await api_http.post(path, json={"reward": reward})
-        assert refused.status_code == 409 and "judge: a judge scores this" in refused.json()["detail"]
+        reward = {"components": [NEW, JUDGED], "missing": missing}
+        asking = api_http.post(path, json={"reward": reward})
+        refused = await answered_by_grader(database, asking, state="failed", value=None, explanation="p answers 500")
+        assert refused.status_code == 409 and "judge: p answers 500" in refused.json()["detail"]
     assert (await shown(api_http, rollout))["regrades"] == []
     lost = await graded(database, evaluated=False, total=None)
     refused = await api_http.post(f"/v1/rollouts/{lost.id}/regrades", json=LENIENT)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, update
 
+from leyden.libs.contracts.config import Reward
 from leyden.libs.contracts.config.graders import RelativeModel
 from leyden.libs.contracts.states import ComponentState
 from leyden.libs.faults import FaultInjector
@@ -19,10 +20,12 @@ from leyden.libs.grading.grade import Grade
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.runs.grading import Lane, lease_gradings, lease_groups
+from leyden.libs.store.runs.trials import graded_by_trial
 from leyden.services.grader.judge import Judge
 from tests.contract.grader.test_judge import judging
 from tests.contract.grader.test_worker import FORMAT, add_ungraded, grading, gradings, killed_at, rewards, settled
 from tests.fakes.judge import Said, compared, ranked, scripted_judge
+from tests.support import builders
 
 DOCUMENT = {"type": "relative_model", "provider": "judge", "model": "m", "rubric": "Which answer is best? {task.q}"}
 BETTER = {"name": "better", "grader": {**DOCUMENT, "rubric": "Which is longest?"}}
@@ -238,3 +241,20 @@ async def test_a_judge_that_fails_excludes_the_group(database: Database, redis_u
         found = await settled(database, run, 4)
     cause = "better: the grader knows no provider 'judge': GRADER_PROVIDERS names none"
     assert {(one.total, one.reason) for one in found} == {(None, cause)}
+
+
+async def test_a_trial_compares_a_rollout_with_the_others_of_its_group(database: Database, redis_url: str) -> None:
+    run = await builders.add_run(database)
+    _, rollouts = await builders.add_group(database, run, size=4)
+    for rollout, output, kind in zip(rollouts, ("ab", "abcd", "abc", ""), (*["succeeded"] * 3, "timeout"), strict=True):
+        await builders.finish_rollout(database, rollout, reward=0.0, kind=kind, stdout_tail=output)
+    reward = Reward.model_validate({"components": [BETTER]})
+    async with scripted_judge() as scripted:
+        scripted.answer = by_length
+        async with grading(database, redis_url, providers={"judge": {"url": scripted.url}}):
+            found = [
+                await graded_by_trial(database, one.id, reward, begin_seconds=30.0, seconds=60.0)
+                for one in rollouts[:3]
+            ]
+    assert [one["total"] for one in found] == [pytest.approx(total, abs=1e-9) for total in (0.8, 1.0, 0.9)]
+    assert len(scripted.bodies) == 1
