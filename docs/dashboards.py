@@ -208,7 +208,8 @@ TRAINING = (
     ),
     table(
         "Evaluations",
-        "SELECT evaluation_id, count(*) AS rollouts, avg(reward) AS reward_mean, stddev_samp(reward) AS reward_std"
+        "SELECT evaluation_id, count(*) AS rollouts, avg(newest_reward) AS reward_mean,"
+        " stddev_samp(newest_reward) AS reward_std"
         f" FROM reports.rollouts WHERE {RUN} AND evaluation_id IS NOT NULL AND state = 'finished'"
         " GROUP BY evaluation_id ORDER BY evaluation_id",
     ),

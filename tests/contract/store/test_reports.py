@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import psycopg
 import pytest
@@ -59,9 +60,30 @@ async def test_a_rollouts_reward_counts_every_source(database: Database, postgre
     with psycopg.connect(postgres_dsn) as connection:
         query = "SELECT reward, attempts FROM reports.rollouts WHERE rollout_id = %s"
         assert connection.execute(query, (rollouts[0].id,)).fetchone() == (1.75, 1)
+        query = "SELECT newest_reward, revision FROM reports.rollouts WHERE rollout_id = %s"
+        assert connection.execute(query, (rollouts[0].id,)).fetchone() == (1.75, 1)
         query = "SELECT source, value FROM reports.rewards WHERE rollout_id = %s ORDER BY source"
         parts = connection.execute(query, (rollouts[0].id,)).fetchall()
         assert parts == [("api", 0.5), ("endpoint", 0.25), ("outcome", 1.0)]
+
+
+async def test_a_regrades_total_stands_beside_the_reward_that_trained(database: Database, postgres_dsn: str) -> None:
+    run = await add_run(database)
+    _, (rollout, other) = await add_group(database, run, size=2)
+    keys: dict[str, Any] = {"rollout_id": rollout.id, "attempt": 1, "run_id": run.id}
+    for one in (rollout, other):
+        await finish_rollout(database, one, reward=1.0)
+    now = datetime.now(tz=UTC)
+    lease = {"tries": 1, "lease_id": "lease", "owner": "test", "lease_expires_at": now, "settled_at": now}
+    async with database.session() as session:
+        session.add(tables.Grading(**keys, **lease, total=1.0))
+        session.add(tables.ExternalReward(rollout_id=rollout.id, key="b", name="r", value=0.5))
+        await session.flush()
+        for revision, total in ((2, 0.0), (3, 0.25)):
+            session.add(tables.Regrade(**keys, revision=revision, reward={}, total=total, token_name="a"))
+    with psycopg.connect(postgres_dsn) as connection:
+        query = "SELECT reward, newest_reward, revision FROM reports.rollouts ORDER BY revision"
+        assert connection.execute(query).fetchall() == [(1.0, 1.0, 1), (1.5, 0.75, 3)]
 
 
 async def test_a_steps_rewards_are_those_of_the_groups_that_its_run_judged(
