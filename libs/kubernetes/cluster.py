@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -115,6 +117,18 @@ class Cluster:
         """Returns a Job; None where there is none."""
         with suppress_missing():
             return await self._json(self._batch.read_namespaced_job, name=name)
+        return None
+
+    async def time(self, job: str) -> datetime | None:
+        """The API server's own time, from its answer about a Job; None where it sends none, or the Job is gone."""
+
+        async def ask() -> datetime | None:
+            async with await self._answer(self._batch.read_namespaced_job, name=job) as answer:
+                date = answer.headers.get("Date")
+            return None if date is None else parsedate_to_datetime(date)
+
+        with suppress_missing():
+            return await retried(ask)
         return None
 
     async def jobs(self, selector: str) -> list[Object]:

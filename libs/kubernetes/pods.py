@@ -21,7 +21,8 @@ class PodStatus:
     Args: waiting: why the container does not run yet; hopeless: waiting longer will not help; exit_code: 128 + n for
         signal n; start_error: the container runtime's; disrupted: why the cluster, and not the container, caused
         the end; evicted_for_limit: the kubelet ended the pod because it exceeded a limit of its own; lost: the node
-        does not report; message: the container's last words, where its `terminationMessagePolicy` asks for them.
+        does not report; message: the container's last words, where its `terminationMessagePolicy` asks for them;
+        started_at, finished_at: by the node's clock; served_at: the start by the API server's clock, as far as known.
     """
 
     name: str
@@ -30,6 +31,7 @@ class PodStatus:
     hopeless: bool = False
     started_at: datetime | None = None
     finished_at: datetime | None = None
+    served_at: datetime | None = None
     exit_code: int | None = None
     out_of_memory: bool = False
     start_error: str | None = None
@@ -57,7 +59,8 @@ def pod_status(pod: Object, container: str) -> PodStatus:
     if running is not None:
         ready = _condition(status, "Ready")
         lost = ready is not None and ready["status"] != "True" and ready.get("reason") != "ContainersNotReady"
-        return PodStatus(name, job, started_at=_time(running["startedAt"]), lost=lost)
+        started = _time(running["startedAt"])
+        return PodStatus(name, job, started_at=started, served_at=_by_server(status, started), lost=lost)
     waiting, hopeless = _waiting(status, state)
     return PodStatus(name, job, waiting=waiting, hopeless=hopeless)
 
@@ -100,6 +103,13 @@ def _disruption(pod: Object, ended: Object) -> str | None:
         finished = _time(ended.get("finishedAt"))
         return "the pod was deleted" if finished is None or finished >= asked else None
     return None
+
+
+def _by_server(status: Object, started: datetime | None) -> datetime | None:
+    """A start by the API server's clock: when it bound the pod to its node, and the node's own time from there."""
+    scheduled = _condition(status, "PodScheduled") or {}
+    bound, met = _time(scheduled.get("lastTransitionTime")), _time(status.get("startTime"))
+    return None if started is None or bound is None or met is None else bound + max(timedelta(), started - met)
 
 
 def _waiting(status: Object, state: Object) -> tuple[str, bool]:

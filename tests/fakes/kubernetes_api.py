@@ -9,7 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import kubernetes_validate
@@ -54,10 +54,18 @@ class FakeKubernetes:
         made["status"] |= status
         return made
 
-    def running(self, job: str, index: int | None = None, container: str = "agent") -> Object:
-        """Starts the Job's pod now."""
-        state = {"running": {"startedAt": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}}
-        return self.pod(job, index, phase="Running", containerStatuses=[{"name": container, "state": state}])
+    def running(
+        self, job: str, index: int | None = None, container: str = "agent", *, ago: float = 0.0, ahead: float = 0.0
+    ) -> Object:
+        """Starts the Job's pod now, or so many seconds ago, on a node whose clock is so many seconds ahead."""
+        bound = datetime.now(UTC) - timedelta(seconds=ago)
+        by_node = _stamp(bound + timedelta(seconds=ahead))
+        state = {"running": {"startedAt": by_node}}
+        scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": _stamp(bound)}
+        statuses = [{"name": container, "state": state}]
+        return self.pod(
+            job, index, phase="Running", startTime=by_node, conditions=[scheduled], containerStatuses=statuses
+        )
 
     def ended(self, job: str, code: int, index: int | None = None, container: str = "agent", **details: Any) -> Object:
         """Ends the container of the Job's pod."""
@@ -157,6 +165,10 @@ class FakeKubernetes:
         except kubernetes_validate.ValidationError as error:
             return _refusal(422, f"{error.message} at {list(error.path)}")
         return answer
+
+
+def _stamp(when: datetime) -> str:
+    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _missing(request: web.Request) -> web.Response:

@@ -61,6 +61,16 @@ def test_a_pod_that_waits_says_why(found: PodStatus, reason: str, hopeless: bool
     assert (found.waiting, found.hopeless, found.is_over, found.started_at) == (reason, hopeless, False, None)
 
 
+def test_a_start_by_the_servers_clock_adds_the_nodes_own_time_to_the_moment_of_binding() -> None:
+    running = {"running": {"startedAt": "2026-11-22T12:00:30Z"}}
+    bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-11-22T09:00:00Z"}
+    # The node's clock is three hours ahead; it pulled the image for 25 s.
+    at_work = pod(running, phase="Running", startTime="2026-11-22T12:00:05Z", conditions=[bound])
+    assert at_work.served_at == datetime(2026, 11, 22, 9, 0, 25, tzinfo=UTC)
+    assert pod(running, phase="Running", conditions=[bound]).served_at is None
+    assert pod(running, phase="Running", startTime="2026-11-22T12:00:05Z").served_at is None
+
+
 def test_a_container_at_work_has_a_start_and_a_lost_node_shows() -> None:
     running = {"running": {"startedAt": "2026-11-22T12:00:00Z"}}
     at_work = pod(running, phase="Running", conditions=[{"type": "Ready", "status": "True"}])

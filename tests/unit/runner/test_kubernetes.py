@@ -26,6 +26,7 @@ from leyden.services.runner.backends.kubernetes.job import agent_job
 from leyden.services.runner.outcome import outcome_of
 from leyden.services.runner.settings import Settings
 from tests.fakes.kubernetes_api import FakeKubernetes, Object
+from tests.support.waiting import eventually
 
 JOB, POD = "agent-run-abc-12-3-1", "agent-run-abc-12-3-1-x7k2p"
 TEMPLATE = """
@@ -233,6 +234,38 @@ async def test_an_agent_is_stopped_after_its_time(server: FakeKubernetes, backen
     at_start(server, lambda name: server.running(name))
     ended = await backend.run(spec(limits=KubernetesRunner(image="a:1", timeout_seconds=0.5)))
     assert (ended.timed_out, ended.stdout, server.deleted) == (True, b"so far", [JOB])
+
+
+@pytest.mark.parametrize("ahead", [-3600, 3600])
+async def test_the_clock_of_a_node_neither_stops_an_agent_early_nor_late(
+    server: FakeKubernetes, backend: KubernetesBackend, ahead: int
+) -> None:
+    server.logs[POD] = b""
+    at_start(server, lambda name: server.running(name, ahead=ahead))
+    async with asyncio.timeout(20):
+        ended = await backend.run(spec(limits=KubernetesRunner(image="a:1", timeout_seconds=0.5)))
+    assert ended.timed_out
+    assert 0.5 <= ended.seconds < 30
+
+
+@pytest.mark.parametrize("ahead", [-3600, 0, 3600])
+async def test_an_adopted_agents_time_counts_from_its_start_whatever_its_nodes_clock_says(
+    server: FakeKubernetes, tmp_path: Path, ahead: int
+) -> None:
+    server.logs[POD] = b""
+    limits = KubernetesRunner(image="a:1", timeout_seconds=600)
+    at_start(server, lambda name: server.running(name, ago=601, ahead=ahead))
+    async with opened(server, tmp_path) as former:
+        work = asyncio.create_task(former.run(spec(limits=limits)))
+        await eventually(lambda: POD in server.objects["pods"])
+        assert former.detach()
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+    async with opened(server, tmp_path) as heir:
+        async with asyncio.timeout(20):
+            ended = await heir.run(spec(limits=limits, adopted=True))
+    assert (ended.timed_out, server.deleted) == (True, [JOB])
+    assert 601 <= ended.seconds < 660
 
 
 async def test_a_time_out_on_a_node_that_is_gone_is_the_clusters(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
 
 from leyden.libs.contracts.config import KubernetesRunner
@@ -151,15 +150,18 @@ class KubernetesBackend:
 
     async def _until_over(self, spec: AttemptSpec, name: str) -> Ended:
         began, podless, reason = time.monotonic(), 0, "it has no pod"
+        running_since: float | None = None
         while True:
             pod = (await self._pods.next()).get(name)
             podless = 0 if pod is not None else podless + 1
             if pod is not None and pod.is_over:
                 return await self._exit(spec, pod)
             if pod is not None and pod.started_at is not None:
-                # The clocks of nodes and of this machine agree, as certificates need them to.
-                if (datetime.now(UTC) - pod.started_at).total_seconds() > spec.limits.timeout_seconds:
-                    return await self._timed_out(spec, pod)
+                # Nodes, API server and this machine may disagree about the time: no two of their clocks are compared.
+                if running_since is None:
+                    running_since = time.monotonic() - (await self._ran_before(name, pod) if spec.adopted else 0.0)
+                if (seconds := time.monotonic() - running_since) > spec.limits.timeout_seconds:
+                    return await self._timed_out(spec, pod, seconds)
                 continue
             if pod is not None:
                 reason = pod.waiting or reason
@@ -169,6 +171,11 @@ class KubernetesBackend:
                 raise BackendError(f"the agent cannot start: {reason}")
             if time.monotonic() - began > self._settings.start_seconds:
                 raise BackendError(f"the agent did not start within {self._settings.start_seconds:g} s: {reason}")
+
+    async def _ran_before(self, name: str, pod: PodStatus) -> float:
+        """How many seconds an adopted agent has run, by the API server's clock; 0 where that does not tell."""
+        now = await self._cluster.time(name)
+        return 0.0 if now is None or pod.served_at is None else max(0.0, (now - pod.served_at).total_seconds())
 
     async def _podless_reason(self, name: str) -> str | None:
         """Says why a Job has no pod. Raises: BackendError: it will never have one"""
@@ -189,16 +196,16 @@ class KubernetesBackend:
             exit_code=pod.exit_code,
             stdout=b"" if output is None else output.last(spec.limits.output_bytes),
             stderr=b"",
-            seconds=_seconds(pod, datetime.now(UTC)),
+            seconds=_seconds(pod),
             limit_exceeded=pod.evicted_for_limit or (OUT_OF_MEMORY if pod.out_of_memory else None),
             platform_failure=pod.disrupted,
             reward_line=b"" if output is None else output.reward_line(),
         )
 
-    async def _timed_out(self, spec: AttemptSpec, pod: PodStatus) -> Ended:
+    async def _timed_out(self, spec: AttemptSpec, pod: PodStatus, seconds: float) -> Ended:
         """The exit of an agent that still runs; deleting its Job stops it."""
         lost = "the agent's node does not report" if pod.lost else None
-        output, seconds = await self._output(spec, pod), _seconds(pod, datetime.now(UTC))
+        output = await self._output(spec, pod)
         stdout = b"" if output is None else output.last(spec.limits.output_bytes)
         return Ended(None, stdout, b"", seconds, timed_out=lost is None, platform_failure=lost)
 
@@ -238,6 +245,8 @@ def _name(rollout_id: str, attempt: int) -> str:
     return name_of(f"{rollout_id}.{attempt}")
 
 
-def _seconds(pod: PodStatus, now: datetime) -> float:
-    """Start to end of the container; 0 where it never ran."""
-    return 0.0 if pod.started_at is None else max(0.0, ((pod.finished_at or now) - pod.started_at).total_seconds())
+def _seconds(pod: PodStatus) -> float:
+    """Start to end of the container, both by its node's clock; 0 where it never ran, or its end is unknown."""
+    if pod.started_at is None or pod.finished_at is None:
+        return 0.0
+    return max(0.0, (pod.finished_at - pod.started_at).total_seconds())
