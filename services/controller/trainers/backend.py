@@ -78,19 +78,19 @@ def killed_by(code: int, output: str) -> int | None:
     return -code if code < 0 else int(found[1]) if found else None
 
 
-def end_of(code: int, output: str, more_memory: str, *, without_memory: bool = False) -> TrainerStatus:
+def end_of(code: int, output: str, more_memory: str, *, memory_kills: int | None = None) -> TrainerStatus:
     """The status of a trainer that is over.
 
     Args: code: of its exit, or -n for signal n; output: its last lines; more_memory: how a user gives it more memory;
-        without_memory: a SIGKILL of one of its processes was for want of memory
+        memory_kills: processes beside and of it that the kernel killed for want of memory, None where nobody counted
     """
     line, number = last_line(output), killed_by(code, output)
     if code == 0:
         return TrainerStatus(TrainerState.DONE, "exit code 0", output)
     how = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
-    if number == signal.SIGKILL:
-        state = TrainerState.OUT_OF_MEMORY if without_memory else TrainerState.KILLED
-        how += f", {'' if without_memory else 'probably '}out of memory: {more_memory}, or {LESS_MEMORY}"
+    if number == signal.SIGKILL and memory_kills != 0:
+        state = TrainerState.OUT_OF_MEMORY if memory_kills else TrainerState.KILLED
+        how += f", {'' if memory_kills else 'probably '}out of memory: {more_memory}, or {LESS_MEMORY}"
     elif number is not None:
         state = TrainerState.KILLED
     elif FINAL.search(line):

@@ -22,6 +22,8 @@ DEFAULT_GRACE_SECONDS = 30
 PORT = 29_500
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 PROCESSES = "PET_NPROC_PER_NODE"
+COUNTED = ("python", "-m", "leyden.libs.embedded.memory_kills")
+"""Runs the trainer, and tells of each of its processes that the kernel killed for want of memory."""
 KUEUE = "kueue.x-k8s.io/"
 
 
@@ -72,11 +74,10 @@ def _processes(template: client.V1PodTemplateSpec) -> str:
 
 def _command(settings: Settings, run_id: str, several: bool) -> list[str]:
     first, *rest = settings.trainer_command
+    if first != sys.executable:
+        return [first, *rest, "--run-id", run_id]
     # The controller's own interpreter is not that of the trainer's image.
-    program = ["python" if first == sys.executable else first]
-    if several and program == ["python"]:
-        program = ["torchrun"]
-    return [*program, *rest, "--run-id", run_id]
+    return [*COUNTED, "torchrun" if several else "python", *rest, "--run-id", run_id]
 
 
 def _rendezvous(attempt: TrainerAttempt, settings: Settings, grace_seconds: int) -> list[client.V1EnvVar]:

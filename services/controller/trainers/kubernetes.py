@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from leyden.libs.embedded.memory_kills import told
 from leyden.libs.kubernetes.cluster import Cluster, Refused
 from leyden.libs.kubernetes.jobs import QUOTA, JobStatus, job_status, job_statuses
 from leyden.libs.kubernetes.pods import PodStatus, pod_status
@@ -21,7 +21,6 @@ from leyden.services.controller.trainers.backend import (
     TrainerState,
     TrainerStatus,
     end_of,
-    killed_by,
     last_line,
 )
 from leyden.services.controller.trainers.job import CONTAINER, trainer_job
@@ -129,12 +128,12 @@ def trainer_status(job: JobStatus, pods: list[PodStatus], expected: int) -> Trai
     # A process that loses another one ends, too: the other's end is the cause.
     causes = [pod for pod in failed if not any(words in pod.message for words in (RANK_LOST, PEER_LOST))]
     if causes:
-        end = _end_of_pod(min(causes, key=lambda pod: not pod.out_of_memory))
+        end = _end_of_pod(min(causes, key=lambda pod: not (pod.out_of_memory or told(pod.message)[0])))
         return end._replace(output=_output(pods))
     if failed and not job.over and sum(pod.is_over for pod in pods) < expected:
         return TrainerStatus(TrainerState.RUNNING, "a pod has ended")
     if failed:
-        return TrainerStatus(TrainerState.KILLED, last_line(failed[0].message), _output(pods))
+        return TrainerStatus(TrainerState.KILLED, last_line(told(failed[0].message)[1]), _output(pods))
     if job.over:
         # No pod is left to blame: somebody deleted it.
         return TrainerStatus(TrainerState.KILLED, job.trouble or "its Job failed")
@@ -153,11 +152,11 @@ def _was_killed(pod: PodStatus) -> bool:
 def _end_of_pod(pod: PodStatus) -> TrainerStatus:
     output, code = pod.start_error or pod.message, pod.exit_code or 0
     if pod.out_of_memory:
-        line = last_line(output) or "no output"
+        line = last_line(told(output)[1]) or "no output"
         return TrainerStatus(TrainerState.OUT_OF_MEMORY, f"out of memory: {MORE_MEMORY}, or {LESS_MEMORY}: {line}")
-    # The kernel may kill one process of a container for want of memory: torchrun alone reports it, and exits with 1.
-    by_torchrun = code == 1 and killed_by(code, output) == signal.SIGKILL
-    return end_of(SIGNALS_FROM - code if code > SIGNALS_FROM else code, output, MORE_MEMORY, without_memory=by_torchrun)
+    # The kernel may kill one process of a container, and the container goes on: its first process counts them.
+    kills, output = told(output)
+    return end_of(SIGNALS_FROM - code if code > SIGNALS_FROM else code, output, MORE_MEMORY, memory_kills=kills)
 
 
 def _output(pods: list[PodStatus]) -> str:

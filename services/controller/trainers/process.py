@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
+from collections import deque
 from pathlib import Path
 
 from leyden.libs.embedded.launch import tied
+from leyden.libs.embedded.memory_kills import memory_kills
 from leyden.libs.telemetry import logger
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainers.backend import (
@@ -22,8 +25,8 @@ from leyden.services.controller.trainers.backend import (
 log = logger()
 
 OUTPUT_BYTES = 8000
-VMSTAT = Path("/proc/vmstat")
-"""Counts the processes that this machine's kernel killed for want of memory."""
+RECENT_SECONDS = 10.0
+"""The kernel's count is compared with one that is older than this: a process may take seconds to die."""
 
 
 class ProcessTrainers:
@@ -32,7 +35,7 @@ class ProcessTrainers:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._processes: dict[TrainerAttempt, asyncio.subprocess.Process] = {}
-        self._memory_kills: dict[TrainerAttempt, int] = {}
+        self._memory_kills: dict[TrainerAttempt, deque[tuple[float, int | None]]] = {}
 
     async def last_attempt(self, run_id: str) -> int:
         # Processes of a former leader have died with it.
@@ -41,7 +44,7 @@ class ProcessTrainers:
     async def start(self, attempt: TrainerAttempt) -> None:
         if attempt in self._processes:
             return
-        self._memory_kills[attempt] = _memory_kills()
+        self._memory_kills[attempt] = deque([(time.monotonic(), memory_kills())], maxlen=2)
         try:
             process = await self._spawn(attempt.run_id)
         except OSError as error:
@@ -53,10 +56,14 @@ class ProcessTrainers:
         process = self._processes[attempt]
         code = process.returncode
         if code is None:
+            self._count_memory_kills(attempt)
             return TrainerStatus(TrainerState.RUNNING, f"process {process.pid}")
         output = await asyncio.to_thread(_last_lines, self._log_file(attempt.run_id))
-        without_memory = _memory_kills() > self._memory_kills[attempt]
-        return end_of(code, output, "give this machine more memory", without_memory=without_memory)
+        # The trainer has the cgroup of this process, as agents and engines of a laptop do.
+        (_, before), *_ = self._memory_kills[attempt]
+        after = memory_kills()
+        kills = None if before is None or after is None else after - before
+        return end_of(code, output, "give this machine more memory", memory_kills=kills)
 
     async def stop(self, attempt: TrainerAttempt) -> None:
         process = self._processes.get(attempt)
@@ -86,6 +93,11 @@ class ProcessTrainers:
                 start_new_session=True,
             )
 
+    def _count_memory_kills(self, attempt: TrainerAttempt) -> None:
+        counts = self._memory_kills[attempt]
+        if time.monotonic() - counts[-1][0] > RECENT_SECONDS:
+            counts.append((time.monotonic(), memory_kills()))
+
     def _log_file(self, run_id: str) -> Path:
         return log_file(self._settings.log_folder, run_id)
 
@@ -99,9 +111,3 @@ def _last_lines(path: Path) -> str:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - OUTPUT_BYTES))
         return file.read().decode(errors="replace")
-
-
-def _memory_kills() -> int:
-    """0 where the kernel counts none."""
-    lines = VMSTAT.read_text().splitlines() if VMSTAT.exists() else []
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

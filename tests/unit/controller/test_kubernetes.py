@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from leyden.libs.embedded.memory_kills import LAST_LINE
 from leyden.libs.kubernetes import cluster as cluster_module
 from leyden.services.controller.engines.kubernetes import KubernetesEngines, engine_urls
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainers import kubernetes as kubernetes_trainers
 from leyden.services.controller.trainers import supervisor as trainers
 from leyden.services.controller.trainers.backend import TrainerAttempt, TrainerRefused, TrainerState
+from leyden.services.controller.trainers.job import COUNTED
 from leyden.services.controller.trainers.kubernetes import PEER_LOST, RANK_LOST, KubernetesTrainers
 from leyden.services.controller.trainers.supervisor import TrainerSupervisor
 from tests.fakes.kubernetes_api import FakeKubernetes
@@ -97,7 +99,7 @@ async def test_a_trainer_is_an_indexed_job_and_the_next_leader_adopts_it(server:
     assert body["podFailurePolicy"]["rules"][0]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert (pod["subdomain"], pod["restartPolicy"]) == ("leyden-trainers", "Never")
     [trainer] = pod["containers"]
-    assert trainer["command"] == ["python", "-m", "leyden.services.trainer", "--run-id", "run-abc"]
+    assert trainer["command"] == [*COUNTED, "python", "-m", "leyden.services.trainer", "--run-id", "run-abc"]
     assert trainer["env"] == [{"name": "TRAINER_FOLDER", "value": "/weights"}]
 
 
@@ -108,7 +110,7 @@ async def test_the_pods_of_one_trainer_find_each_other_by_torchruns_variables(
     body = server.objects["jobs"]["trainer-run-abc-1"]["spec"]
     assert (body["completions"], body["parallelism"]) == (2, 2)
     [trainer] = body["template"]["spec"]["containers"]
-    assert trainer["command"][:3] == ["torchrun", "-m", "leyden.services.trainer"]
+    assert trainer["command"][:6] == [*COUNTED, "torchrun", "-m", "leyden.services.trainer"]
     variables = {one["name"]: one.get("value", one.get("valueFrom")) for one in trainer["env"]}
     assert variables["PET_MASTER_ADDR"] == "trainer-run-abc-1-0.leyden-trainers"
     assert (variables["PET_NNODES"], variables["PET_MASTER_PORT"]) == ("2", "29500")
@@ -124,7 +126,7 @@ async def test_several_processes_of_one_pod_start_under_torchrun(
     monkeypatch.setitem(globals(), "TEMPLATE", several)
     await make().start(FIRST)
     [trainer] = server.objects["jobs"]["trainer-run-abc-1"]["spec"]["template"]["spec"]["containers"]
-    assert trainer["command"][0] == "torchrun"
+    assert trainer["command"][3] == "torchrun"
     assert {"PET_NPROC_PER_NODE", "PET_NNODES"} <= {one["name"] for one in trainer["env"]}
 
 
@@ -217,11 +219,26 @@ async def test_a_disruption_or_a_signal_is_not(
     assert await end(server, make, code, **details) == (TrainerState.KILLED, reason)
 
 
+BY_TORCHRUN = "Root Cause\n  exitcode : -9\n  traceback : Signal 9 (SIGKILL) received by PID {}\n=====\n"
+
+
+@pytest.mark.parametrize(("code", "line"), [(1, BY_TORCHRUN), (137, "at work\n")])
+async def test_a_sigkill_without_a_kill_for_memory_is_not_blamed_on_memory(
+    server: FakeKubernetes, make: Make, code: int, line: str
+) -> None:
+    state, reason = await end(server, make, code, message=line + LAST_LINE.format(0))
+    assert state is TrainerState.KILLED
+    assert reason in {
+        "exit code 1: traceback : Signal 9 (SIGKILL) received by PID {}",
+        "killed by signal 9: at work",
+    }
+
+
 async def test_a_trainer_out_of_memory_fails_its_run_the_second_time(
     server: FakeKubernetes, make: Make, tmp_path: Path
 ) -> None:
-    """The kernel killed one process of the pod: torchrun alone tells it."""
-    words = "Root Cause\n  exitcode : -9\n  traceback : Signal 9 (SIGKILL) received by PID {}\n=====\n"
+    """The kernel killed one process of the pod, whose container went on to its end."""
+    words = f"{BY_TORCHRUN}{LAST_LINE.format(1)}\n"
     journal = RememberedEnds()
     supervisor = TrainerSupervisor(settings(tmp_path), make(), journal)
     supervisor.reconcile({"run-abc": 0})
