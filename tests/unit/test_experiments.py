@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import importlib
 import json
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from tests.campaigns.experiments.page import curve, held_out, page
 from tests.campaigns.experiments.results import Seed, interval, shown
 from tests.campaigns.experiments.sql import SQL
 from tests.campaigns.experiments.taught import Taught
+from tests.support.examples import example_modules
 
 TAUGHT = [one for one in EXPERIMENTS.values() if isinstance(one, Taught)]
 
@@ -53,8 +53,7 @@ def test_a_seed_decides_the_tasks(tmp_path: Path) -> None:
 
 
 def test_the_teacher_solves_tasks_and_sends_some_to_the_rewriter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SQL.agent))
-    teacher, prompts = importlib.import_module("teacher"), importlib.import_module("prompts")
+    teacher, prompts = example_modules(monkeypatch, SQL.agent, "teacher", "prompts")
     solutions = {f"Question {number}?": f"SELECT {number}" for number in range(9)}
 
     def said(messages: list[dict[str, Any]]) -> str:

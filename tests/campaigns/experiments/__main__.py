@@ -15,12 +15,13 @@ from leyden.libs.client import Client
 from tests.campaigns.experiments.choices import Choices, Experiment
 from tests.campaigns.experiments.flight import RULES, Flight
 from tests.campaigns.experiments.page import page
+from tests.campaigns.experiments.rag import RAG
 from tests.campaigns.experiments.results import MAX_SEEDS, Seed, read_seed
 from tests.campaigns.experiments.runs import report
 from tests.campaigns.experiments.sql import SQL
 
 PAGES = Path(__file__).parents[3] / "docs" / "experiments"
-EXPERIMENTS: dict[str, Experiment] = {"flight": Flight(), "sql": SQL}
+EXPERIMENTS: dict[str, Experiment] = {"flight": Flight(), "rag": RAG, "sql": SQL}
 READY_SECONDS = 600.0
 
 

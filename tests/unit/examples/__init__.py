@@ -1,0 +1,1 @@
+"""Tests of the examples whose agents are taught before they are trained."""
