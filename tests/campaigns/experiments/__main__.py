@@ -14,6 +14,7 @@ from leyden.libs.cli.settings import Settings
 from leyden.libs.client import Client
 from tests.campaigns.experiments.choices import Choices, Experiment
 from tests.campaigns.experiments.flight import RULES, Flight
+from tests.campaigns.experiments.math import LEVELS, MATH
 from tests.campaigns.experiments.page import page
 from tests.campaigns.experiments.rag import RAG
 from tests.campaigns.experiments.results import MAX_SEEDS, Seed, read_seed
@@ -21,7 +22,7 @@ from tests.campaigns.experiments.runs import report
 from tests.campaigns.experiments.sql import SQL
 
 PAGES = Path(__file__).parents[3] / "docs" / "experiments"
-EXPERIMENTS: dict[str, Experiment] = {"flight": Flight(), "rag": RAG, "sql": SQL}
+EXPERIMENTS: dict[str, Experiment] = {"flight": Flight(), "math": MATH, "rag": RAG, "sql": SQL}
 READY_SECONDS = 600.0
 
 
@@ -50,15 +51,16 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=Choices.held_out, help="tasks of an evaluation")
     parser.add_argument("--warm-steps", type=int, default=Choices.warm_steps, help="steps of the warm start")
     parser.add_argument("--solutions", type=int, default=Choices.solutions, help="tasks that the teacher solves")
-    parser.add_argument("--air", choices=["dense", "sparse"], default=Choices.air, help="of flight")
+    parser.add_argument("--air", choices=["dense", "sparse"], default=Choices.air, help="of flight and math")
     parser.add_argument("--credit", choices=list(RULES), default=Choices.credit, help="of flight")
+    parser.add_argument("--level", choices=LEVELS, default=Choices.level, help="of the tasks of math")
     parser.add_argument("--python", default=Choices.python, help="interpreter with the agent's packages")
     parser.add_argument(
         "--home", type=Path, required=True, help="folder of the platform; the same one finds its runs again"
     )
     parser.add_argument("--page", action="store_true", help="write docs/experiments")
     given = parser.parse_args()
-    names = ("steps", "python", "held_out", "warm_steps", "solutions", "air", "credit")
+    names = ("steps", "python", "held_out", "warm_steps", "solutions", "air", "credit", "level")
     choices = Choices(**{name: getattr(given, name) for name in names})
     one = EXPERIMENTS[given.name]
     seeds = experiment(one, given.home.absolute(), range(given.seeds), choices)
@@ -74,7 +76,7 @@ def command(given: argparse.Namespace) -> str:
     usual = asdict(Choices())
     chosen = [
         f"--{name.replace('_', '-')} {getattr(given, name)}"
-        for name in ("held_out", "warm_steps", "solutions", "air", "credit")
+        for name in ("held_out", "warm_steps", "solutions", "air", "credit", "level")
         if getattr(given, name) != usual[name]
     ]
     arguments = f" ARGS={shlex.quote(' '.join(chosen))}" if chosen else ""

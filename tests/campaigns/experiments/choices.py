@@ -19,7 +19,8 @@ Air = Literal["dense", "sparse"]
 class Choices:
     """Sizes and variants.
 
-    Args: python: the interpreter of agents; held_out: tasks of an evaluation; warm_steps, solutions: of a warm start
+    Args: python: the interpreter of agents; held_out: tasks of an evaluation; warm_steps, solutions: of a warm start;
+        level: of the tasks of math
     """
 
     steps: int = 10
@@ -29,6 +30,7 @@ class Choices:
     solutions: int = 96
     air: Air = "dense"
     credit: str = "discounted"
+    level: str = "chain_sum"
 
     @property
     def interpreter(self) -> str:

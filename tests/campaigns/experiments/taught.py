@@ -37,6 +37,14 @@ class Taught:
     purpose: str
     warm_rate: float = 5e-5
 
+    def dataset(self, seed: int, choices: Choices) -> str:
+        """Returns the name of a seed's tasks, from which those of its runs derive."""
+        return f"{self.name}-{seed}"
+
+    def of_tasks(self, choices: Choices) -> list[str]:
+        """Returns further arguments of `tasks.py`."""
+        return []
+
     @property
     def agent(self) -> Path:
         """Returns the agent's folder."""
@@ -53,10 +61,10 @@ class Taught:
     @contextmanager
     def environment(self, folder: Path, seeds: Sequence[int], choices: Choices) -> Iterator[dict[str, dict[str, str]]]:
         """Yields the gateway's provider, which is the teacher of all seeds."""
-        folders = [folder / f"{self.name}-{seed}" for seed in seeds]
+        folders = [folder / self.dataset(seed, choices) for seed in seeds]
         for seed, made in zip(seeds, folders, strict=True):
             command = [choices.interpreter, "tasks.py", "--out", str(made), "--seed", str(seed)]
-            subprocess.run(command, cwd=self.agent, check=True)
+            subprocess.run([*command, *self.of_tasks(choices)], cwd=self.agent, check=True)
         command = [choices.interpreter, "teacher.py", *(str(made / "train.jsonl") for made in folders), "--port", "0"]
         with subprocess.Popen(command, cwd=self.agent, stdout=subprocess.PIPE, text=True) as teacher:
             assert teacher.stdout is not None
@@ -68,7 +76,7 @@ class Taught:
 
     def train(self, client: Client, folder: Path, seed: int, choices: Choices) -> list[Stage]:
         """Returns warm start and training of a seed, completed."""
-        dataset = f"{self.name}-{seed}"
+        dataset = self.dataset(seed, choices)
         for name, file in ((dataset, "train.jsonl"), (f"{dataset}-held-out", "heldout.jsonl")):
             client.upload_dataset(name, folder / dataset / file)
         shown = self._run(client, self.demonstrations(seed, choices))
@@ -85,17 +93,19 @@ class Taught:
         """Returns the example's document for a seed."""
         document: dict[str, Any] = json.loads((self.agent / "run.json").read_text())
         command = [choices.python, *document["agent"]["command"][1:]]
+        dataset = self.dataset(seed, choices)
         return document | {
-            "dataset": f"{self.name}-{seed}",
+            "dataset": dataset,
             "agent": {"command": command, "directory": str(self.agent)},
             "sampling": document["sampling"] | {"seed": seed},
             "training": document["training"] | {"steps": choices.steps},
-            "evaluation": {"dataset": f"{self.name}-{seed}-held-out", "max_tasks": choices.held_out},
+            "evaluation": {"dataset": f"{dataset}-held-out", "max_tasks": choices.held_out},
         }
 
     def demonstrations(self, seed: int, choices: Choices) -> dict[str, Any]:
         """Returns the run whose calls the teacher answers, on the tasks of training."""
         document = self.document(seed, choices)
+        del document["credit"]
         taught = {
             "roles": [one | {"policy": "teacher"} for one in document["roles"]],
             "policies": {"teacher": {"provider": "solutions"}},
@@ -103,14 +113,14 @@ class Taught:
             "training": {"steps": 0},
             "evaluation": {"dataset": document["dataset"], "max_tasks": choices.solutions},
         }
-        return named(f"{self.name}-{seed}-solutions", document | taught)
+        return named(f"{document['dataset']}-solutions", document | taught)
 
     def warm_start(self, seed: int, choices: Choices, source: str) -> dict[str, Any]:
         """Returns the fine-tuning on the solutions."""
         document = self.document(seed, choices)
         del document["credit"]
         return named(
-            f"{self.name}-{seed}-warm",
+            f"{document['dataset']}-warm",
             document
             | {
                 "recipe": "sft",
