@@ -14,6 +14,7 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from leyden.libs.client.attempts import WAIT_SECONDS, Attempt, Result, attempts_until, work
+from leyden.libs.client.chains import Chains
 from leyden.libs.client.errors import NotFound, Refused
 from leyden.libs.client.export import Export
 from leyden.libs.client.transport import Content, Parameters, Transport, file_chunks
@@ -56,7 +57,7 @@ from leyden.libs.contracts.ids import new_id
 
 Item = TypeVar("Item", bound=BaseModel)
 PAGE = 200
-CALL_PAGE = 20
+CALL_PAGE = 100
 GRADE_SECONDS = 660.0
 """The longest wait for grades: longer than the API's own."""
 
@@ -329,11 +330,8 @@ class Client:
         return Export(form, rollouts, self._counted_calls, roles=roles, per_task=max_per_task)
 
     def _counted_calls(self, rollout: Rollout) -> Iterator[Call]:
-        """The calls of the attempt that counts, in small pages: each call repeats the conversation before it."""
-        if rollout.attempt is None:
-            return iter(())
-        path = f"/v1/rollouts/{_part(rollout.id)}/calls"
-        return self._pages(path, Call, {"attempt": rollout.attempt}, page=CALL_PAGE)
+        """The calls of the attempt that counts, each with what it adds."""
+        return iter(()) if rollout.attempt is None else self.calls(rollout.id, attempt=rollout.attempt, whole=False)
 
     def group(self, group_id: str, *, calls: int = 50) -> Group:
         """Returns a group: its siblings with the parts of their rewards, and the first calls of each."""
@@ -343,10 +341,19 @@ class Client:
         """Returns a rollout with its task, attempts, outcomes and rewards."""
         return RolloutDetail.model_validate_json(self._http.get(f"/v1/rollouts/{_part(rollout_id)}"))
 
-    def calls(self, rollout_id: str, *, attempt: int | None = None, prompt: bool = False) -> Iterator[Call]:
-        """Lists the model calls of a rollout with their tokens and credit."""
-        parameters: Parameters = {"attempt": attempt, "prompt": prompt}
-        return self._pages(f"/v1/rollouts/{_part(rollout_id)}/calls", Call, parameters)
+    def calls(
+        self, rollout_id: str, *, attempt: int | None = None, prompt: bool = False, whole: bool = True
+    ) -> Iterator[Call]:
+        """Lists the model calls of a rollout with their tokens and credit.
+
+        Args: prompt: whether the prompt's token ids are given too; whole: whether each call has its whole conversation,
+            or what it adds to that of the call `parent_call_id`
+        """
+        parameters: Parameters = {"attempt": attempt, "prompt": prompt, "conversation": "added"}
+        chains = Chains()
+        for call in self._pages(f"/v1/rollouts/{_part(rollout_id)}/calls", Call, parameters, page=CALL_PAGE):
+            added = chains.add(call)
+            yield chains.whole(added) if whole else added
 
     def call_tokens(self, rollout_id: str, call_id: str, *, start: int | None = None, limit: int = 500) -> CallTokens:
         """Returns a window of a call's tokens, from the first sampled one when `start` is left out."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
@@ -114,13 +114,25 @@ async def get_calls(
     rollout_id: str,
     attempt: Attempt = None,
     prompt: Annotated[bool, Query(description="Whether to give the prompt's token ids too.")] = False,
+    conversation: Annotated[
+        Literal["whole", "added"],
+        Query(description="Whether a call repeats what it shares with its parent, an earlier call of the list."),
+    ] = "whole",
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> Page[Call]:
     """List the model calls of a rollout with tokens, log-probabilities, policy versions and credit."""
     async with store.read() as session:
         await views.check_rollout(session, rollout_id)
-        return await views.list_calls(session, rollout_id, attempt=attempt, prompt=prompt, cursor=cursor, limit=limit)
+        return await views.list_calls(
+            session,
+            rollout_id,
+            attempt=attempt,
+            prompt=prompt,
+            whole=conversation == "whole",
+            cursor=cursor,
+            limit=limit,
+        )
 
 
 @router.get("/{rollout_id}/spans")

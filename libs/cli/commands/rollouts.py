@@ -128,7 +128,7 @@ def show(
     with context_of(ctx).client() as leyden:
         found = leyden.rollout(rollout)
         shown = attempt or found.attempt
-        calls = list(leyden.calls(rollout, attempt=shown, prompt=as_json))
+        calls = list(leyden.calls(rollout, attempt=shown, prompt=as_json, whole=as_json))
         spans = list(leyden.spans(rollout, attempt=shown))
         texts = _tokenizer(leyden, found.run_id, model) if tokens and not as_json else None
     parts = trajectory(found, calls, spans, attempt=attempt, output=output, token_rows=tokens, texts=texts)

@@ -110,7 +110,7 @@ def phases_of(leyden: Client, run: Run) -> list[Phase]:
     attempts: list[tuple[Attempt, Sequence[Call]]] = []
     for rollout in leyden.rollouts(run=run.id):
         for attempt in leyden.rollout(rollout.id).attempts:
-            attempts.append((attempt, list(leyden.calls(rollout.id, attempt=attempt.number))))
+            attempts.append((attempt, list(leyden.calls(rollout.id, attempt=attempt.number, whole=False))))
     return phases(run, list(leyden.steps(run.id)), attempts)
 
 

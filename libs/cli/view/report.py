@@ -335,7 +335,9 @@ def last_question(call: Call) -> str:
     """The content of the last turn that the model was sent, or the reason why it cannot be shown."""
     if call.turns is None:
         return call.missing_parent or ""
-    return call.turns[-1].content if call.turns else ""
+    if not call.turns:
+        return "(the same as an earlier call)" if call.shared_turns else ""
+    return call.turns[-1].content
 
 
 def answer_text(call: Call) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from leyden.libs.client.chains import Chains
 from leyden.libs.contracts.api.rollouts import Call, Rollout
 from leyden.libs.contracts.conversation import Json, Turn
 
@@ -62,32 +63,59 @@ class _Answered:
     parent: _Answered | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """The names of a call's own turns and its answer, which follow the first `shared` turns of the parent."""
+
+    parent: _Named | None
+    shared: int
+    digests: Sequence[bytes]
+
+    def before(self, position: int) -> Iterator[bytes]:
+        """The names of the first turns, the last one first."""
+        one: _Named | None = self
+        while one is not None:
+            yield from reversed(one.digests[: max(0, position - one.shared)])
+            position = min(position, one.shared)
+            one = one.parent
+
+
 def conversations_of(rollout: Rollout, calls: Iterable[Call]) -> Conversations:
-    """Finds which calls continue which. Memory: the calls' tokens, and the messages of calls that are not continued.
+    """Finds which calls continue which. Time and memory: as much as the calls add to their parents.
 
     Args: calls: of one attempt, in the order of their arrival
     """
+    chains, named = Chains(), dict[str, _Named]()
     by_digest: dict[bytes, _Answered] = {}
     last: dict[str, tuple[_Answered, Call]] = {}
     incomplete = 0
-    for call in calls:
+    for call in map(chains.add, calls):
+        if call.turns is not None:
+            named[call.id] = _named(call, named)
         if call.status != "completed" or call.answer is None:
             continue
         if call.turns is None:
             incomplete += 1
             continue
-        parent, digest = None, b""
-        for turn in call.turns:
-            digest = _digest(digest, turn)
-            parent = by_digest.get(digest, parent)
-        slim = call.model_copy(update={"turns": None, "tools": None})
-        answered = _Answered(slim, len(call.turns), parent)
+        own, at = named[call.id], call.shared_turns + len(call.turns)
+        parent = next((by_digest[digest] for digest in own.before(at) if digest in by_digest), None)
+        slim = call.model_copy(update={**dict.fromkeys(("turns", "tools", "parent_call_id")), "shared_turns": 0})
+        answered = _Answered(slim, at, parent)
         if parent is not None:
             last.pop(parent.call.id, None)
-        by_digest[_digest(digest, call.answer)] = answered
+        by_digest[own.digests[-1]] = answered
         last[call.id] = (answered, call)
-    kept = [(answered, call) for answered, call in last.values() if call.delivered is not False]
+    kept = [(answered, chains.whole(call)) for answered, call in last.values() if call.delivered is not False]
     return Conversations(_numbered(rollout, kept), incomplete, len(last) - len(kept))
+
+
+def _named(call: Call, named: Mapping[str, _Named]) -> _Named:
+    parent = named[call.parent_call_id] if call.parent_call_id else None
+    digest = next(parent.before(call.shared_turns), b"") if parent else b""
+    digests = []
+    for turn in (*(call.turns or ()), *([] if call.answer is None else [call.answer])):
+        digests.append(digest := _digest(digest, turn))
+    return _Named(parent, call.shared_turns, digests)
 
 
 def _numbered(rollout: Rollout, kept: Iterable[tuple[_Answered, Call]]) -> list[Conversation]:

@@ -239,10 +239,17 @@ class Call(Body):
     """Whether its prompt extends an earlier call's tokens, is a fork of the conversation, or starts afresh."""
     request: Json
     """The parameters of the request, without conversation and tools."""
+    parent_call_id: str | None = None
+    """Only with `conversation=added`: the call with whose conversation this one's begins, earlier in the list; null
+    where this one is whole."""
+    shared_turns: int = 0
+    """The conversation begins with so many turns of the parent: its turns, then its answer."""
+    shared_tokens: int = 0
+    """The prompt begins with so many tokens of the parent: its prompt, then its sampled tokens."""
     turns: tuple[Turn, ...] | None
-    """The conversation in the request; null with `missing_parent`."""
+    """The conversation in the request, after the shared turns; null with `missing_parent`."""
     tools: tuple[Json, ...] | None
-    """The tools in the request; null with `missing_parent`."""
+    """The tools in the request; null with `missing_parent`, and where they are the parent's."""
     missing_parent: str | None = None
     """Error if `turns`, `tools` and `prompt_ids` cannot be read because an earlier call is not in the store."""
     answer: Turn | None
@@ -253,7 +260,7 @@ class Call(Body):
     completion_tokens: int
     cached_tokens: int
     prompt_ids: list[int] | None = None
-    """Only with `prompt=true`; null with `missing_parent`."""
+    """Only with `prompt=true`, after the shared tokens; null with `missing_parent`."""
     sampled_ids: list[int]
     logprobs: list[float]
     """The engine's natural log-probabilities, one per sampled token."""

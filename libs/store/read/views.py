@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Container, Sequence
+from typing import Any, NamedTuple, cast
 
 from sqlalchemy import ColumnElement, Select, func, select, text, tuple_
 from sqlalchemy.orm import aliased
@@ -26,7 +26,7 @@ from leyden.libs.contracts.api.rollouts import (
     Span,
 )
 from leyden.libs.contracts.api.runs import PolicyVersion
-from leyden.libs.contracts.conversation import parse_turn
+from leyden.libs.contracts.conversation import Json, Turn, parse_turn, parse_turns
 from leyden.libs.contracts.ids import run_of
 from leyden.libs.contracts.states import RunIntent
 from leyden.libs.store import tables
@@ -34,7 +34,7 @@ from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.policies import PolicyKey, policies_by_id
 from leyden.libs.store.read.paging import decode_cursor, page
 from leyden.libs.store.read.rollouts import select_rollouts, shown_rollout
-from leyden.libs.store.records.chains import FullCall, MissingParent, full_calls
+from leyden.libs.store.records.chains import FullCall, MissingParent, full_call, full_calls
 
 
 class UnknownRollout(LookupError):
@@ -230,12 +230,14 @@ async def list_calls(
     *,
     attempt: int | None = None,
     prompt: bool = False,
+    whole: bool = True,
     cursor: str | None,
     limit: int,
 ) -> Page[Call]:
     """Model calls of a rollout in the order they arrived, with their credit.
 
-    Args: attempt: None for all; prompt: whether the prompt's token ids are given too
+    Args: attempt: None for all; prompt: whether the prompt's token ids are given too; whole: whether each call repeats
+        what it shares with its parent
     """
     call, credit, delivery = tables.ModelCall, tables.CallCredit, tables.Delivery
     name = f"calls of {rollout_id}"
@@ -249,7 +251,8 @@ async def list_calls(
     columns = select(call, credit, delivery.delivered).outerjoin(credit, same).outerjoin(delivery, sent)
     query = columns.where(*conditions).order_by(call.sequence, call.id)
     rows = (await session.execute(query.limit(limit + 1))).all()
-    found = await full_calls(session, [row[0] for row in rows])
+    listed = [row[0] for row in rows]
+    found = await (full_calls(session, listed) if whole else _own_parts(session, listed))
     return page(
         name,
         [(*row, full) for row, full in zip(rows, found, strict=True)],
@@ -259,11 +262,40 @@ async def list_calls(
     )
 
 
+class OwnPart(NamedTuple):
+    """The part that a call adds to its parent; tools is None where they are the parent's."""
+
+    turns: tuple[Turn, ...]
+    tools: Sequence[Json] | None
+    prompt_ids: bytes
+
+
+async def _own_parts(
+    session: ReadSession, rows: Sequence[tables.ModelCall]
+) -> list[OwnPart | FullCall | MissingParent]:
+    """The calls as they are stored; in full where clocks of two gateways gave the parent the later place."""
+    parents = {row.parent_call_id for row in rows if row.parent_call_id is not None}
+    call = tables.ModelCall
+    query = select(call.id, call.sequence).where(call.run_id.in_({row.run_id for row in rows}), call.id.in_(parents))
+    places = {one.id: (one.sequence, one.id) for one in await session.execute(query)}
+    late = [row for row in rows if row.parent_call_id in places and places[row.parent_call_id] > (row.sequence, row.id)]
+    full = dict(zip((row.id for row in late), await full_calls(session, late), strict=True))
+    return [full.get(row.id) or _own_part(row, places) for row in rows]
+
+
+def _own_part(row: tables.ModelCall, stored: Container[str]) -> OwnPart | FullCall | MissingParent:
+    if row.parent_call_id is None:
+        return full_call({}, row)
+    if row.parent_call_id not in stored:
+        return MissingParent(row.id, row.parent_call_id)
+    return OwnPart(parse_turns(row.turns), row.tools, row.prompt_ids)
+
+
 def _call(
     row: tables.ModelCall,
     credit: tables.CallCredit | None,
     delivered: bool | None,
-    full: FullCall | MissingParent,
+    full: OwnPart | FullCall | MissingParent,
     *,
     prompt: bool,
 ) -> Call:
@@ -274,8 +306,11 @@ def _call(
         "policy_versions": _ints(row.policy_versions),
         "answer": None if row.answer is None else parse_turn(row.answer),
         "credit": None if credit is None else CallCredit.model_validate(_columns(credit, CallCredit)),
-        **dict.fromkeys(("turns", "tools", "prompt_ids", "missing_parent")),
+        **dict.fromkeys(("turns", "tools", "prompt_ids", "missing_parent", "parent_call_id")),
+        **dict.fromkeys(("shared_turns", "shared_tokens"), 0),
     }
+    if isinstance(full, OwnPart):
+        values |= {name: getattr(row, name) for name in ("parent_call_id", "shared_turns", "shared_tokens")}
     if isinstance(full, MissingParent):
         values["missing_parent"] = str(full)
     else:

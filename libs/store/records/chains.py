@@ -30,6 +30,9 @@ class FullCall(NamedTuple):
 class MissingParent(LookupError):
     """The parent of a call, or an earlier one, is not in the store."""
 
+    def __init__(self, call_id: str, parent_call_id: str) -> None:
+        super().__init__(f"call {call_id} has the parent {parent_call_id}, which is not in the store")
+
 
 class TokenRow(Protocol):
     """The columns from which `full_prompt` joins a prompt."""
@@ -116,7 +119,7 @@ def _chain(by_id: Mapping[str, R], row: R) -> list[R]:
     chain = [row]
     while (parent := chain[-1].parent_call_id) is not None:
         if parent not in by_id:
-            raise MissingParent(f"call {chain[-1].id} has the parent {parent}, which is not in the store")
+            raise MissingParent(chain[-1].id, parent)
         chain.append(by_id[parent])
     return chain[::-1]
 

@@ -10,9 +10,11 @@ import httpx
 import numpy as np
 import pytest
 
+from leyden.libs.client.chains import Chains
 from leyden.libs.contracts import ids
+from leyden.libs.contracts.api.rollouts import Call
 from leyden.libs.contracts.config import RunConfig
-from leyden.libs.contracts.conversation import Turn, parse_turn, turn_json
+from leyden.libs.contracts.conversation import Json, Turn, parse_turn, turn_json
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.policies import policy_columns
@@ -274,9 +276,8 @@ async def test_a_trajectory_shows_tokens_as_sampled_with_their_credit(
     assert [span["response_id"] for span in spans] == [f"chatcmpl-{first.request_id}"]
 
 
-async def test_calls_that_share_the_beginning_of_others_are_shown_in_full_on_every_page(
-    api_http: httpx.AsyncClient, database: Database
-) -> None:
+async def add_chain(database: Database) -> tuple[str, list[tuple[list[int], list[Turn], list[Json]]]]:
+    """Five calls that continue each other, and a fork: the rollout, and prompts, conversations and tools in full."""
     run = await builders.add_run(database)
     _, [rollout, _] = await builders.add_group(database, run)
     turns: list[Turn] = []
@@ -295,14 +296,59 @@ async def test_calls_that_share_the_beginning_of_others_are_shown_in_full_on_eve
     columns = {"parent_call_id": parent, "shared_turns": 3, "shared_tokens": 3, "prompt_tokens": 5}
     await builders.add_call(database, rollout, (7, 8), turns=[turn_json(own)], **columns)
     expected.append(([0, 10, 1, 7, 8], [*turns[:3], own], tools))
-    found: list[Any] = []
-    page: dict[str, Any] = {"next_cursor": None}
-    while page["next_cursor"] or not found:
-        cursor = {"cursor": page["next_cursor"]} if found else {}
-        page = await get(api_http, f"/v1/rollouts/{rollout.id}/calls", prompt=True, limit=2, **cursor)
-        found += [(call["prompt_ids"], list(map(parse_turn, call["turns"])), call["tools"]) for call in page["items"]]
+    return rollout.id, expected
+
+
+async def paged(http: httpx.AsyncClient, path: str, **parameters: Any) -> list[dict[str, Any]]:
+    """The items of all pages of two."""
+    page = await get(http, path, limit=2, **parameters)
+    found = page["items"]
+    while page["next_cursor"]:
+        page = await get(http, path, limit=2, cursor=page["next_cursor"], **parameters)
+        found += page["items"]
+    return found
+
+
+async def test_calls_that_share_the_beginning_of_others_are_shown_in_full_on_every_page(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    rollout, expected = await add_chain(database)
+    calls = await paged(api_http, f"/v1/rollouts/{rollout}/calls", prompt=True)
+    found = [(call["prompt_ids"], list(map(parse_turn, call["turns"])), call["tools"]) for call in calls]
     assert found == expected
     assert [list(tool) for _, _, [tool] in found] == [["b", "a"]] * 6
+    assert {(call["parent_call_id"], call["shared_turns"], call["shared_tokens"]) for call in calls} == {(None, 0, 0)}
+
+
+async def test_calls_may_give_what_they_add_alone_and_the_client_makes_them_whole(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    rollout, expected = await add_chain(database)
+    calls = await paged(api_http, f"/v1/rollouts/{rollout}/calls", prompt=True, conversation="added")
+    assert [[turn["content"] for turn in call["turns"]] for call in calls] == [[str(n)] for n in (0, 1, 2, 3, 4, "new")]
+    assert [call["shared_turns"] for call in calls] == [0, 2, 4, 6, 8, 3]
+    assert [call["parent_call_id"] for call in calls] == [None, *(call["id"] for call in calls[:5])]
+    assert [(call["tools"] is None, call["prompt_ids"]) for call in calls[3:]] == [
+        (True, [3]),
+        (True, [4]),
+        (True, [7, 8]),
+    ]
+    chains = Chains()
+    whole = [chains.whole(chains.add(Call.model_validate(call))) for call in calls]
+    assert [(one.prompt_ids, list(one.turns or ()), list(one.tools or ())) for one in whole] == expected
+
+
+async def test_a_call_is_whole_where_the_list_gives_its_parent_later(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    _, [rollout, _] = await builders.add_group(database, await builders.add_run(database))
+    columns: dict[str, Any] = {"parent_call_id": "call-late", "shared_turns": 2, "shared_tokens": 2, "prompt_tokens": 3}
+    await builders.add_call(database, rollout, (5,), sequence=1, turns=[turn_json(Turn("user", "go on"))], **columns)
+    await builders.add_call(database, rollout, (1,), (2,), id="call-late", sequence=2)
+    path = f"/v1/rollouts/{rollout.id}/calls"
+    whole, added = [await get(api_http, path, prompt=True, conversation=one) for one in ("whole", "added")]
+    assert whole == added
+    assert (added["items"][0]["prompt_ids"], len(added["items"][0]["turns"])) == ([1, 2, 5], 3)
 
 
 async def test_a_call_without_its_parent_is_listed_with_the_reason(
@@ -321,6 +367,10 @@ async def test_a_call_without_its_parent_is_listed_with_the_reason(
         (after.id, None, reason, None, [7]),
     ]
     assert [call["turns"] is None for call in calls] == [False, True, True]
+    added = (await get(api_http, f"/v1/rollouts/{rollout.id}/calls", conversation="added"))["items"]
+    chains = Chains()
+    whole = [chains.whole(chains.add(Call.model_validate(call))) for call in added]
+    assert [(one.turns is None, one.missing_parent) for one in whole] == [(False, None), (True, reason), (True, reason)]
 
 
 async def test_a_rollout_shows_its_task_attempts_outcomes_and_rewards(

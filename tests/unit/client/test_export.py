@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -80,6 +82,50 @@ def test_branches_share_their_beginning_and_own_it_once() -> None:
     first, second = conversations_of(rollout(), [*planned(), again]).found
     assert (first.own, second.own, second.first_own) == ({2, 5}, {4}, 4)
     assert set(second.answers) == {2, 4}
+
+
+def added(calls: Sequence[Call], parents: Mapping[str, str]) -> list[Call]:
+    """The calls as what they add to their parents; tokens are not changed."""
+    whole = {one.id: one for one in calls}
+    found = []
+    for one in calls:
+        parent = whole.get(parents.get(one.id, ""))
+        if parent is not None and one.turns is not None and parent.turns is not None:
+            answer = () if parent.answer is None else (parent.answer,)
+            pairs = zip(one.turns, (*parent.turns, *answer), strict=False)
+            shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            columns = {"parent_call_id": parent.id, "shared_turns": shared, "turns": one.turns[shared:], "tools": None}
+            one = one.model_copy(update=columns)
+        found.append(one)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_calls_that_give_what_they_add_have_the_conversations_of_whole_ones(seed: int) -> None:
+    chance = random.Random(seed)
+    calls: list[Call] = []
+    parents: dict[str, str] = {}
+    for number in range(12):
+        name, parent = f"c{number}", chance.choice(calls) if calls else None
+        turns: tuple[Turn, ...] = (TASK,)
+        if parent is not None and chance.random() < 0.8:
+            parents[name] = parent.id
+            before = (*(parent.turns or ()), *(() if parent.answer is None else (parent.answer,)))
+            kept = len(before) if chance.random() < 0.7 else chance.randint(0, len(before))
+            turns = (*before[:kept], *chance.choices((RAIN, SUMMARY, NICE), k=chance.randint(0, 2)))
+        answer, delivered = chance.choice((NICE, LYON, ASKS)), chance.random() < 0.8
+        calls.append(call(name, turns, answer, delivered=delivered))
+    whole, by_parts = conversations_of(rollout(), calls), conversations_of(rollout(), added(calls, parents))
+    assert by_parts == whole
+    assert len(whole.found) > 1
+
+
+def test_a_conversation_whose_earlier_call_is_lost_is_incomplete_with_all_that_continue_it() -> None:
+    lost, last = planned()
+    lost = lost.model_copy(update={"turns": None, "missing_parent": "call c0 is not in the store"})
+    [_, part] = added(planned(), {"c2": "c1"})
+    after = call("c3", [SUMMARY], LYON, parent_call_id="c2", shared_turns=len(last.turns or ()) + 1)
+    assert conversations_of(rollout(), [lost, part, after]).incomplete == 3
 
 
 def test_a_compacted_context_and_another_role_are_conversations_of_their_own() -> None:

@@ -2,7 +2,8 @@
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { request, usePolled, type Call, type Group, type Page, type Sibling, type SiblingCall } from "../api";
+import { request, usePolled, type Call, type Group, type Page, type Sibling, type SiblingCall, type Turn } from "../api";
+import { lastTurn } from "../conversation";
 import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, link, number, signed, time } from "../parts";
 
 const CALLS = 50;
@@ -178,7 +179,7 @@ function Later({ sibling, from }: { sibling: Sibling; from: number }) {
   useEffect(() => {
     const attempt = sibling.attempt === null ? "" : `&attempt=${sibling.attempt}`;
     const stop = new AbortController();
-    request<Page<Call>>("GET", `v1/rollouts/${encodeURIComponent(sibling.id)}/calls?limit=${CALLS}${attempt}`, undefined, stop.signal)
+    request<Page<Call>>("GET", `v1/rollouts/${encodeURIComponent(sibling.id)}/calls?conversation=added&limit=${CALLS}${attempt}`, undefined, stop.signal)
       .then(({ items }) => setCalls(items))
       .catch((error: Error) => !stop.signal.aborted && setProblem(error.message));
     return () => stop.abort();
@@ -188,14 +189,13 @@ function Later({ sibling, from }: { sibling: Sibling; from: number }) {
       <h3>Sibling {sibling.sibling}, reward {number(sibling.reward)}</h3>
       {problem && <p role="alert" class="problem">{problem}</p>}
       {!problem && !calls && <p role="status">Loading …</p>}
-      {calls?.slice(from).map((call, index) => <Answer key={call.id} call={call} place={from + index + 1} />)}
+      {calls?.slice(from).map((call, index) => <Answer key={call.id} call={call} asked={lastTurn(call, calls)} place={from + index + 1} />)}
       {calls && calls.length <= from && <p>It made no call {from + 1}.</p>}
     </section>
   );
 }
 
-function Answer({ call, place }: { call: Call; place: number }) {
-  const asked = call.turns?.[call.turns.length - 1];
+function Answer({ call, asked, place }: { call: Call; asked?: Turn; place: number }) {
   return (
     <article aria-label={`Call ${place}`}>
       <h4>Call {place}</h4>

@@ -1,6 +1,7 @@
 import { useState } from "preact/hooks";
 import { usePolled, type Attempt, type Call, type Page, type Rollout, type RolloutDetail, type Turn } from "../api";
 import { TokenOverlay } from "../token_overlay";
+import { conversation } from "../conversation";
 import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, Table, link, number, signed, time } from "../parts";
 
 const LIVE = new Set(["queued", "running", "grading"]);
@@ -10,7 +11,7 @@ export function RolloutPage({ id }: { id: string }) {
   const path = `v1/rollouts/${encodeURIComponent(id)}`;
   const [shown, setShown] = useState(CALLS);
   const rollout = usePolled<RolloutDetail>(path, (data) => LIVE.has(data.state));
-  const calls = usePolled<Page<Call>>(`${path}/calls?limit=${shown}`, () => rollout.data === undefined || LIVE.has(rollout.data.state));
+  const calls = usePolled<Page<Call>>(`${path}/calls?conversation=added&limit=${shown}`, () => rollout.data === undefined || LIVE.has(rollout.data.state));
   return (
     <>
       <h1>Rollout {id}</h1>
@@ -20,7 +21,7 @@ export function RolloutPage({ id }: { id: string }) {
         {({ items, next_cursor }) => (
           <>
             {items.length === 0 && <p>No model call yet: the agent has asked nothing.</p>}
-            {items.map((call, index) => <CallView key={call.id} call={call} place={index + 1} isLive={rollout.data?.step == null && !rollout.data?.evaluation_id} />)}
+            {items.map((call, index) => <CallView key={call.id} call={call} calls={items} place={index + 1} isLive={rollout.data?.step == null && !rollout.data?.evaluation_id} />)}
             {next_cursor && shown < 1000 && (
               <button type="button" onClick={() => setShown(1000)}>Show more calls</button>
             )}
@@ -164,7 +165,8 @@ function AttemptView({ attempt }: { attempt: Attempt }) {
   );
 }
 
-function CallView({ call, place, isLive }: { call: Call; place: number; isLive: boolean }) {
+function CallView({ call, calls, place, isLive }: { call: Call; calls: Call[]; place: number; isLive: boolean }) {
+  const asked = (call.shared_turns ?? 0) + (call.turns?.length ?? 0);
   const versions = [...new Set(call.policy_versions)].join(", ");
   const facts = [
     call.agent_name ?? call.role ?? "",
@@ -182,8 +184,8 @@ function CallView({ call, place, isLive }: { call: Call; place: number; isLive: 
       {!call.trainable && <p class="warning">Does not train: <AgentLine text={call.untrainable_reason} /></p>}
       {call.missing_parent && <p class="warning"><AgentLine text={call.missing_parent} /></p>}
       {call.turns && (
-        <Fold title={`Request: ${call.turns.length} ${call.turns.length === 1 ? "message" : "messages"}`} open={place === 1}>
-          {() => call.turns?.map((turn, index) => <TurnView key={index} turn={turn} />)}
+        <Fold title={`Request: ${asked} ${asked === 1 ? "message" : "messages"}`} open={place === 1}>
+          {() => conversation(call, calls)?.map((turn, index) => <TurnView key={index} turn={turn} />) ?? <p class="warning">An earlier call is not in the store.</p>}
         </Fold>
       )}
       {call.answer ? <TurnView turn={call.answer} /> : <p class="quiet">No answer.</p>}
