@@ -78,6 +78,11 @@ def test_documents_of_an_experiment_with_a_teacher_are_valid(one: Taught) -> Non
     trained = RunConfig.model_validate(overlay(warm.model_dump(mode="json"), one.changes(0, choices)))
     assert (trained.algorithm.type, trained.optimizer.schedule, trained.training.steps) == ("ppo_clip", "constant", 7)
     assert (trained.reward, trained.roles) == (warm.reward, warm.roles)
+    # Each version is measured once: the base model and the fine-tuned one by the warm start.
+    measured = [
+        run.evaluation and run.evaluation.planned_versions(run.training.steps) for run in (shown_, warm, trained)
+    ]
+    assert measured == [[None], [0, None], [None]]
 
 
 @pytest.mark.parametrize("air", ["dense", "sparse"])

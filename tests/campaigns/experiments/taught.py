@@ -111,7 +111,7 @@ class Taught:
             "policies": {"teacher": {"provider": "solutions"}},
             "train": None,
             "training": {"steps": 0},
-            "evaluation": {"dataset": document["dataset"], "max_tasks": choices.solutions},
+            "evaluation": {"dataset": document["dataset"], "max_tasks": choices.solutions, "at_start": False},
         }
         return named(f"{document['dataset']}-solutions", document | taught)
 
@@ -134,4 +134,6 @@ class Taught:
     def changes(self, seed: int, choices: Choices) -> dict[str, Any]:
         """Returns the changes of a warm start that make it a training by the example's document."""
         document = RunConfig.model_validate(self.document(seed, choices)).storable()
-        return {name: document[name] for name in OF_LEARNING} | {"training": {"steps": choices.steps}}
+        changed = {name: document[name] for name in OF_LEARNING} | {"training": {"steps": choices.steps}}
+        # The warm start has measured the version that this begins with.
+        return changed | {"evaluation": {"at_start": False}}
