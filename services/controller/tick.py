@@ -35,6 +35,7 @@ from leyden.services.controller.runs.enqueueing import WaitingLine
 from leyden.services.controller.runs.phases import Team
 from leyden.services.controller.runs.stopping import EarlyStops, fail_runs, idle_runs
 from leyden.services.controller.settings import Settings
+from leyden.services.controller.trainers.models import models_of
 from leyden.services.controller.trainers.supervisor import TrainerSupervisor
 
 log = logger()
@@ -81,9 +82,10 @@ class Controller:
         is_cancelled = any(one.phase is RunPhase.CANCELLED for one in moved)
         await self.notifications.publish_ended(None if is_cancelled else expired)
         # A team has a trainer for each policy while it has steps to do, or its last version to export again.
-        self.trainers.reconcile(
-            {run.id: run.steps_done for team in active for run in team.runs if self._needs_trainer(team, run)}
-        )
+        trained = [run for team in active for run in team.runs if self._needs_trainer(team, run)]
+        of_pools = {name: pool.model_path for name, pool in self.settings.engine_pools().items()}
+        models = {run.id: models_of(run.config, of_pools.get(run.config.pool)) for run in trained}
+        self.trainers.reconcile({run.id: run.steps_done for run in trained}, models)
         await self._set_targets(active)
         admitted = [rollout for team in active for rollout in await self._admit(team)]
         await self._line.enqueue(queued, admitted)

@@ -223,12 +223,19 @@ key: {{ .key }}
 {{- end -}}
 {{- end }}
 
-{{/* Waits until the model is in the storage. Arguments: root, image, model (a path; the base model without it). */}}
+{{/* Waits until the model is in the storage. Arguments: root, image, model (a path; the base model without it). The
+controller puts a run's own models into a trainer's MODEL_PATH, one a line. */}}
 {{- define "leyden.waitForModel" -}}
 - name: wait-for-model
   image: {{ .image }}
   imagePullPolicy: {{ .root.Values.imagePullPolicy }}
-  command: [sh, -c, 'until [ -f "$MODEL_PATH/config.json" ]; do echo "waiting: no model in $MODEL_PATH yet"; sleep 2; done']
+  command:
+  - sh
+  - -c
+  - |
+    printf '%s\n' "$MODEL_PATH" | while IFS= read -r folder; do
+      until [ -f "$folder/config.json" ]; do echo "waiting: no model in $folder yet"; sleep 2; done
+    done
   env:
   - name: MODEL_PATH
     value: {{ .model | default (include "leyden.modelPath" .root) | quote }}

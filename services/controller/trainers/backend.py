@@ -7,6 +7,8 @@ import signal
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from leyden.services.controller.trainers.models import TrainerModels
+
 LESS_MEMORY = (
     "lower training.micro_batch_tokens, write optimizer.moments 8bit, train adapters with training.lora, or unset"
     " optimizer.offload"
@@ -110,9 +112,10 @@ class TrainerBackend(Protocol):
     async def last_attempt(self, run_id: str) -> int:
         """Returns the number of the run's newest attempt that the backend knows, over or not; 0 for none."""
 
-    async def start(self, attempt: TrainerAttempt) -> None:
+    async def start(self, attempt: TrainerAttempt, models: TrainerModels) -> None:
         """Starts an attempt, or adopts the one that has its name.
 
+        Args:   models: those that the trainer reads; it begins once they are there
         Raises: TrainerRefused
         """
 

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from kubernetes_asyncio import client
 
+from leyden.libs.kubernetes.cluster import Object
 from leyden.libs.kubernetes.jobs import fail_on_disruption
-from leyden.libs.kubernetes.templates import ATTEMPT, COMPONENT, INSTANCE, RUN, completed, variables
+from leyden.libs.kubernetes.templates import ATTEMPT, COMPONENT, INSTANCE, RUN, completed, variables, verbatim
 from leyden.services.controller.trainers.backend import TrainerAttempt
+from leyden.services.controller.trainers.models import TrainerModels
 
 if TYPE_CHECKING:
     from leyden.services.controller.settings import Settings
@@ -24,10 +26,15 @@ INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 PROCESSES = "PET_NPROC_PER_NODE"
 COUNTED = ("python", "-m", "leyden.libs.embedded.memory_kills")
 """Runs the trainer, and tells of each of its processes that the kernel killed for want of memory."""
+WAIT = "wait-for-model"
+"""The init container of the chart's pod template that waits until each line of MODEL_PATH is a model's folder."""
+VARIABLE = "MODEL_PATH"
 KUEUE = "kueue.x-k8s.io/"
 
 
-def trainer_job(attempt: TrainerAttempt, template: client.V1PodTemplateSpec, settings: Settings) -> client.V1Job:
+def trainer_job(
+    attempt: TrainerAttempt, models: TrainerModels, template: client.V1PodTemplateSpec, settings: Settings
+) -> client.V1Job:
     """Builds the Job: its pods start together and fail together, since a retry is another attempt."""
     pods, labels = settings.trainer_pods, trainer_labels(attempt, settings)
     several = pods > 1 or _processes(template) not in {"", "1"}
@@ -37,6 +44,7 @@ def trainer_job(attempt: TrainerAttempt, template: client.V1PodTemplateSpec, set
     pod, trainer = completed(template, CONTAINER, labels=labels, command=command, environment=environment)
     # The last lines of the log, in the pod's status.
     trainer.termination_message_policy = "FallbackToLogsOnError"
+    _await_models(pod, models)
     pod.spec.subdomain = settings.trainer_service
     # Kueue admits Jobs, and finds the queue on them.
     queue = {name: value for name, value in pod.metadata.labels.items() if name.startswith(KUEUE)}
@@ -64,6 +72,14 @@ def trainer_labels(attempt: TrainerAttempt, settings: Settings) -> dict[str, str
         RUN: attempt.run_id,
         ATTEMPT: str(attempt.number),
     }
+
+
+def awaited(pod: Object) -> str | None:
+    """The folders for which a pod's init container waits, in words for users; None for a pod without such a wait."""
+    containers = pod.get("spec", {}).get("initContainers", [])
+    variables = [one for container in containers if container["name"] == WAIT for one in container.get("env", [])]
+    folders = [str(one.get("value", "")).splitlines() for one in variables if one["name"] == VARIABLE]
+    return f"there is no model yet in {' or '.join(folders[0])}" if folders else None
 
 
 def _processes(template: client.V1PodTemplateSpec) -> str:
@@ -94,3 +110,12 @@ def _rendezvous(attempt: TrainerAttempt, settings: Settings, grace_seconds: int)
         ),
         client.V1EnvVar(name="PET_NODE_RANK", value_from=index),
     ]
+
+
+def _await_models(pod: client.V1PodTemplateSpec, models: TrainerModels) -> None:
+    """Makes the init container of a trainer's pod wait for the trainer's own models, in place of the base model."""
+    for container in pod.spec.init_containers or []:
+        for variable in container.env or []:
+            if container.name == WAIT and variable.name == VARIABLE:
+                own = variable.value if models.base is None else verbatim(models.base)
+                variable.value = "\n".join([own, *map(verbatim, models.more)])

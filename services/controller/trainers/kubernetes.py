@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 from leyden.libs.embedded.memory_kills import told
@@ -23,7 +24,8 @@ from leyden.services.controller.trainers.backend import (
     end_of,
     last_line,
 )
-from leyden.services.controller.trainers.job import CONTAINER, trainer_job
+from leyden.services.controller.trainers.job import CONTAINER, WAIT, awaited, trainer_job
+from leyden.services.controller.trainers.models import TrainerModels
 
 log = logger()
 
@@ -56,20 +58,20 @@ class KubernetesTrainers:
         self._template = cluster.template(settings.trainer_pod_template_file, CONTAINER)
         self._selector = selector({INSTANCE: settings.release, COMPONENT: CONTAINER})
         self._poll = SharedPoll(self._snapshot, POLL_SECONDS)
-        self._without_quota: dict[TrainerAttempt, str] = {}
+        self._without_quota: dict[TrainerAttempt, tuple[TrainerModels, str]] = {}
 
     async def last_attempt(self, run_id: str) -> int:
         with _refusals():
             jobs = await self._cluster.jobs(f"{self._selector},{RUN}={run_id}")
         return max((int(job["metadata"]["labels"][ATTEMPT]) for job in jobs), default=0)
 
-    async def start(self, attempt: TrainerAttempt) -> None:
+    async def start(self, attempt: TrainerAttempt, models: TrainerModels) -> None:
         try:
-            uid = await self._cluster.create_job(trainer_job(attempt, self._template, self._settings))
+            uid = await self._cluster.create_job(trainer_job(attempt, models, self._template, self._settings))
         except Refused as error:
             if QUOTA not in str(error):
                 raise TrainerRefused(str(error)) from error
-            self._without_quota[attempt] = str(error)
+            self._without_quota[attempt] = models, str(error)
             return
         self._without_quota.pop(attempt, None)
         log.info("trainer started", trainer=attempt.name, job_uid=uid)
@@ -78,8 +80,10 @@ class KubernetesTrainers:
         with _refusals():
             snapshot = await self._poll.next()
         if attempt in self._without_quota:
-            await self.start(attempt)
-            return TrainerStatus(TrainerState.WAITING, self._without_quota.get(attempt, "its Job was created just now"))
+            models, _ = self._without_quota[attempt]
+            await self.start(attempt, models)
+            _, reason = self._without_quota.get(attempt, (models, "its Job was created just now"))
+            return TrainerStatus(TrainerState.WAITING, reason)
         job = snapshot.jobs.get(attempt.name)
         if job is None:
             # The list may be older than the Job.
@@ -105,6 +109,8 @@ class KubernetesTrainers:
         pods: dict[str, list[PodStatus]] = {}
         for pod in await self._cluster.pods(self._selector):
             status = pod_status(pod, CONTAINER)
+            if WAIT in (status.waiting or "") and (missing := awaited(pod)) is not None:
+                status = replace(status, waiting=f"{status.waiting}: {missing}")
             pods.setdefault(status.job, []).append(status)
         return Snapshot(jobs, pods)
 

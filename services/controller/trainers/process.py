@@ -21,6 +21,7 @@ from leyden.services.controller.trainers.backend import (
     TrainerStatus,
     end_of,
 )
+from leyden.services.controller.trainers.models import TrainerModels
 
 log = logger()
 
@@ -41,7 +42,8 @@ class ProcessTrainers:
         # Processes of a former leader have died with it.
         return max((attempt.number for attempt in self._processes if attempt.run_id == run_id), default=0)
 
-    async def start(self, attempt: TrainerAttempt) -> None:
+    async def start(self, attempt: TrainerAttempt, models: TrainerModels) -> None:
+        # The API has seen the models of this machine.
         if attempt in self._processes:
             return
         self._memory_kills[attempt] = deque([(time.monotonic(), memory_kills())], maxlen=2)

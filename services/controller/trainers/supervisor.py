@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from prometheus_client import Counter
@@ -26,6 +26,7 @@ from leyden.services.controller.trainers.backend import (
     TrainerState,
     TrainerStatus,
 )
+from leyden.services.controller.trainers.models import TrainerModels
 
 log = logger()
 limited_log = RateLimitedLogger(log)
@@ -87,14 +88,16 @@ class TrainerSupervisor:
         self._planned: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._steps: dict[str, int] = {}
+        self._models: Mapping[str, TrainerModels] = {}
         self._waiting: dict[str, str] = {}
         self._failures: dict[str, str] = {}
 
-    def reconcile(self, steps_done: dict[str, int]) -> None:
+    def reconcile(self, steps_done: dict[str, int], models: Mapping[str, TrainerModels] | None = None) -> None:
         """Starts and stops trainers, so that exactly these runs have one.
 
-        Args: steps_done: by run; ends before the last step count no more
+        Args: steps_done: by run; ends before the last step count no more; models: by run, those that its trainer reads
         """
+        self._models = models or {}
         self._steps = dict(steps_done)
         for run_id in self._tasks.keys() - steps_done.keys():
             self._tasks[run_id].cancel()
@@ -158,7 +161,7 @@ class TrainerSupervisor:
     async def _run(self, attempt: TrainerAttempt) -> TrainerStatus:
         """Runs one attempt to its end. Cancelling stops the trainer, unless the run still needs it."""
         try:
-            await self._backend.start(attempt)
+            await self._backend.start(attempt, self._models.get(attempt.run_id, TrainerModels()))
             STARTS.inc()
             while not (status := await self._backend.status(attempt)).state.is_over:
                 self._waiting.pop(attempt.run_id, None)

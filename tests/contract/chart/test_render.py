@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -170,6 +171,23 @@ def test_another_model_is_another_folder_and_replaces_the_pods_that_read_it() ->
     for options in ("model.repository=Qwen/other", "model.repository=Qwen/one,model.revision=a1b2"):
         after = readers(options)
         assert [name for name, part in after.items() if part == before[name]] == []
+
+
+def test_a_trainer_waits_for_each_model_of_its_run(tmp_path: Path) -> None:
+    found = [one for one in yaml.safe_load_all(template().stdout) if one and one["kind"] == "ConfigMap"]
+    texts = [one["data"]["trainer.yaml"] for one in found if "trainer.yaml" in one.get("data", {})]
+    [wait] = yaml.safe_load(texts[0])["spec"]["initContainers"]
+    base, critic = tmp_path / "base model", tmp_path / "critic"
+    for folder in (base, critic):
+        folder.mkdir()
+    (base / "config.json").touch()
+    with subprocess.Popen(
+        wait["command"], env={"PATH": os.defpath, "MODEL_PATH": f"{base}\n{critic}"}, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"waiting: no model in {critic} yet\n"
+        (critic / "config.json").touch()
+        assert process.wait(timeout=30) == 0
 
 
 def test_two_releases_of_one_name_share_no_namespace_of_agents() -> None:

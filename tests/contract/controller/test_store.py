@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.controller.engines.targets import TargetVersion
 from leyden.services.controller.settings import PoolSettings, Settings
 from leyden.services.controller.tick import Controller
+from leyden.services.controller.trainers.models import TrainerModels
 from leyden.services.controller.trainers.supervisor import TrainerSupervisor
 from leyden.services.controller.worker import take_over
 from tests.support import builders
@@ -65,11 +66,12 @@ class NoTrainers(TrainerSupervisor):
 
     def __init__(self) -> None:
         self.wanted: dict[str, int] = {}
+        self.models: Mapping[str, TrainerModels] = {}
         self.failures: dict[str, str] = {}
         self.reason: str | None = None
 
-    def reconcile(self, steps_done: dict[str, int]) -> None:
-        self.wanted = steps_done
+    def reconcile(self, steps_done: dict[str, int], models: Mapping[str, TrainerModels] | None = None) -> None:
+        self.wanted, self.models = steps_done, models or {}
 
     def pop_failures(self) -> dict[str, str]:
         failures, self.failures = self.failures, {}
@@ -510,6 +512,7 @@ async def test_runs_of_different_pools_go_side_by_side(scene: Scene) -> None:
     assert [await scene.phase(run) for run in (large, first)] == [("running", None)] * 2
     assert await scene.phase(second) == ("pending", f"waiting for an engine of pool small: {first.id} has them")
     assert scene.trainers.wanted == {large.id: 0, first.id: 0}
+    assert scene.trainers.models == {large.id: TrainerModels(), first.id: TrainerModels("/models/small")}
     assert [fleet.served and fleet.served.run_id for fleet in (scene.fleet, small)] == [large.id, first.id]
     assert [len(await scene.groups(run)) for run in (large, first, second)] == [4, 4, 0]
     async with scene.database.read() as session:

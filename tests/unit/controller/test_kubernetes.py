@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from leyden.libs.contracts.config import RunConfig
 from leyden.libs.embedded.memory_kills import LAST_LINE
 from leyden.libs.kubernetes import cluster as cluster_module
 from leyden.services.controller.engines.kubernetes import KubernetesEngines, engine_urls
@@ -18,12 +19,15 @@ from leyden.services.controller.trainers import supervisor as trainers
 from leyden.services.controller.trainers.backend import TrainerAttempt, TrainerRefused, TrainerState
 from leyden.services.controller.trainers.job import COUNTED
 from leyden.services.controller.trainers.kubernetes import PEER_LOST, RANK_LOST, KubernetesTrainers
+from leyden.services.controller.trainers.models import TrainerModels, models_of
 from leyden.services.controller.trainers.supervisor import TrainerSupervisor
 from tests.fakes.kubernetes_api import FakeKubernetes
 from tests.fakes.trainer_journal import RememberedEnds
+from tests.support.builders import run_document
 from tests.support.waiting import eventually
 
 FIRST = TrainerAttempt("run-abc", 1)
+MODELS = TrainerModels()
 TEMPLATE = """
 metadata: {labels: {kueue.x-k8s.io/queue-name: gpus}}
 spec:
@@ -77,8 +81,8 @@ Make = Callable[..., KubernetesTrainers]
 async def test_a_trainer_is_an_indexed_job_and_the_next_leader_adopts_it(server: FakeKubernetes, make: Make) -> None:
     former, leader = make(), make()
     assert await former.last_attempt("run-abc") == 0
-    await former.start(FIRST)
-    await leader.start(FIRST)
+    await former.start(FIRST, MODELS)
+    await leader.start(FIRST, MODELS)
     assert (await leader.last_attempt("run-abc"), await leader.last_attempt("run-abd")) == (1, 0)
     [job] = server.objects["jobs"].values()
     assert job["metadata"]["name"] == "trainer-run-abc-1"
@@ -106,7 +110,7 @@ async def test_a_trainer_is_an_indexed_job_and_the_next_leader_adopts_it(server:
 async def test_the_pods_of_one_trainer_find_each_other_by_torchruns_variables(
     server: FakeKubernetes, make: Make
 ) -> None:
-    await make(trainer_pods=2).start(FIRST)
+    await make(trainer_pods=2).start(FIRST, MODELS)
     body = server.objects["jobs"]["trainer-run-abc-1"]["spec"]
     assert (body["completions"], body["parallelism"]) == (2, 2)
     [trainer] = body["template"]["spec"]["containers"]
@@ -124,7 +128,7 @@ async def test_several_processes_of_one_pod_start_under_torchrun(
 ) -> None:
     several = TEMPLATE.replace("env: [", 'env: [{name: PET_NPROC_PER_NODE, value: "8"}, ')
     monkeypatch.setitem(globals(), "TEMPLATE", several)
-    await make().start(FIRST)
+    await make().start(FIRST, MODELS)
     [trainer] = server.objects["jobs"]["trainer-run-abc-1"]["spec"]["template"]["spec"]["containers"]
     assert trainer["command"][3] == "torchrun"
     assert {"PET_NPROC_PER_NODE", "PET_NNODES"} <= {one["name"] for one in trainer["env"]}
@@ -136,7 +140,7 @@ async def test_the_states_of_a_trainer_have_their_reasons(server: FakeKubernetes
     async def state() -> tuple[TrainerState, str]:
         return tuple(await backend.status(FIRST))[:2]  # type: ignore[return-value]
 
-    await backend.start(FIRST)
+    await backend.start(FIRST, MODELS)
     assert await state() == (TrainerState.WAITING, "its pods are being created")
     server.objects["jobs"][name]["spec"]["suspend"] = True
     assert await state() == (TrainerState.WAITING, "queued: the Job is suspended until its queue has room")
@@ -156,7 +160,7 @@ async def test_the_states_of_a_trainer_have_their_reasons(server: FakeKubernetes
 
 async def end(server: FakeKubernetes, make: Make, code: int, **details: Any) -> tuple[TrainerState, str]:
     backend = make()
-    await backend.start(FIRST)
+    await backend.start(FIRST, MODELS)
     conditions = details.pop("conditions", [])
     server.ended(FIRST.name, code, 0, "trainer", **details)
     server.pod(FIRST.name, 0, conditions=conditions)
@@ -188,7 +192,7 @@ async def test_a_pod_that_lost_another_one_is_not_the_cause(
     server: FakeKubernetes, make: Make, code: int, details: dict[str, Any], expected: tuple[TrainerState, str]
 ) -> None:
     backend = make(trainer_pods=2)
-    await backend.start(FIRST)
+    await backend.start(FIRST, MODELS)
     server.ended(FIRST.name, 1, 0, "trainer", message=LOST)
     server.running(FIRST.name, 1, "trainer")
     assert (await backend.status(FIRST)).state is TrainerState.RUNNING
@@ -198,7 +202,7 @@ async def test_a_pod_that_lost_another_one_is_not_the_cause(
 
 async def test_a_pod_whose_collective_lost_another_one_is_not_the_cause(server: FakeKubernetes, make: Make) -> None:
     backend = make(trainer_pods=2)
-    await backend.start(FIRST)
+    await backend.start(FIRST, MODELS)
     server.ended(FIRST.name, 1, 0, "trainer", message=f"RuntimeError: Connection closed by peer. This is {PEER_LOST}.")
     server.ended(FIRST.name, 1, 1, "trainer", message="HostOutOfMemory: lower training.micro_batch_tokens")
     reason = "exit code 1: HostOutOfMemory: lower training.micro_batch_tokens"
@@ -260,7 +264,7 @@ async def test_a_trainer_out_of_memory_fails_its_run_the_second_time(
 
 async def test_a_trainer_waits_for_its_model(server: FakeKubernetes, make: Make) -> None:
     backend = make()
-    await backend.start(FIRST)
+    await backend.start(FIRST, MODELS)
     server.pod(FIRST.name, 0, phase="Pending", initContainerStatuses=[
         {"name": "wait-for-model", "state": {"running": {"startedAt": "2026-11-24T10:00:00Z"}}}
     ])  # fmt: skip
@@ -270,9 +274,54 @@ async def test_a_trainer_waits_for_its_model(server: FakeKubernetes, make: Make)
     )
 
 
+WAITING_TEMPLATE = (
+    TEMPLATE
+    + """
+  initContainers:
+  - name: wait-for-model
+    image: trainer:1
+    env: [{name: MODEL_PATH, value: /models/base}]
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "of_pool", "awaited"),
+    [
+        (None, None, "/models/base"),
+        (None, "/models/pool", "/models/pool"),
+        ("/models/own", "/models/pool", "/models/own"),
+    ],
+)
+async def test_a_trainer_waits_for_the_models_that_it_reads(
+    server: FakeKubernetes,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    model: str | None,
+    of_pool: str | None,
+    awaited: str,
+) -> None:
+    monkeypatch.setitem(globals(), "TEMPLATE", WAITING_TEMPLATE)
+    document = {
+        "model": model,
+        "algorithm": {"type": "ppo_clip", "critic": {"trunk": "own", "model": "/models/critic"}},
+        "credit": {"baseline": {"type": "value"}},
+    }
+    backend, config = make(), RunConfig.model_validate(run_document(**document))
+    await backend.start(FIRST, models_of(config, None if of_pool is None else Path(of_pool)))
+    pod = server.objects["jobs"][FIRST.name]["spec"]["template"]["spec"]
+    assert pod["initContainers"][0]["env"] == [{"name": "MODEL_PATH", "value": f"{awaited}\n/models/critic"}]
+    status = {"name": "wait-for-model", "state": {"running": {"startedAt": "2026-11-24T10:00:00Z"}}}
+    server.pod(FIRST.name, 0, phase="Pending", initContainerStatuses=[status])["spec"] = pod
+    assert tuple(await backend.status(FIRST))[:2] == (
+        TrainerState.WAITING,
+        f"its container wait-for-model has not ended: there is no model yet in {awaited} or /models/critic",
+    )
+
+
 async def test_a_trainer_whose_pod_or_job_is_gone_was_killed(server: FakeKubernetes, make: Make) -> None:
     backend = make()
-    await backend.start(FIRST)
+    await backend.start(FIRST, MODELS)
     server.finish_job(FIRST.name, "Failed", reason="PodFailurePolicy", message="Pod was evicted")
     assert tuple(await backend.status(FIRST))[:2] == (TrainerState.KILLED, "PodFailurePolicy: Pod was evicted")
     server.objects["jobs"].clear()
@@ -284,14 +333,14 @@ async def test_a_trainer_without_quota_waits_for_room_and_another_refusal_is_fin
 ) -> None:
     backend = make()
     server.refuse = lambda kind, body: (403, "exceeded quota: count/jobs=0")
-    await backend.start(FIRST)
+    await backend.start(FIRST, MODELS)
     assert tuple(await backend.status(FIRST))[:2] == (TrainerState.WAITING, "exceeded quota: count/jobs=0")
     server.refuse = lambda kind, body: None
     await backend.status(FIRST)
     assert list(server.objects["jobs"]) == [FIRST.name]
     server.refuse = lambda kind, body: (403, "cannot create jobs")
     with pytest.raises(TrainerRefused, match="cannot create jobs"):
-        await backend.start(TrainerAttempt("run-abc", 2))
+        await backend.start(TrainerAttempt("run-abc", 2), MODELS)
 
 
 async def test_an_evicted_trainer_is_started_again_without_blame(

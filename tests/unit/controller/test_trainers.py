@@ -26,6 +26,7 @@ from leyden.services.controller.trainers.backend import (
     end_of,
     last_line,
 )
+from leyden.services.controller.trainers.models import TrainerModels
 from leyden.services.controller.trainers.process import ProcessTrainers
 from leyden.services.controller.trainers.supervisor import TrainerSupervisor, verdict
 from tests.fakes.trainer_journal import RememberedEnds
@@ -78,7 +79,7 @@ class Cluster:
     async def last_attempt(self, run_id: str) -> int:
         return max((attempt.number for attempt in self.statuses if attempt.run_id == run_id), default=0)
 
-    async def start(self, attempt: TrainerAttempt) -> None:
+    async def start(self, attempt: TrainerAttempt, models: TrainerModels) -> None:
         if attempt not in self.statuses:
             self.journal.append(f"start {attempt.name}")
             self.statuses[attempt] = self.beginning
@@ -368,7 +369,7 @@ async def test_starting_an_attempt_twice_starts_one_process(tmp_path: Path) -> N
     backend = ProcessTrainers(Settings(log_folder=tmp_path, trainer_command=command, trainer_stop_seconds=0.3))
     attempt = TrainerAttempt("run-a", 1)
     for _ in range(2):
-        await backend.start(attempt)
+        await backend.start(attempt, TrainerModels())
     await eventually(lambda: pids(tmp_path))
     assert (await backend.status(attempt)).state is TrainerState.RUNNING
     assert await backend.last_attempt("run-a") == 1
