@@ -475,6 +475,7 @@ CROSS JOIN LATERAL (
     -- These also train tokens without an advantage.
     SELECT coalesce((u.config #>> '{credit,baseline,whiten}')::boolean, false)
         OR coalesce(u.config #> '{algorithm,critic}', 'null') <> 'null'
+        OR coalesce(u.config #> '{algorithm,distillation}', 'null') <> 'null'
         OR coalesce((u.config #>> '{algorithm,kl_coefficient}')::double precision, 0) > 0
         OR coalesce((u.config #>> '{algorithm,entropy_coefficient}')::double precision, 0) > 0 AS every_group
     FROM runs u WHERE u.id = t.run_id
@@ -484,6 +485,11 @@ WHERE t.run_id = :'run' AND NOT coalesce(c.verdict = 'credited' AND CASE t.verdi
     WHEN 'no_variance' THEN NOT c.has_variance AND c.min_policy_version IS NOT NULL AND t.step IS NOT NULL
     WHEN 'untrainable' THEN c.min_policy_version IS NULL AND t.step IS NOT NULL
     ELSE t.step IS NULL END, false);
+
+\echo question: steps with a teacher that did not measure the distance to it, or without one that did
+SELECT s.number FROM steps s JOIN runs u ON u.id = s.run_id
+WHERE s.run_id = :'run' AND s.metrics ? 'kl_teacher'
+    <> (coalesce(u.config #> '{algorithm,distillation}', 'null') <> 'null');
 
 \echo question: numbers of a step that are missing, not finite, or not those of its samples
 SELECT s.number, s.metrics, t.samples, t.tokens, t.rollouts FROM steps s

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.store import training
 from leyden.libs.store.database import Database, ReadSession
+from leyden.libs.store.runs.teachers import read_teacher
 from tests.support.shared import ROOT
 
 if TYPE_CHECKING:
@@ -48,12 +49,22 @@ async def _replay(dsn: str, run_id: str, base: Path) -> list[int]:
             config = await training.read_run_config(session, run_id)
             computation = await training.read_computation(session, run_id)
             config = config.computed_as(computation) if computation else config
-            learner = assemble_learner(base, config, make_accelerator("cpu", config.training.precision or "float32"))
+            place = make_accelerator("cpu", config.training.precision or "float32")
+            learner = assemble_learner(base, config, place, teacher=await _teacher(session, config))
             last = await training.last_committed_step(session, run_id)
             steps = range(1, 1 + (last.number if last else 0))
             return [step for step in steps if not await _reproduces(session, run_id, config, learner, step, base)]
     finally:
         await database.close()
+
+
+async def _teacher(session: ReadSession, config: RunConfig) -> Path | None:
+    named = config.algorithm.distillation
+    if named is None or named.run is None or named.version is None:
+        return None if named is None or named.model is None else Path(named.model)
+    found = await read_teacher(session, named.run, named.version)
+    assert found is not None
+    return Path(found.path)
 
 
 async def _reproduces(

@@ -36,11 +36,15 @@ def serving_mismatch(served: Path, model: Path) -> str | None:
     for key in sorted((ours.keys() & theirs.keys()) | {"model_type"}):
         if ours.get(key) != theirs.get(key):
             return f"its config.json has {key} {_short(theirs.get(key))}, theirs {_short(ours.get(key))}"
-    return _token_mismatch(*(_read(folder / "tokenizer.json") for folder in (served, model)))
+    return token_mismatch(served, model)
 
 
-def _token_mismatch(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
-    own, other = _tokens(ours), _tokens(theirs)
+def token_mismatch(ours: Path, theirs: Path) -> str | None:
+    """Returns how the tokens of folder `theirs` differ from those of `ours`; None where they are the same.
+
+    Raises: OSError, ValueError: a folder lacks tokenizer.json, or it is damaged
+    """
+    own, other = (_tokens(_read(folder / "tokenizer.json")) for folder in (ours, theirs))
     if own == other:
         return None
     text = next(iter(sorted(other.items() - own.items()) or sorted(own.items() - other.items())))[0]

@@ -19,6 +19,7 @@ from leyden.libs.store.policies import policies_by_id
 from leyden.libs.store.read.runs import UnknownRun
 from leyden.libs.store.rewards import REWARD, SOLVE_RATE
 from leyden.libs.store.runs.actions import UNBEGUN_CHILDREN
+from leyden.libs.store.runs.teachers import teaching_versions
 
 _MEASURED = """
     SELECT e.id, e.policy_version, e.dataset_id FROM evaluations e JOIN datasets d ON d.id = e.dataset_id
@@ -390,18 +391,19 @@ async def prune_versions(
 ) -> Retained:
     """Marks versions from 1 up to `before` as removed and returns the steps whose files stay.
 
-    The best version stays, the KL reference, those that an unfinished evaluation names, and those that a run which
-    continues this one has yet to copy. Versions from `sampled` stay, too, without their checkpoints: the trainer
-    compares itself with the engine on tokens that they sampled.
+    The best version stays, the KL reference, those that an unfinished evaluation names, those that a run which
+    continues this one has yet to copy, and those that teach another one. Versions from `sampled` stay, too, without
+    their checkpoints: the trainer compares itself with the engine on tokens that they sampled.
     """
     table = tables.PolicyVersion
-    # A request for an evaluation or a continued run locks the run's row: either it is seen below, or it finds the
-    # version removed.
+    # A request for an evaluation, a continued or a taught run locks the run's row: either it is seen below, or it finds
+    # the version removed.
     run = await _run_of(session, run_id)
     await session.execute(select(tables.Run.id).where(tables.Run.id == run).with_for_update(read=True))
     wanted = {
         *await session.scalars(_PENDING_VERSIONS, {"run": run}),
         *await session.scalars(_UNCOPIED_VERSIONS, {"run": run_id}),
+        *await teaching_versions(session, run_id),
         *{await best_version(session, run_id), reference} - {None},
     }
     await session.execute(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -13,13 +14,14 @@ from leyden.libs.contracts.api.problems import FieldProblem
 from leyden.libs.contracts.config import Reward, RunConfig, Sft
 from leyden.libs.contracts.config.graders import CODE, JsonSchema
 from leyden.libs.contracts.judgements import Judgement, Machine, judge, judge_model, model_config
-from leyden.libs.contracts.model_folder import serving_mismatch
+from leyden.libs.contracts.model_folder import serving_mismatch, token_mismatch
 from leyden.libs.service import Problem
-from leyden.libs.store.database import ReadSession
+from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.datasets import find_dataset, has_field, task_without
 from leyden.libs.store.demonstrations import has_demonstrations
 from leyden.libs.store.engines import Pool
 from leyden.libs.store.runs.facts import run_configs
+from leyden.libs.store.runs.teachers import lock_teacher, read_teacher
 
 CHECKED_TASKS = 1000
 """The tasks of a dataset that are checked when a run is created; a later one without a field fails its rollouts."""
@@ -182,6 +184,53 @@ async def check_demonstrations(session: ReadSession, config: RunConfig) -> None:
             f"no finished rollout of these runs on a task of dataset {dataset.name!r} earned"
             f" {algorithm.min_reward:g}, or their calls are pruned: name other runs, or lower algorithm.min_reward",
         )
+
+
+async def check_teacher(session: Session, config: RunConfig, pools: Mapping[str, Pool], path: str = "") -> None:
+    """Passes a run without a teacher, and one whose teacher exists and has the policy's tokens. A version that teaches
+    is not removed once the session has committed the run.
+
+    Args:   path: where the document has these settings, with a dot at its end
+    Raises: Problem: the run or the version of the teacher is unknown or removed, or its tokens are others
+    """
+    named, place = config.algorithm.distillation, f"{path}algorithm.distillation"
+    if named is None or config.training.steps == 0:
+        return
+    if named.model is not None:
+        await asyncio.to_thread(check_model, named.model, f"{place}.model")
+        teacher, field = named.model, f"{place}.model"
+    else:
+        assert named.run is not None
+        assert named.version is not None
+        teacher, field = await _version_of_teacher(session, named.run, named.version, place), f"{place}.run"
+    own = config.model or pools[config.pool].model_path
+    mismatch = await asyncio.to_thread(_token_mismatch, own, teacher)
+    if mismatch is not None:
+        raise refusal(
+            field,
+            f"the teacher {teacher} judges the policy's tokens, but {mismatch}: name a teacher with the tokenizer of"
+            f" {own}, or let this model learn from its answers as a provider (docs/how-to/warm-start.md)",
+        )
+
+
+async def _version_of_teacher(session: Session, run_id: str, version: int, place: str) -> str:
+    if not await lock_teacher(session, run_id):
+        raise refusal(f"{place}.run", f"no run has the id {run_id!r}: list runs to find it")
+    found = await read_teacher(session, run_id, version)
+    if found is None or not found.is_there:
+        state = "has no" if found is None else "has removed the files of its"
+        raise refusal(
+            f"{place}.version", f"run {run_id} {state} version {version}: list its versions (GET /v1/runs/RUN/policies)"
+        )
+    return found.path
+
+
+def _token_mismatch(own: str | None, teacher: str) -> str | None:
+    try:
+        return token_mismatch(Path(own), Path(teacher)) if own is not None else None
+    except (OSError, ValueError):
+        # A folder that this machine does not see: the trainer compares them before version 0.
+        return None
 
 
 def check_model(model: str | None, path: str = "model") -> None:

@@ -52,6 +52,7 @@ from leyden.services.api.models import (
     check_policies,
     check_pool,
     check_task_fields,
+    check_teacher,
     check_trainable,
 )
 from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
@@ -123,7 +124,9 @@ async def _check_references(request: Request, session: Session, config: RunConfi
     check_pool(config, pools)
     check_policies(config, pools)
     warnings = list[Judgement]()
-    for one in (config, *map(config.policy_document, config.served_policies)):
+    documents = {f"policies.{name}.": config.policy_document(name) for name in config.served_policies}
+    for path, one in {"": config, **documents}.items():
+        await check_teacher(session, one, pools, path)
         await asyncio.to_thread(check_model, one.model)
         if one.algorithm.critic is not None:
             await asyncio.to_thread(check_model, one.algorithm.critic.model, "algorithm.critic.model")

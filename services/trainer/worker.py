@@ -15,18 +15,20 @@ from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import Checks, pause
 from leyden.libs.store import training
-from leyden.libs.store.database import Database, StoreAway
+from leyden.libs.store.database import Database, ReadSession, StoreAway
 from leyden.libs.store.engines import Pool, pool_of_run
 from leyden.libs.store.locks import AdvisoryLock, LockLost
+from leyden.libs.store.runs.teachers import read_teacher
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.trainer.loop import Trainer
 from leyden.services.trainer.model.families import check_family
+from leyden.services.trainer.model.value_model import require_same_tokens
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.sender import WeightSender
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.state.assembly import make_accelerator, trainer_device
-from leyden.services.trainer.state.folders import clear_scratch, version_folder
+from leyden.services.trainer.state.folders import CheckpointDamaged, clear_scratch, version_folder
 from leyden.services.trainer.state.resume import RecordedRun
 from leyden.services.trainer.state.saving import lock_check
 from leyden.services.trainer.state.versions import copy_version, describe
@@ -121,6 +123,7 @@ class _Leader:
             version_0 = await training.read_version(session, run_id, 0)
             pool = await pool_of_run(session, run_id)
             parent = await training.read_parent(session, run_id)
+            teacher = await _teacher(session, config)
         base = _base_model(config, pool, self.settings)
         if version_0 is None:
             await asyncio.to_thread(require_served, base, pool, self.settings.model_path)
@@ -138,6 +141,8 @@ class _Leader:
         if version_0 is None:
             if config.training.steps > 0:
                 await asyncio.to_thread(_check_families, base, config)
+                if teacher is not None:
+                    await asyncio.to_thread(_check_teacher, base, teacher[0], config)
             export = await asyncio.to_thread(describe, start or base)
             async with self.database.session() as session:
                 await training.add_base_version(session, run_id, export.row(0))
@@ -147,9 +152,8 @@ class _Leader:
         computation = await self._computation(config)
         config = config.computed_as(computation)
         accelerator = make_accelerator(self.settings.device, computation.precision)
-        loader = RecordedRun(
-            self.database, run_id, config, base, accelerator, lock_check(self.lock), self.ranks, start, inherited
-        )
+        of_run = (self.database, run_id, config, base, accelerator, lock_check(self.lock), self.ranks)
+        loader = RecordedRun(*of_run, start, inherited, teacher)
         learner = await loader.restore(self.stop.is_set)
         log.info("learner ready", step=learner.step, device=str(accelerator.device), ranks=self.ranks.size)
         return Trainer(self.settings, config, base, self.database, self.notifications, self.lock, learner)
@@ -178,6 +182,35 @@ def _check_families(base: Path, config: RunConfig) -> None:
     critic = config.algorithm.critic
     for folder in dict.fromkeys([base, *([Path(critic.model)] if critic and critic.model else [])]):
         check_family(folder)
+
+
+async def _teacher(session: ReadSession, config: RunConfig) -> tuple[Path, str | None] | None:
+    """The folder of a run's teacher, and the hash on record of one that is a version; None without distillation.
+
+    Raises: CheckpointDamaged: the version is gone
+    """
+    named = config.algorithm.distillation
+    if named is None or config.training.steps == 0:
+        return None
+    if named.model is not None:
+        return Path(named.model), None
+    assert named.run is not None
+    assert named.version is not None
+    found = await read_teacher(session, named.run, named.version)
+    if found is None or not found.is_there:
+        raise CheckpointDamaged(
+            f"algorithm.distillation: version {named.version} of run {named.run} is gone: name another teacher in a"
+            " run that continues this one"
+        )
+    return Path(found.path), found.content_sha256
+
+
+def _check_teacher(base: Path, teacher: Path, config: RunConfig) -> None:
+    """Passes a teacher with the policy's tokens, of a family that trees compute. Raises: ValueError"""
+    require_same_tokens(base, teacher, "algorithm.distillation")
+    named = config.algorithm.distillation
+    if named is not None and named.model is not None and teacher != base:
+        check_family(teacher)
 
 
 def _inherited(parent: training.Parent, config: RunConfig) -> tuple[Path, Progress] | None:

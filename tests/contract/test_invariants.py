@@ -235,6 +235,10 @@ BROKEN = [
         " SELECT 'unused', run_id, verdict, 1, 1, true FROM group_credits)"
         " INSERT INTO step_replays (group_id, use, run_id, step) SELECT group_id, 1, run_id, 2 FROM step_groups",
     ),
+    (
+        "steps with a teacher that did not measure the distance to it, or without one that did",
+        """UPDATE runs SET config = jsonb_set(config, '{algorithm,distillation}', '{"model": "/models/large"}')""",
+    ),
     ("groups refused as stale that were not", "UPDATE step_groups SET verdict = 'stale', step = NULL"),
     ("versions whose files are not what was recorded", "UPDATE policy_versions SET content_sha256 = 'other'"),
 ]

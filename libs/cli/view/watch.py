@@ -27,6 +27,8 @@ METRICS = {"loss": "loss", "entropy": "entropy", "kl_reference": "KL"}
 """The trainer's metrics in the table, with their titles."""
 CRITICS = {"value_loss": "value loss", "value_explained_variance": "value explained"}
 """Further metrics of runs with a critic."""
+TEACHERS = {"kl_teacher": "KL to teacher"}
+"""Further metrics of runs with a teacher."""
 
 
 def watch_run(leyden: Client, run_id: str, console: Console, *, as_json: bool = False) -> Run:
@@ -138,7 +140,7 @@ def step_table(steps: Sequence[Step]) -> Table:
     """Reward with its standard deviation, facts, loss, entropy, KL, tokens and seconds, by step; with the metrics of
     a critic and the samples that were used again, where the run has them."""
     replays = any(step.metrics.get("samples_replayed") for step in steps)
-    metrics = METRICS | (CRITICS if any(_has_critic(step) for step in steps) else {})
+    metrics = _metrics(steps)
     facts = list(dict.fromkeys(name for step in steps for name in step.facts))
     rows = [
         (
@@ -180,7 +182,7 @@ def line(step: Step) -> str:
     """A step in one line, for logs."""
     parts = [f"step {step.number}: reward {_number(step.reward_mean)} ± {_number(step.reward_std)}"]
     parts += [f"{name} {_share(step.facts[name])}" for name in step.facts]
-    metrics = METRICS | (CRITICS if _has_critic(step) else {})
+    metrics = _metrics([step])
     parts += [f"{title} {_metric(step, name)}" for name, title in metrics.items()]
     parts += [f"replayed {_replayed(step)}"] if step.metrics.get("samples_replayed") else []
     parts += [f"tokens {_count(step)}", f"seconds {_seconds(step.metrics.get('step_seconds'))}"]
@@ -218,8 +220,10 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
     return table(("evaluation", "version", "rollouts", "reward", "facts"), rows)
 
 
-def _has_critic(step: Step) -> bool:
-    return "value_loss" in step.metrics
+def _metrics(steps: Sequence[Step]) -> dict[str, str]:
+    """The shown metrics with their titles: of a critic and a teacher where the steps have them."""
+    found = set[str]().union(*(step.metrics for step in steps))
+    return METRICS | {name: title for name, title in (CRITICS | TEACHERS).items() if name in found}
 
 
 def _metric(step: Step, name: str) -> str:

@@ -36,6 +36,7 @@ from leyden.libs.contracts.config.credit import (
     TemporalDiscountCredit,
     TokenDiscountedCredit,
 )
+from leyden.libs.contracts.config.distillation import Distillation
 from leyden.libs.contracts.config.document import DEFAULT_POOL, PoolName
 from leyden.libs.contracts.config.evaluation import EvaluationPlan
 from leyden.libs.contracts.config.override import Override
@@ -64,6 +65,7 @@ __all__ = [
     "DecoupledCorrection",
     "Device",
     "DiscountedCredit",
+    "Distillation",
     "DppoTv",
     "EarlyStopping",
     "EqualSplitCredit",

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from leyden.libs.contracts.config.corrections import Correction, DecoupledCorrection
+from leyden.libs.contracts.config.distillation import Distillation
 from leyden.libs.contracts.config.document import Document, FolderPath, Word
 
 Weighting = Literal["rollout_mean", "token_mean", "seq_mean_token_mean", "prompt_mean", "rollout_sum_const"]
@@ -59,6 +60,8 @@ class _Algorithm(Document):
     `decoupled` for losses that bound a ratio, unless their bounds would then have no effect; else `bypass`."""
     critic: Critic | None = None
     """Learned values in place of a baseline over siblings; with `credit.baseline.type: value`. Null for none."""
+    distillation: Distillation | None = None
+    """A teacher's judgement of the sampled tokens as their advantages, or beside those of rewards. Null for none."""
     kl_coefficient: float = Field(default=0.0, ge=0.0, le=1e6)
     """β of the KL penalty to the base model, or to the version of `kl_reference_every`; 0 for none."""
     kl_reference_every: int | None = Field(default=None, ge=1, le=1_000_000)
@@ -111,7 +114,13 @@ class _Algorithm(Document):
     @property
     def trains_every_group(self) -> bool:
         """Whether groups without variance have a gradient, too."""
-        return self.kl_coefficient > 0 or self.entropy_coefficient > 0 or self.critic is not None
+        penalised = self.kl_coefficient > 0 or self.entropy_coefficient > 0
+        return penalised or self.critic is not None or self.distillation is not None
+
+    @property
+    def learns_from_rewards(self) -> bool:
+        """Whether rewards make its advantages."""
+        return self.distillation is None or self.distillation.rewards == "add"
 
     @model_validator(mode="after")
     def _constant_where_needed(self) -> _Algorithm:
@@ -244,6 +253,11 @@ class Sft(_Algorithm):
     """Rollouts that earned less are no demonstrations."""
     per_task: int | None = Field(default=None, ge=1, le=1024)
     """At most so many demonstrations of a task: those that earned most, the newest first. Null: all."""
+
+    @property
+    def learns_from_rewards(self) -> bool:
+        """Rewards select demonstrations, and weigh none."""
+        return False
 
     @model_validator(mode="after")
     def _clips_can_act(self) -> Sft:

@@ -57,6 +57,7 @@ def check_demonstrations(
         return
     acting = {
         "algorithm.critic": algorithm.critic is not None,
+        "algorithm.distillation": algorithm.distillation is not None,
         "algorithm.kl_in": algorithm.kl_in != "loss",
         "sampling.replay": sampling.replay is not None,
         "sampling.curriculum": sampling.curriculum is not None,
@@ -68,6 +69,19 @@ def check_demonstrations(
         raise ValueError(
             f"{', '.join(given)} cannot act with algorithm.type 'sft', which trains stored rollouts: remove it"
         )
+
+
+def check_distillation(algorithm: Algorithm, sampling: Sampling, baseline: Baseline) -> None:
+    """A teacher's advantages have a zero of their own, where policy and teacher agree, and every group has some."""
+    if algorithm.distillation is None:
+        return
+    acting = {
+        "algorithm.critic": algorithm.critic is not None,
+        "credit.baseline.whiten": baseline.whiten,
+        "sampling.refill_zero_variance": sampling.refill_zero_variance > 0,
+    }
+    if given := [name for name, is_given in acting.items() if is_given]:
+        raise ValueError(f"{', '.join(given)} cannot act beside the advantages of algorithm.distillation: remove it")
 
 
 def check_moving_average(baseline: Baseline, sampling: Sampling) -> None:

@@ -98,6 +98,7 @@ class RunConfig(Document):
     def _parts_agree(self) -> RunConfig:
         checks.check_critic(self.algorithm, self.credit, self.sampling)
         checks.check_demonstrations(self.algorithm, self.sampling, self.credit.baseline, self.policies)
+        checks.check_distillation(self.algorithm, self.sampling, self.credit.baseline)
         checks.check_moving_average(self.credit.baseline, self.sampling)
         checks.check_schedule(self.optimizer, self.training.steps)
         checks.check_refills(self.sampling, self.algorithm, self.credit.baseline)

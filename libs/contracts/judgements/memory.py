@@ -146,6 +146,8 @@ def _states(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Ite
         yield Need(place, "moments", _moment_bytes(run, trained) // ranks)
     if run.algorithm.kl_coefficient > 0 and not lora:
         yield Need(place, "reference", FULL * shape.size // ranks)
+    if run.algorithm.distillation is not None and run.algorithm.distillation.model is None:
+        yield Need(place, "teacher", FULL * shape.size // ranks)
 
 
 def _moment_bytes(run: RunConfig, trained: int) -> int:

@@ -91,7 +91,7 @@ async def of_progress(session: ReadSession, run: JudgedRun) -> AsyncIterator[Fin
     scope = {"run": run.id}
     rows = await session.execute(_STEPS, {**scope, "first": FIRST, "newest": NEWEST})
     steps = [MadeStep(row.number, row.metrics, row.created_at, row.reward) for row in rows]
-    learns = run.config.algorithm.type != "sft"
+    learns = run.config.algorithm.learns_from_rewards
     for finding in judge_steps(steps, run.config.training.max_logprob_gap):
         if learns or finding.name != "reward_flat":
             yield finding

@@ -18,6 +18,7 @@ from leyden.libs.store.demonstrations import run_training_on
 from leyden.libs.store.policies import IS_RUN, policy_columns, set_intent
 from leyden.libs.store.read.runs import ENDED, unknown_run, with_progress
 from leyden.libs.store.runs.partitions import create_run_partitions
+from leyden.libs.store.runs.teachers import run_taught_by
 
 
 class ActionRefused(ValueError):
@@ -194,6 +195,9 @@ async def mark_deleted(session: Session, run_id: str) -> tuple[Run, bool]:
         raise ActionRefused(message, run.allowed_actions)
     if (other := await run_training_on(session, run_id)) is not None:
         message = f"cannot delete run {run_id}: its rollouts are demonstrations of run {other}, delete that one first"
+        raise ActionRefused(message, run.allowed_actions)
+    if (other := await run_taught_by(session, run_id)) is not None:
+        message = f"cannot delete run {run_id}: its version teaches run {other}; wait, or cancel that one"
         raise ActionRefused(message, run.allowed_actions)
     is_new = await _set_intent(session, row, RunIntent.DELETED)
     return (await with_progress(session, [row]))[0], is_new

@@ -28,8 +28,8 @@ class ValueModel(Policy):
         return Outputs(torch.zeros_like(values_K), values_K)
 
 
-def require_same_tokens(base: Path, folder: Path) -> None:
-    """Refuses a model whose tokenizer gives its tokens other numbers than the policy's.
+def require_same_tokens(base: Path, folder: Path, field: str = "algorithm.critic.model") -> None:
+    """Refuses a model whose tokenizer gives its tokens other numbers than the policy's. Args: field: names the model
 
     Raises: ValueError
     """
@@ -38,6 +38,6 @@ def require_same_tokens(base: Path, folder: Path) -> None:
     own, other = (AutoTokenizer.from_pretrained(one, local_files_only=True).get_vocab() for one in (base, folder))
     if own != other:
         raise ValueError(
-            f"algorithm.critic.model: the tokens of {folder} are not those of {base}: choose a model of the same"
-            " vocabulary, or leave the field out for the policy's base model"
+            f"{field}: the tokens of {folder} are not those of {base}: choose a model of the same vocabulary, or leave"
+            " the field out"
         )

@@ -20,6 +20,8 @@ class Load:
     step: number from which a restored learner counts on; None for that of its high-water mark.
     reference: folder and hash of the version that is the KL reference; None for the learner's own weights, or without
         `kl_reference_every`.
+    teacher: folder of the teacher's weights, and the hash on record where they are a run's version; None without
+        distillation.
     """
 
     base: Path
@@ -28,6 +30,7 @@ class Load:
     start: Path | None = None
     step: int | None = None
     reference: tuple[Path, str] | None = None
+    teacher: tuple[Path, str | None] | None = None
 
 
 @dataclass(frozen=True)

@@ -62,11 +62,12 @@ def assemble_learner(
     ranks: Ranks = ALONE,
     weights: Path | None = None,
     reference: Path | None = None,
+    teacher: Path | None = None,
 ) -> Learner:
     """A learner with a new optimiser.
 
     Args: weights: of a version, None for the base model's; reference: of a KL reference that is a version, None for
-        `weights`
+        `weights`; teacher: the folder of the teacher, None without one
     """
     weights = weights or base
     model, critic = _trained_model(base, weights, config, accelerator.device), config.algorithm.critic
@@ -84,9 +85,15 @@ def assemble_learner(
     found: Reference | None = None
     if config.algorithm.kl_coefficient > 0:
         found = _reference(base, reference or weights, policy, config, accelerator, ranks)
+    judge = None
+    if teacher is not None:
+        judge = _frozen(teacher, config, accelerator)
+        _place(judge, config, accelerator, ranks)
     torch.manual_seed(config.sampling.seed)
     dtype = _export_dtype(config, accelerator.device)
-    return Learner(policy, optimizer, accelerator, found, ranks=ranks, value_model=values, export_dtype=dtype)
+    return Learner(
+        policy, optimizer, accelerator, found, ranks=ranks, value_model=values, export_dtype=dtype, teacher=judge
+    )
 
 
 def compare_at(

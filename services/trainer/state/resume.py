@@ -12,7 +12,7 @@ whole is, and the steps after that one are made again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +49,11 @@ def restore_learner(load: Load, accelerator: Accelerator, ranks: Ranks = ALONE) 
     """
     with naming_settings(load.config, "the learner"):
         if load.resumed is None:
-            return assemble_learner(load.base, load.config, accelerator, ranks, load.start)
+            if load.teacher is not None:
+                with ranks.agreeing_on(CheckpointDamaged):
+                    _require_recorded([load.teacher])
+            teacher = load.teacher[0] if load.teacher else None
+            return assemble_learner(load.base, load.config, accelerator, ranks, load.start, teacher=teacher)
         try:
             return _restored(load, *load.resumed, accelerator, ranks)
         except CheckpointDamaged:
@@ -62,20 +66,26 @@ def _restored(
     load: Load, weights: Path, checkpoint: Path, expected: Progress, accelerator: Accelerator, ranks: Ranks
 ) -> Learner:
     with ranks.agreeing_on(CheckpointDamaged):
-        for folder, sha256 in ((weights, expected.content_sha256), *((load.reference,) if load.reference else ())):
-            if describe(folder).content_sha256 != sha256:
-                raise CheckpointDamaged(f"{folder} is not what the store recorded of this version: restore it")
+        others = [one for one in (load.reference, load.teacher) if one is not None]
+        _require_recorded([(weights, expected.content_sha256), *others])
         check_checkpoint(checkpoint, expected, ranks)
     with ranks.agreeing_on(CheckpointDamaged):
-        reference = load.reference[0] if load.reference else None
+        reference, teacher = (None if one is None else one[0] for one in (load.reference, load.teacher))
         try:
-            learner = assemble_learner(load.base, load.config, accelerator, ranks, weights, reference)
+            learner = assemble_learner(load.base, load.config, accelerator, ranks, weights, reference, teacher)
         # The hash covers the weights alone: transformers reports a damaged config with one of these errors.
         except (OSError, LookupError, TypeError, ValueError) as error:
             raise CheckpointDamaged(f"{weights} cannot be loaded ({error}): restore it from a backup") from error
         read_checkpoint(learner, checkpoint)
         learner.step = expected.step if load.step is None else load.step
         return learner
+
+
+def _require_recorded(folders: Sequence[tuple[Path, str | None]]) -> None:
+    """Passes folders whose weights have the hash beside them; None passes any. Raises: CheckpointDamaged"""
+    for folder, sha256 in folders:
+        if sha256 is not None and describe(folder).content_sha256 != sha256:
+            raise CheckpointDamaged(f"{folder} is not what the store recorded of this version: restore it")
 
 
 async def recorded_samples(
@@ -104,7 +114,8 @@ class RecordedRun:
     """A run as the store, its base model and its files have it.
 
     Args: check_lock: called before a checkpoint is written; start: the weights of version 0, where the run continues
-        another one; inherited: that run's checkpoint and its high-water mark, None for a new optimiser
+        another one; inherited: that run's checkpoint and its high-water mark, None for a new optimiser; teacher: as in
+        `Load`
     """
 
     database: Database
@@ -116,6 +127,7 @@ class RecordedRun:
     ranks: Ranks = ALONE
     start: Path | None = None
     inherited: tuple[Path, Progress] | None = None
+    teacher: tuple[Path, str | None] | None = None
 
     async def restore(self, interrupted: Callable[[], bool]) -> Learner:
         """Returns the learner right after the run's last committed step, or of version 0 if no step is committed.
@@ -161,15 +173,17 @@ class RecordedRun:
             found = await self._version(number)
             reference = Path(found.path), found.content_sha256
         resumed = Path(version.path), checkpoint.with_name(str(step)), expected
-        return await asyncio.to_thread(self._restore, Load(self.base, self.config, resumed, reference=reference))
+        load = Load(self.base, self.config, resumed, reference=reference, teacher=self.teacher)
+        return await asyncio.to_thread(self._restore, load)
 
     def _start(self) -> Learner:
         if self.inherited is not None and self.start is not None:
             try:
-                return self._restore(Load(self.base, self.config, (self.start, *self.inherited), step=0))
+                resumed = (self.start, *self.inherited)
+                return self._restore(Load(self.base, self.config, resumed, step=0, teacher=self.teacher))
             except CheckpointDamaged as error:
                 log.warning("optimiser starts anew", cause=str(error))
-        return self._restore(Load(self.base, self.config, start=self.start))
+        return self._restore(Load(self.base, self.config, start=self.start, teacher=self.teacher))
 
     def _restore(self, load: Load) -> Learner:
         with self.ranks.sending(load):

@@ -26,17 +26,21 @@ class Anchors:
     """Outputs of fixed weights for the trained tokens, [K] each, computed once and shared by all updates.
 
     old_K: log-probabilities of π_old, the policy at the step's start; None where a step makes one update, whose own
-    are π_old's; reference_K: those of the reference, None without a KL penalty; estimates: None without a critic.
+    are π_old's; reference_K: those of the reference, None without a KL penalty; estimates: None without a critic;
+    teacher_K: log-probabilities of the teacher, None without distillation.
     """
 
     old_K: NDArray[np.float64] | None = None
     reference_K: NDArray[np.float64] | None = None
     estimates: Estimates | None = None
+    teacher_K: NDArray[np.float64] | None = None
 
     def of(self, tokens_k: NDArray[np.int64]) -> Anchors:
         """Those of some tokens."""
-        old_K, reference_K = (None if c is None else c[tokens_k] for c in (self.old_K, self.reference_K))
-        return Anchors(old_K, reference_K, None if self.estimates is None else self.estimates.of(tokens_k))
+        columns = (self.old_K, self.reference_K, self.teacher_K)
+        old_K, reference_K, teacher_K = (None if c is None else c[tokens_k] for c in columns)
+        estimates = None if self.estimates is None else self.estimates.of(tokens_k)
+        return Anchors(old_K, reference_K, estimates, teacher_K)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ def step_metrics(batch: Batch, updates: Sequence[Update], step: int, started: fl
         **_batch_metrics(batch, step),
         **_token_metrics(batch, updates, step),
         **_value_metrics(batch.anchors, updates),
+        **_teacher_metrics(batch.anchors),
         **_update_metrics(updates, started),
     }
 
@@ -108,6 +109,14 @@ def _value_metrics(anchors: Anchors, updates: Sequence[Update]) -> Metrics:
         **({"value_gradient_norm": _mean(norms)} if norms else {}),
         **anchors.estimates.metrics(),
     }
+
+
+def _teacher_metrics(anchors: Anchors) -> Metrics:
+    """`kl_teacher` is the mean of log π_old - log π_teacher: on the policy's own tokens the reverse KL to the
+    teacher."""
+    if anchors.teacher_K is None or anchors.old_K is None:
+        return {}
+    return {"kl_teacher": _mean(anchors.old_K - anchors.teacher_K)}
 
 
 def _update_metrics(updates: Sequence[Update], started: float) -> Metrics:

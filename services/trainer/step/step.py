@@ -14,6 +14,7 @@ from torch import nn
 from leyden.libs.contracts.config import Optimizer, RunConfig, Sft
 from leyden.libs.faults import fault_point
 from leyden.services.trainer.loss.critic import estimate
+from leyden.services.trainer.loss.distillation import teacher_advantages
 from leyden.services.trainer.loss.losses import kl
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.remedies import naming_settings
@@ -74,6 +75,7 @@ def optimizer_step(
 
 def _prepare(learner: Learner, samples: Sequence[Sample], zero_variance: Sequence[Sample], config: RunConfig) -> Batch:
     anchors = _anchors(learner, samples, trained_tokens(samples), config)
+    samples = _with_teacher(samples, anchors, config)
     samples = _with_kl_rewards(samples, anchors, config)
     if config.credit.baseline.whiten:
         samples = with_whitened_advantages(samples)
@@ -108,9 +110,11 @@ def _make_updates(
 
 def _anchors(learner: Learner, samples: Sequence[Sample], tokens: TrainedTokens, config: RunConfig) -> Anchors:
     """Outputs of the weights at the step's start: log-probabilities of π_old if the step makes several updates or
-    rewards contain the KL, and a critic's estimates; log-probabilities of the reference if KL is penalised."""
+    advantages contain the KL to a reference or a teacher, and a critic's estimates; log-probabilities of the reference
+    if KL is penalised, and of a teacher."""
     algorithm, ranks = config.algorithm, learner.ranks
-    several = algorithm.mini_batches * algorithm.epochs > 1 or algorithm.kl_in == "reward"
+    compared = algorithm.kl_in == "reward" or learner.teacher is not None
+    several = algorithm.mini_batches * algorithm.epochs > 1 or compared
     if not several and learner.reference is None and algorithm.critic is None:
         return Anchors()
     # Whitening moves rows without an advantage, too.
@@ -134,7 +138,17 @@ def _anchors(learner: Learner, samples: Sequence[Sample], tokens: TrainedTokens,
         old_K if several else None,
         reference_K,
         estimate(algorithm.critic, samples, tokens, values_K) if algorithm.critic and values_K is not None else None,
+        None if learner.teacher is None else outputs(learner.teacher)[0],
     )
+
+
+def _with_teacher(samples: Sequence[Sample], anchors: Anchors, config: RunConfig) -> Sequence[Sample]:
+    """The samples with advantages that contain the teacher's judgement, where the run has one."""
+    distillation = config.algorithm.distillation
+    if distillation is None or anchors.old_K is None or anchors.teacher_K is None:
+        return samples
+    advantages_K = trained_tokens(samples).advantages_K
+    return with_advantages(samples, teacher_advantages(distillation, advantages_K, anchors.old_K, anchors.teacher_K))
 
 
 def _with_kl_rewards(samples: Sequence[Sample], anchors: Anchors, config: RunConfig) -> Sequence[Sample]:

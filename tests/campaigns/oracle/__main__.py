@@ -20,13 +20,14 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[3] / ".cache" / "oracle"))
 
-from leyden.libs.contracts.config import Critic, DecoupledCorrection, Overlong, Weighting
+from leyden.libs.contracts.config import Critic, DecoupledCorrection, Distillation, Overlong, Weighting
 from leyden.libs.contracts.samples import RowCall
 from leyden.services.credit import baselines
 from leyden.services.credit.shaping import overlong_reward
 from leyden.services.trainer.loss import losses
 from leyden.services.trainer.loss.corrections import importance_weights
 from leyden.services.trainer.loss.critic import estimate, value_loss
+from leyden.services.trainer.loss.distillation import teacher_advantages
 from leyden.services.trainer.model.head import sampled_outputs
 from leyden.services.trainer.rows.batch import to_go, trained_tokens, whitened
 from leyden.services.trainer.rows.token_weights import token_weights
@@ -327,6 +328,18 @@ def fine_tuning(case: Case) -> Result:
     return {"trl sft": (mine[0], other[0]), "trl sft gradient": (mine[1], other[1])}
 
 
+def distillation(case: Case) -> Result:
+    """TRL's on-policy distillation: the advantages are the teacher's, here the columns of the reference."""
+    teacher, own = case.flat(case.reference).numpy(), case.flat(case.old).numpy()
+    judged_K = teacher_advantages(Distillation(model="/teacher"), np.zeros(len(own)), own, teacher)
+    advantages = torch.zeros_like(case.advantages)
+    advantages[case.mask] = torch.from_numpy(judged_K)
+    mine = ours(replace(case, advantages=advantages), reinforce, case.token_weights("token_mean"))
+    columns = case.old, case.reference, case.mask.double()
+    other = theirs(case, lambda logprobs: references.trl_distillation_loss(logprobs, *columns))
+    return {"trl distillation": (mine[0], other[0]), "trl distillation gradient": (mine[1], other[1])}
+
+
 def estimators(case: Case) -> Result:
     """Advantages of groups of two and more: a group of one has advantage 0 here, and its reward in verl."""
     groups_B, counts_B = case.groups_B, np.bincount(case.groups_B)[case.groups_B]
@@ -523,7 +536,7 @@ def states(case: Case) -> Result:
 
 COMPARISONS = (
     *(against_verl, divergences, units, corrections, penalties, bonuses, against_trl, fine_tuning),
-    *(estimators, states, critics, value_losses, lengths),
+    *(distillation, estimators, states, critics, value_losses, lengths),
 )
 
 

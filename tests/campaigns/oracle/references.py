@@ -39,6 +39,7 @@ import transformers  # noqa: E402, F401
 
 sys.meta_path.append(_Stubs())
 
+from trl.experimental.iw_opd.iw_opd_trainer import IWOPDTrainer  # type: ignore[import-not-found]  # noqa: E402
 from trl.rewards.other_rewards import get_soft_overlong_punishment  # type: ignore[import-not-found]  # noqa: E402
 from trl.trainer.grpo_trainer import GRPOTrainer  # type: ignore[import-not-found]  # noqa: E402
 from trl.trainer.sft_trainer import SFTTrainer  # type: ignore[import-not-found]  # noqa: E402
@@ -132,6 +133,23 @@ def trl_sft_loss(logprobs: Tensor, mask: Tensor) -> Tensor:
         _tp_size=1,
     )
     loss: Tensor = SFTTrainer.compute_loss(trainer, lambda **_: found, {"attention_mask": mask})
+    return loss
+
+
+def trl_distillation_loss(logprobs: Tensor, rollout: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
+    """`IWOPDTrainer._compute_iw_opd_loss` without its weights of positions, on made-up log-probabilities."""
+    trainer = SimpleNamespace(
+        temperature=1.0,
+        iw_opd_gamma=0.0,
+        iw_opd_epsilon=1e-8,
+        model=SimpleNamespace(training=True),
+        _metrics=defaultdict(lambda: defaultdict(list)),
+    )
+    # Two tokens with the chances p and 1 - p, of which the first was sampled.
+    logits = torch.stack([logprobs, torch.log1p(-logprobs.exp())], dim=-1)
+    tokens = torch.zeros_like(mask, dtype=torch.long)
+    labels = torch.where(mask.bool(), tokens, -100)
+    loss: Tensor = IWOPDTrainer._compute_iw_opd_loss(trainer, logits, tokens, labels, teacher, rollout)
     return loss
 
 

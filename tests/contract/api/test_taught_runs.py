@@ -1,0 +1,69 @@
+"""Runs with a teacher over HTTP: a teacher that is none is refused by the field that names it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from leyden.libs.store.database import Database
+from leyden.libs.store.engines import Pool, write_pools
+from tests.contract.api.test_runs import create, row_of, set_phase
+from tests.support import builders
+
+
+def document(distillation: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return builders.run_document(algorithm={"type": "reinforce", "distillation": distillation}, **changes)
+
+
+async def refusal(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, str]:
+    refused = await http.post("/v1/runs", json=body)
+    assert refused.status_code == 422, refused.text
+    (error,) = refused.json()["errors"]
+    return error["path"], error["message"]
+
+
+@pytest.fixture
+async def teacher(api_http: httpx.AsyncClient, database: Database, tiny_model: Path) -> str:
+    """An ended run of a pool with the tiny model: version 1 has files, those of version 2 are removed."""
+    async with database.session() as session:
+        await write_pools(session, [Pool("default", model_path=str(tiny_model))])
+    run_id: str = (await create(api_http))["id"]
+    row = await row_of(database, run_id)
+    await builders.add_policy_version(database, row, 0)
+    await builders.add_policy_version(database, row, 1, path=str(tiny_model))
+    await builders.add_policy_version(database, row, 2, pruned_at=row.created_at)
+    await set_phase(database, run_id, "completed")
+    return run_id
+
+
+async def test_a_version_teaches_and_its_run_stays(api_http: httpx.AsyncClient, teacher: str) -> None:
+    made = await api_http.post("/v1/runs", json=document({"run": teacher, "version": 1}))
+    assert made.status_code == 201, made.text
+    refused = await api_http.delete(f"/v1/runs/{teacher}")
+    assert refused.status_code == 409
+    assert f"its version teaches run {made.json()['id']}; wait, or cancel that one" in refused.json()["detail"]
+
+
+async def test_a_teacher_that_does_not_exist_is_refused(api_http: httpx.AsyncClient, teacher: str) -> None:
+    path, words = await refusal(api_http, document({"run": "run-unknown", "version": 1}))
+    assert (path, words) == ("algorithm.distillation.run", "no run has the id 'run-unknown': list runs to find it")
+    for version, state in ((2, "has removed the files of its version 2"), (3, "has no version 3")):
+        path, words = await refusal(api_http, document({"run": teacher, "version": version}))
+        assert (path, state in words) == ("algorithm.distillation.version", True)
+    path, words = await refusal(api_http, document({"model": "org/large"}))
+    assert (path, "is no absolute path" in words) == ("algorithm.distillation.model", True)
+
+
+async def test_a_teacher_with_another_tokenizer_is_refused_with_the_token(
+    api_http: httpx.AsyncClient, teacher: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_model, tmp_path / "other")
+    file = tmp_path / "other" / "tokenizer.json"
+    file.write_text(file.read_text().replace('"a"', '"another"', 1))
+    path, words = await refusal(api_http, document({"model": str(tmp_path / "other")}))
+    assert path == "algorithm.distillation.model"
+    assert f"name a teacher with the tokenizer of {tiny_model}" in words
