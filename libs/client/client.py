@@ -303,9 +303,9 @@ class Client:
     ) -> Export:
         """Finished rollouts as rows of JSON for other tools; iterate over it, and read its `left_out` afterwards.
 
-        Args: form: atif, openai, trl or pairs; role, policy: conversations of one role, or of the roles that a further
-            policy answers; max_per_task: the best rollouts of a task, or the groups with the best ones for pairs; the
-            others: see `rollouts`
+        Args: form: atif, openai, trl, pairs, or parquet, whose `write_parquet` writes a file; role, policy:
+            conversations of one role, or of the roles that a further policy answers; max_per_task: the best rollouts of
+            a task, or the groups with the best ones for pairs; the others: see `rollouts`
         Raises: Refused: the format or the policy does not exist
         """
         roles = None if role is None else {role}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,18 +24,18 @@ from leyden.libs.cli.commands.filters import (
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.view.output import as_text, error_console, print_json_line
-from leyden.libs.contracts.conversation import Json
-
-Write = Callable[[Json], object]
+from leyden.libs.client.export import Export
 
 
 def export(
     ctx: typer.Context,
     run: Annotated[str, typer.Argument(metavar="RUN", help="Id or name of a run.")],
     form: Annotated[
-        Literal["atif", "openai", "trl", "pairs"],
+        Literal["atif", "openai", "trl", "pairs", "parquet"],
         typer.Option(
-            "--as", help="Harbor's ATIF, OpenAI's fine-tuning, TRL's prompt and completion, TRL's preference pairs."
+            "--as",
+            help="Harbor's ATIF, OpenAI's fine-tuning, TRL's prompt and completion, TRL's preference pairs, or a table"
+            " with a row an answer.",
         ),
     ],
     to: Annotated[str, typer.Option(metavar="FILE", help="A file, replaced when all is written; - prints.")],
@@ -55,11 +55,13 @@ def export(
     ] = None,
     text: WithText = None,
 ) -> None:
-    """Write finished rollouts as JSON lines that other tools read; a rollout without a reward has null.
+    """Write finished rollouts as JSON lines or Parquet that other tools read; a rollout without a reward has null.
 
     Example: leyden rollout export support --as trl --reward-min 0.9 --max-per-task 2 --to train.jsonl
     """
-    with context_of(ctx).client() as leyden, _writer(to) as write:
+    if form == "parquet" and to == "-":
+        raise CommandError("--to: Parquet is no text to print: name a file", Exit.USAGE)
+    with context_of(ctx).client() as leyden, _part(to) as part:
         rows = leyden.export(
             leyden.find_run(run).id,
             form,
@@ -75,23 +77,34 @@ def export(
             policy=policy,
             max_per_task=max_per_task,
         )
-        count = 0
-        for count, row in enumerate(rows, 1):  # noqa: B007  # the last one is the number of all
-            write(row)
+        count = rows.write_parquet(part) if part and form == "parquet" else _write_lines(rows, part)
     for reason, number in rows.left_out.items():
         error_console.print(as_text(f"left out: {number} {reason}"), soft_wrap=True)
     rest = "" if count or rows.left_out else ": no finished rollout passes the filters; `leyden rollout list` shows all"
     error_console.print(as_text(f"{count} rows{rest}"), soft_wrap=True)
 
 
+def _write_lines(rows: Export, part: Path | None) -> int:
+    """Returns the number of rows. Args: part: the file; None: standard output"""
+    count = 0
+    with part.open("w", encoding="utf-8") if part else nullcontext() as file:
+        for row in rows:
+            count += 1
+            if file is None:
+                print_json_line(row)
+            else:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return count
+
+
 @contextmanager
-def _writer(to: str) -> Iterator[Write]:
-    """Writes rows to standard output, or to a file that is there once all of them are.
+def _part(to: str) -> Iterator[Path | None]:
+    """A file beside the wanted one, which it replaces once all is written; None for standard output.
 
     Raises: CommandError: no file can be made there
     """
     if to == "-":
-        yield print_json_line
+        yield None
         return
     path = Path(to)
     if path.is_dir() or not path.parent.is_dir():
@@ -102,8 +115,7 @@ def _writer(to: str) -> Iterator[Write]:
     is_replaced = path.is_file() or not path.exists()
     part = path.with_name(f".{path.name}.{os.getpid()}") if is_replaced else path
     try:
-        with part.open("w", encoding="utf-8") as file:
-            yield lambda row: file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        yield part
         if is_replaced:
             part.replace(path)
     finally:

@@ -40,20 +40,32 @@ class ByConversation(ABC):
     def rows(
         self, rollouts: Iterable[Rollout], read: Reader, left_out: LeftOut, *, per_task: int | None
     ) -> Iterator[Json]:
-        """Converts each conversation. A rollout without any does not count for `per_task`."""
-        written: Counter[int] = Counter()
-        for rollout in rollouts:
-            if per_task is not None and written[rollout.task_number] >= per_task:
-                continue
-            rows = []
-            for conversation in read(rollout):
-                try:
-                    rows.append(self.row(conversation))
-                except Inexpressible as reason:
-                    left_out[str(reason)] += 1
-            written[rollout.task_number] += bool(rows)
-            yield from rows
+        """Converts each conversation."""
+
+        def converted(conversation: Conversation) -> Iterator[Json]:
+            try:
+                yield self.row(conversation)
+            except Inexpressible as reason:
+                left_out[str(reason)] += 1
+
+        return by_rollout(rollouts, read, per_task, converted)
 
     @abstractmethod
     def row(self, conversation: Conversation) -> Json:
         """Converts one conversation. Raises: Inexpressible"""
+
+
+def by_rollout(
+    rollouts: Iterable[Rollout],
+    read: Reader,
+    per_task: int | None,
+    convert: Callable[[Conversation], Iterable[Json]],
+) -> Iterator[Json]:
+    """The rows of each conversation. A rollout without any does not count for `per_task`."""
+    written: Counter[int] = Counter()
+    for rollout in rollouts:
+        if per_task is not None and written[rollout.task_number] >= per_task:
+            continue
+        rows = [row for conversation in read(rollout) for row in convert(conversation)]
+        written[rollout.task_number] += bool(rows)
+        yield from rows

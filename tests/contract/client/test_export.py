@@ -150,6 +150,21 @@ def test_rows_are_printed_alone_and_nothing_is_told_with_a_remedy(api_url: str, 
     assert "`leyden rollout list` shows all" in result.stderr
 
 
+def test_parquet_is_written_into_a_file_and_not_printed(api_url: str, run_id: str, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pip install 'leyden[parquet]'")
+    file = tmp_path / "rows.parquet"
+    arguments = ("rollout", "export", run_id, "--as", "parquet", "--to")
+    result = leyden(api_url, tmp_path, *arguments, str(file))
+    assert result.exit_code == Exit.DONE, result.output
+    rows = parquet.read_table(file).to_pylist()
+    assert [[one["content"] for one in row["messages"]] for row in rows[:LONG]] == [
+        [said(n)["content"]] for n in range(LONG)
+    ]
+    assert [row["continues"] for row in rows[1:LONG]] == [row["call_id"] for row in rows[: LONG - 1]]
+    assert f"{len(rows)} rows" in result.stderr
+    assert leyden(api_url, tmp_path, *arguments, "-").exit_code == Exit.USAGE
+
+
 def test_a_place_without_a_folder_is_refused(api_url: str, run_id: str, tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "none" / "rows.jsonl"):
         result = leyden(api_url, tmp_path, "rollout", "export", run_id, "--as", "trl", "--to", str(place))

@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -333,9 +334,9 @@ def test_atif_marks_what_another_conversation_or_the_agent_wrote() -> None:
 
 
 def test_a_format_that_does_not_exist_names_those_that_do() -> None:
-    with pytest.raises(Refused, match="write one of atif, openai, pairs, trl"):
-        export("parquet", planned())
-    assert sorted(FORMATS) == ["atif", "openai", "pairs", "trl"]
+    with pytest.raises(Refused, match="write one of atif, openai, pairs, parquet, trl"):
+        export("csv", planned())
+    assert sorted(FORMATS) == ["atif", "openai", "pairs", "parquet", "trl"]
 
 
 FIELDS: dict[str, tuple[set[str], set[str]]] = {
@@ -402,3 +403,45 @@ def _check_step(step: Json) -> None:
 def _has_fields(kind: str, found: Mapping[str, object]) -> None:
     required, optional = FIELDS[kind]
     assert required <= found.keys() <= required | optional, (kind, found.keys())
+
+
+def test_parquet_has_a_row_for_each_answer_with_the_messages_since_the_one_before() -> None:
+    again = call("c3", [SYSTEM, TASK, ASKS, RAIN], LYON)
+    rows, _ = export("parquet", [*planned(), again])
+    found = [(row["call_id"], row["continues"], [one["content"] for one in row["messages"]]) for row in rows]
+    assert found == [
+        ("c1", None, [SYSTEM.content, TASK.content]),
+        ("c2", "c1", ["rain", "no such city"]),
+        ("c3", "c1", ["rain"]),
+    ]
+    assert rows[0]["answer"]["tool_calls"][1] == {"id": "b", "name": "weather", "arguments": '{"city": "Nice"}'}
+    assert (rows[0]["sampled_ids"], rows[0]["reward"], rows[0]["advantage"]) == ([7, 8], 1.0, None)
+
+
+def test_a_parquet_file_has_the_rows_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pip install 'leyden[parquet]'")
+    monkeypatch.setattr("leyden.libs.client.export.parquet.GROUP_TOKENS", 4)
+    rows, _ = export("parquet", [*planned(), call("c3", [SYSTEM, TASK, ASKS, RAIN], LYON)])
+    path = tmp_path / "rows.parquet"
+    wanted = Export("parquet", [rollout(), rollout(1, None)], lambda _: planned(), roles=None, per_task=None)
+    assert wanted.write_parquet(path) == 4
+    file = parquet.ParquetFile(path)
+    assert (file.num_row_groups, file.schema_arrow.names) == (2, list(rows[0]))
+    read = file.read().to_pylist()
+    assert [(row["rollout_id"], row["reward"], row["step"], row["created_at"]) for row in read[1:3]] == [
+        ("run-a.0.0", 1.0, 1, NOW),
+        ("run-a.0.1", None, 1, NOW),
+    ]
+    assert [json.loads(row["tools"]) for row in read] == [list(TOOLS)] * 4
+    changed = {"created_at", "tools"}
+    assert [{k: v for k, v in row.items() if k not in changed} for row in read[:2]] == [
+        {k: v for k, v in row.items() if k not in changed} for row in rows[:2]
+    ]
+
+
+def test_other_formats_and_a_missing_package_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="rows of trl are JSON lines"):
+        Export("trl", [], lambda _: (), roles=None, per_task=None).write_parquet(tmp_path / "rows")
+    monkeypatch.setattr("leyden.libs.client.export.export.find_spec", lambda name: None)
+    with pytest.raises(Refused, match=r"pip install 'leyden\[parquet\]'"):
+        Export("parquet", [], lambda _: (), roles=None, per_task=None).write_parquet(tmp_path / "rows")
