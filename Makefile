@@ -51,14 +51,16 @@ GRADER_FOLDERS ?=
 # The version of the flight agent that `make demo` trains: plain, langgraph, openai-agents or autogen.
 AGENT ?= plain
 DEMO_VENV := $(if $(filter plain,$(AGENT)),$(AGENTS_VENV),$(CACHE)/demo/$(AGENT))
-# The experiment of `make experiment`: flight, math, rag, sql; ARGS="--air sparse --credit own" are choices of flight.
+# The experiment of `make experiment`: flight, long, math, rag, sql; ARGS="--air sparse --credit own" are choices of flight.
 NAME ?= sql
 SEEDS ?= 1
 STEPS ?= 10
 ARGS ?=
 # The examples whose agent is taught before it is trained: each has an environment with its requirements.txt.
 TAUGHT := math rag sql
-EXPERIMENT_VENV := $(if $(filter flight,$(NAME)),$(AGENTS_VENV),$(CACHE)/examples/$(NAME))
+EXPERIMENT_VENV := $(if $(filter flight long,$(NAME)),$(AGENTS_VENV),$(CACHE)/examples/$(NAME))
+# A home has one model, and long makes its own.
+EXPERIMENT_HOME := $(CACHE)/experiments$(if $(filter long,$(NAME)),-long)
 # The versions of a framework are those of `make test-agents`: AutoGen, and examples that use it, have some of their own.
 AUTOGEN := autogen math
 FRAMEWORK_PINS = tests/frameworks/environments/$(if $(filter $(AUTOGEN),$*),autogen,python).txt
@@ -232,9 +234,9 @@ demo: $(VENV)/.ready $(DEMO_VENV)/.ready ## train the flight agent's model and s
 	@$(CONSOLE_IF_POSSIBLE)
 	$(BIN)/leyden demo --agent $(AGENT) --agent-python $(DEMO_VENV)/bin/python $(DEMO_ARGS)
 
-experiment: $(VENV)/.ready $(EXPERIMENT_VENV)/.ready ## train NAME=flight, math, rag or sql on SEEDS seeds for STEPS steps, and write docs/experiments
+experiment: $(VENV)/.ready $(EXPERIMENT_VENV)/.ready ## train NAME=flight, long, math, rag or sql on SEEDS seeds for STEPS steps, and write docs/experiments
 	$(BIN)/python -m tests.campaigns.experiments $(NAME) --seeds $(SEEDS) --steps $(STEPS) \
-		--python $(abspath $(EXPERIMENT_VENV)/bin/python) --home $(CACHE)/experiments --page $(ARGS)
+		--python $(abspath $(EXPERIMENT_VENV)/bin/python) --home $(EXPERIMENT_HOME) --page $(ARGS)
 
 test-long: setup ## the tests of make test and those that take minutes, such as trainings through kills (nightly)
 	OMP_NUM_THREADS=1 TEST_LONG=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)

@@ -19,7 +19,7 @@ NIGHTLY = "TEST_EXAMPLES"
 
 
 def interpreter(name: str) -> str:
-    if name == "flight":
+    if not isinstance(EXPERIMENTS[name], Taught):
         return str(FLIGHT_PYTHON)
     return str(Path(os.environ[NIGHTLY]) / name / "bin" / "python")
 

@@ -14,6 +14,7 @@ from leyden.libs.cli.settings import Settings
 from leyden.libs.client import Client
 from tests.campaigns.experiments.choices import Choices, Experiment
 from tests.campaigns.experiments.flight import RULES, Flight
+from tests.campaigns.experiments.long import CREDITS, Long
 from tests.campaigns.experiments.math import LEVELS, MATH
 from tests.campaigns.experiments.page import page
 from tests.campaigns.experiments.rag import RAG
@@ -22,7 +23,9 @@ from tests.campaigns.experiments.runs import report
 from tests.campaigns.experiments.sql import SQL
 
 PAGES = Path(__file__).parents[3] / "docs" / "experiments"
-EXPERIMENTS: dict[str, Experiment] = {"flight": Flight(), "math": MATH, "rag": RAG, "sql": SQL}
+EXPERIMENTS: dict[str, Experiment] = {"flight": Flight(), "long": Long(), "math": MATH, "rag": RAG, "sql": SQL}
+RULES_OF = {"flight": list(RULES), "long": list(CREDITS)}
+CREDIT_HELP = "; ".join(f"of {name}: {', '.join(rules)}" for name, rules in RULES_OF.items())
 READY_SECONDS = 600.0
 
 
@@ -31,8 +34,9 @@ def experiment(one: Experiment, home: Path, seeds: range, choices: Choices) -> l
     folder = home / "tasks"
     folder.mkdir(parents=True, exist_ok=True)
     with one.environment(folder, seeds, choices) as variables:
-        options = platform_options(Settings(), free_ports=True)
-        platform = Platform(home, replace(options, environment=variables), report=report)
+        usual = platform_options(Settings(), free_ports=True)
+        options = replace(usual, environment=variables, model_path=one.model(folder) or usual.model_path)
+        platform = Platform(home, options, report=report)
         platform.start()
         try:
             platform.ready(READY_SECONDS)
@@ -52,7 +56,7 @@ def main() -> None:
     parser.add_argument("--warm-steps", type=int, default=Choices.warm_steps, help="steps of the warm start")
     parser.add_argument("--solutions", type=int, default=Choices.solutions, help="tasks that the teacher solves")
     parser.add_argument("--air", choices=["dense", "sparse"], default=Choices.air, help="of flight and math")
-    parser.add_argument("--credit", choices=list(RULES), default=Choices.credit, help="of flight")
+    parser.add_argument("--credit", default=Choices.credit, help=CREDIT_HELP)
     parser.add_argument("--level", choices=LEVELS, default=Choices.level, help="of the tasks of math")
     parser.add_argument("--python", default=Choices.python, help="interpreter with the agent's packages")
     parser.add_argument(
@@ -60,6 +64,8 @@ def main() -> None:
     )
     parser.add_argument("--page", action="store_true", help="write docs/experiments")
     given = parser.parse_args()
+    if given.credit not in (known := RULES_OF.get(given.name, [Choices.credit])):
+        parser.error(f"--credit {given.credit}: {given.name} has {', '.join(known)}")
     names = ("steps", "python", "held_out", "warm_steps", "solutions", "air", "credit", "level")
     choices = Choices(**{name: getattr(given, name) for name in names})
     one = EXPERIMENTS[given.name]

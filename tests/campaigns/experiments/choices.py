@@ -54,6 +54,10 @@ class Experiment(Protocol):
         """Returns the name of its page."""
         ...
 
+    def model(self, folder: Path) -> Path | None:
+        """Returns a model of its own, made in the folder, in place of the platform's."""
+        ...
+
     def environment(
         self, folder: Path, seeds: Sequence[int], choices: Choices
     ) -> AbstractContextManager[dict[str, dict[str, str]]]:

@@ -41,6 +41,9 @@ class Flight:
         """Returns the name of its page."""
         return f"flight-{choices.air}-{choices.credit.replace('_', '-')}"
 
+    def model(self, folder: Path) -> None:
+        """The platform's model is the base model."""
+
     @contextmanager
     def environment(self, folder: Path, seeds: Sequence[int], choices: Choices) -> Iterator[dict[str, dict[str, str]]]:
         """Yields variables of services."""

@@ -58,6 +58,9 @@ class Taught:
         """Returns the name of its page."""
         return self.name
 
+    def model(self, folder: Path) -> None:
+        """The platform's model is the base model."""
+
     @contextmanager
     def environment(self, folder: Path, seeds: Sequence[int], choices: Choices) -> Iterator[dict[str, dict[str, str]]]:
         """Yields the gateway's provider, which is the teacher of all seeds."""
