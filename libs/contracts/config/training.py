@@ -100,6 +100,10 @@ class Training(Document):
     frozen: list[Word] = Field(default_factory=list, max_length=1000)
     """Patterns (fnmatch) of parameter names that are not trained, such as `model.layers.[0-9].*`. With `lora`, layers
     whose weights match get no adapter."""
+    router: Literal["frozen", "trained"] = "frozen"
+    """Routers of a mixture of experts, which choose each token's experts. `frozen`: they stay those of the base model,
+    and gradients pass through their shares. `trained`: they learn with the other weights. Neither adds a loss that
+    balances experts. A model without routers refuses `trained`."""
     lora: Lora | None = None
     """Train LoRA adapters in place of the weights; null trains the weights."""
     micro_batch_tokens: int = Field(default=4096, ge=16, le=2**31 - 1)
@@ -128,3 +132,9 @@ class Training(Document):
     do version 0, a KL reference and a version that is being evaluated. Weights of `sampling.max_policy_lag` versions
     before the newest stay without checkpoints until the last step: the trainer compares itself with the engine at the
     version that sampled."""
+
+    @model_validator(mode="after")
+    def _adapters_stand_beside_no_router(self) -> Training:
+        if self.router == "trained" and self.lora is not None:
+            raise ValueError("router 'trained' trains weights, and lora adapters alone: remove one of them")
+        return self

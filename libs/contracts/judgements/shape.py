@@ -1,4 +1,4 @@
-"""The parameters of a dense model, by name, from its `config.json` alone."""
+"""The parameters of a model, by name, from its `config.json` alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from typing import Any, Self
 from leyden.libs.contracts.judgements.finding import Judgement
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERT_FAMILIES = ("qwen3_moe",)
+"""Mixtures of experts that trainers train: over trees, over ranks, beside adapters, and exported, each is tested."""
+ROUTERS = "*.mlp.gate.weight"
+"""The pattern (fnmatch) of their routers' names."""
 NAMES = frozenset({"num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"})
+_LAYERS = "model.layers."
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -27,19 +32,28 @@ def model_config(folder: Path) -> dict[str, Any] | None:
 
 
 def judge_kind(config: Mapping[str, Any], model: str) -> Judgement | None:
-    """None for a dense model with attention in every layer. Args: model: its name in the reason"""
-    if experts := next((name for name in EXPERT_COUNTS if (config.get(name) or 0) > 1), None):
+    """None for a model of a kind that trainers compute. Args: model: its name in the reason"""
+    if (experts := _expert_count(config)) and config.get("model_type") not in EXPERT_FAMILIES:
         reason = f"{model} is a mixture of experts ({experts}), which no trainer trains"
-        return Judgement("model", "cannot", reason, "use a dense one")
+        return Judgement("model", "cannot", reason, f"use one of {', '.join(EXPERT_FAMILIES)}, or a dense model")
     if other := set(config.get("layer_types") or []) - ATTENTION_LAYERS:
         reason = f"{model} has layers of kinds {sorted(other)}"
         return Judgement("model", "cannot", reason, "use a model with attention in every layer")
     return None
 
 
+def _expert_count(config: Mapping[str, Any]) -> str | None:
+    """The name of the field that makes the model a mixture of experts; None for a dense one."""
+    return next((name for name in EXPERT_COUNTS if (config.get(name) or 0) > 1), None)
+
+
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a decoder: hidden states, feed-forward layers, queries, and keys."""
+    """The sizes of a decoder: hidden states, feed-forward layers, queries, and keys.
+
+    inner: of the feed-forward layer that one token passes, its experts together; routed: the experts of a token, 0 for
+    a dense model.
+    """
 
     layers: int
     hidden: int
@@ -47,24 +61,34 @@ class Shape:
     queries: int
     keys: int
     parameters: Mapping[str, tuple[int, ...]]
-    """Axes by name, [out, in] of matrices; a tied head has no name of its own."""
+    """Axes by name, [out, in] of matrices, [experts, out, in] of experts; a tied head has no name of its own."""
+    routed: int = 0
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self | None:
-        """Reads a `config.json` with Llama's names, which the dense families share; None for one with others."""
-        if not config.keys() >= NAMES:
+        """Reads a `config.json` with Llama's names, which the families share; None for one with others."""
+        mixture = _expert_count(config) is not None
+        if not config.keys() >= NAMES or (mixture and config.get("model_type") not in EXPERT_FAMILIES):
             return None
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         head = config.get("head_dim") or hidden // heads
         keys = (config.get("num_key_value_heads") or heads) * head
-        sizes = config["num_hidden_layers"], hidden, config["intermediate_size"], heads * head, keys
-        layer = _layer(config, *sizes[1:], head)
+        routed = config["num_experts_per_tok"] if mixture else 0
+        with_experts = [mixture and _has_experts(config, number) for number in range(config["num_hidden_layers"])]
+        inner = max(
+            routed * config["moe_intermediate_size"] if mixture else 0,
+            0 if all(with_experts) else config["intermediate_size"],
+        )
+        layers = {
+            one: _layer(config, hidden, config["intermediate_size"], heads * head, keys, head, experts=one)
+            for one in set(with_experts)
+        }
         named = {"model.embed_tokens.weight": (config["vocab_size"], hidden), "model.norm.weight": (hidden,)}
-        for number in range(sizes[0]):
-            named |= {f"model.layers.{number}.{name}": axes for name, axes in layer.items()}
+        for number, kind in enumerate(with_experts):
+            named |= {f"model.layers.{number}.{name}": axes for name, axes in layers[kind].items()}
         if not config.get("tie_word_embeddings", config.get("model_type") == "gemma3_text"):
             named["lm_head.weight"] = (config["vocab_size"], hidden)
-        return cls(*sizes, named)
+        return cls(len(with_experts), hidden, inner, heads * head, keys, named, routed)
 
     @property
     def size(self) -> int:
@@ -73,18 +97,23 @@ class Shape:
 
     @property
     def layer(self) -> int:
-        """The parameters of one layer."""
-        return _values(axes for name, axes in self.parameters.items() if name.startswith("model.layers.0."))
+        """The parameters of the largest layer."""
+        sizes = dict.fromkeys(range(self.layers), 0)
+        for name, axes in self.parameters.items():
+            if name.startswith(_LAYERS):
+                sizes[int(name.split(".")[2])] += math.prod(axes)
+        return max(sizes.values())
 
     @property
     def outside(self) -> int:
         """The parameters of embeddings, last norm and head."""
-        return self.size - self.layers * self.layer
+        return _values(axes for name, axes in self.parameters.items() if not name.startswith(_LAYERS))
 
     @property
     def matrices(self) -> int:
-        """The parameters of linear layers, a head that is not tied included."""
-        return _values(axes for name, axes in self.parameters.items() if len(axes) == 2 and "embed_tokens" not in name)
+        """The parameters of linear layers and experts, a head that is not tied included, and routers not."""
+        others = (ROUTERS, "*.embed_tokens.*")
+        return _values(self.parameters[name] for name in self._without(others) if len(self.parameters[name]) > 1)
 
     @property
     def has_query_norms(self) -> bool:
@@ -111,7 +140,7 @@ def _values(shapes: Iterable[tuple[int, ...]]) -> int:
 
 
 def _layer(
-    config: Mapping[str, Any], hidden: int, inner: int, queries: int, keys: int, head: int
+    config: Mapping[str, Any], hidden: int, inner: int, queries: int, keys: int, head: int, *, experts: bool
 ) -> dict[str, tuple[int, ...]]:
     family, biased = config.get("model_type"), bool(config.get("attention_bias"))
     sides = {
@@ -123,14 +152,33 @@ def _layer(
     found: dict[str, tuple[int, ...]] = {f"self_attn.{name}.weight": axes for name, axes in sides.items()}
     with_bias = sides if biased else {"q_proj", "k_proj", "v_proj"} if family == "qwen2" else ()
     found |= {f"self_attn.{name}.bias": sides[name][:1] for name in with_bias}
-    products = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
-    found |= {f"mlp.{name}.weight": axes for name, axes in products.items()}
-    if config.get("mlp_bias"):
-        found |= {f"mlp.{name}.bias": axes[:1] for name, axes in products.items()}
+    if experts:
+        found |= _experts(config, hidden)
+    else:
+        products = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+        found |= {f"mlp.{name}.weight": axes for name, axes in products.items()}
+        if config.get("mlp_bias"):
+            found |= {f"mlp.{name}.bias": axes[:1] for name, axes in products.items()}
     norms = ["input_layernorm", "post_attention_layernorm"]
     if family == "gemma3_text":
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
     found |= {f"{name}.weight": (hidden,) for name in norms}
-    if family in {"qwen3", "gemma3_text"}:
+    if family in {"qwen3", "qwen3_moe", "gemma3_text"}:
         found |= {f"self_attn.{name}.weight": (head,) for name in ("q_norm", "k_norm")}
     return found
+
+
+def _experts(config: Mapping[str, Any], hidden: int) -> dict[str, tuple[int, ...]]:
+    """Router and experts of a layer, by their names in memory."""
+    count, inner = config["num_experts"], config["moe_intermediate_size"]
+    return {
+        "mlp.gate.weight": (count, hidden),
+        "mlp.experts.gate_up_proj": (count, 2 * inner, hidden),
+        "mlp.experts.down_proj": (count, hidden, inner),
+    }
+
+
+def _has_experts(config: Mapping[str, Any], number: int) -> bool:
+    """Whether a layer of a mixture, from 0, has experts: every `decoder_sparse_step`-th, except `mlp_only_layers`."""
+    listed = number in (config.get("mlp_only_layers") or ())
+    return not listed and (number + 1) % (config.get("decoder_sparse_step") or 1) == 0

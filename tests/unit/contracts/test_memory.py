@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from docs.shapes import PUBLISHED
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.judgements import GB, Machine, Shape, judge_memory, judge_model, memory
+from leyden.libs.contracts.judgements.memory import activation_bytes_a_token, trained_parameters
 from leyden.libs.contracts.overlay import overlay
 from tests.support.builders import run_document
 
@@ -17,8 +19,8 @@ BFLOAT16 = {"training": {"precision": "bfloat16", "activation_checkpointing": Tr
 LORA = {"training": {**BFLOAT16["training"], "lora": {"rank": 32}}}
 
 
-def shape_of(name: str) -> Shape:
-    found = Shape.of(PUBLISHED[name][0])
+def shape_of(name: str, **changes: Any) -> Shape:
+    found = Shape.of({**PUBLISHED[name][0], **changes})
     assert found is not None
     return found
 
@@ -119,7 +121,33 @@ def test_settings_that_suffice_together_are_named_together() -> None:
     assert found.remedy == "write training.activation_checkpointing true, training.lora {}"
 
 
-def test_a_mixture_of_experts_cannot_train_and_an_unknown_shape_is_not_judged() -> None:
+def test_a_mixture_needs_memory_for_all_experts_and_activations_for_those_of_a_token() -> None:
+    config, _ = PUBLISHED["Qwen3-30B-A3B"]
+    mixture = shape_of("Qwen3-30B-A3B")
+    assert judge_model(run(LORA), config, Machine(1, 141 * GB), "moe") == []
+    # 30.2 billion in experts and matrices in 2 bytes, 0.3 of embeddings and routers in 4; adapters beside attention.
+    layer = (2048 + 4096) * 2 + (2048 + 512) * 2
+    assert mixture.adapters(32, "all-linear", ()) == 48 * 32 * layer
+    assert sizes(LORA, Machine(), model="Qwen3-30B-A3B") == {"weights": 61.8, "gradients": 0.1, "moments": 0.2}
+    routers = 48 * 128 * 2048
+    assert trained_parameters(run({}), mixture) == mixture.size - routers
+    assert trained_parameters(run({"training": {"router": "trained"}}), mixture) == mixture.size
+    # Eight experts of 768 and their hidden states, whatever the number of experts.
+    more = shape_of("Qwen3-30B-A3B", num_experts=256)
+    assert activation_bytes_a_token(more, 2) == activation_bytes_a_token(mixture, 2)
+    dense = replace(mixture, routed=0)
+    assert activation_bytes_a_token(mixture, 2) - activation_bytes_a_token(dense, 2) == 2 * 3 * 8 * 2048
+    assert (mixture.inner, mixture.outside) == (8 * 768, 2 * 151936 * 2048 + 2048)
+    some = shape_of("Qwen3-30B-A3B", mlp_only_layers=[0], decoder_sparse_step=2)
+    assert [name for name in some.parameters if "layers.0." in name and "mlp" in name] == [
+        f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")
+    ]
+    assert sum(name.endswith("experts.down_proj") for name in some.parameters) == 24
+    assert some.layer == mixture.layer
+
+
+def test_another_mixture_of_experts_cannot_train_and_an_unknown_shape_is_not_judged() -> None:
     document, small = run({}), Machine(1, GB)
     assert [one.path for one in judge_model(document, {"num_experts": 8}, small, "moe")] == ["model"]
+    assert Shape.of({**PUBLISHED["Qwen3-30B-A3B"][0], "model_type": "mixtral"}) is None
     assert judge_model(document, {"n_embd": 768}, small, "gpt2") == []
