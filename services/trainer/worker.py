@@ -218,9 +218,10 @@ def _inherited(parent: training.Parent, config: RunConfig) -> tuple[Path, Progre
     if parent.checkpoint is None or not Path(parent.checkpoint).is_dir():
         log.warning("optimiser starts anew", cause="the parent's checkpoint is gone", version=parent.version.version)
         return None
-    if parent.config.training.frozen != config.training.frozen:
-        log.warning("optimiser starts anew", cause="training.frozen has changed")
-        return None
+    for name in ("frozen", "router"):
+        if getattr(parent.config.training, name) != getattr(config.training, name):
+            log.warning("optimiser starts anew", cause=f"training.{name} has changed")
+            return None
     return Path(parent.checkpoint), Progress(parent.run_id, parent.version.version, parent.version.content_sha256)
 
 

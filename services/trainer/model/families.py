@@ -16,6 +16,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from leyden.libs.contracts.judgements.shape import EXPERT_FAMILIES
 from leyden.services.trainer.model.forward import Policy, Reads
 from leyden.services.trainer.model.load import read_model
 from leyden.services.trainer.rows.tree import plan_forest
@@ -105,10 +106,11 @@ def check_structure(model: PreTrainedModel) -> None:
         raise UnsupportedModel(
             f"{family}: a model of several parts, such as vision and text: choose a text model, such as gemma3_text"
         )
-    if experts := next((type(m).__name__ for m in model.modules() if _EXPERTS.search(type(m).__name__)), None):
+    experts = next((type(m).__name__ for m in model.modules() if _EXPERTS.search(type(m).__name__)), None)
+    if experts and family not in EXPERT_FAMILIES:
         raise UnsupportedModel(
-            f"{family}: a mixture of experts ({experts}): engine and trainer may route a token to different experts,"
-            " which no test covers: choose a dense model"
+            f"{family}: a mixture of experts ({experts}), which are tested for {', '.join(EXPERT_FAMILIES)} only:"
+            " choose one of these, or a dense model"
         )
     windowed = getattr(config, "sliding_window", None) is not None
     kinds = set(getattr(config, "layer_types", None) or ["sliding_attention" if windowed else "full_attention"])

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from leyden.services.trainer.model import attention
+from leyden.services.trainer.model.experts import use_tree_experts
 from leyden.services.trainer.model.head import sampled_outputs
 from leyden.services.trainer.model.tensors import product_dtype
 from leyden.services.trainer.rows.tree import Pack
@@ -124,6 +125,7 @@ class Policy(nn.Module):
         # Dropout would make the policy differ from the engine's: the trainer always computes in evaluation mode.
         self.model.eval()
         self.model.set_attn_implementation(attention.NAME)
+        use_tree_experts(self.model)
         if activation_checkpointing:
             _checkpoint_layers(model)
         if compiled:

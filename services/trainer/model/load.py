@@ -18,7 +18,13 @@ def read_model(
     """The causal LM of a local Hugging Face folder. It asks nothing of it: `check_family` has."""
     logging.disable_progress_bar()
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True, config=config
+        folder,
+        dtype=dtype,
+        attn_implementation="sdpa",
+        # A policy has its own; the default one multiplies no float64.
+        experts_implementation="eager",
+        local_files_only=True,
+        config=config,
     )
     return model.eval()
 

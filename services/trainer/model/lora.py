@@ -19,11 +19,14 @@ from transformers import PreTrainedModel
 
 from leyden.libs.contracts.config import Lora
 from leyden.libs.contracts.weights import ADAPTER_FOLDER
+from leyden.services.trainer.model.experts import expert_modules
 from leyden.services.trainer.model.load import freeze
 from leyden.services.trainer.model.tensors import replace_values
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _ADAPTER = "default"
+EXPERT_MATRICES = {"gate_proj", "up_proj", "down_proj", "gate_up_proj"}
+"""Names of a mixture's matrices in files, and in memory."""
 _FILE_PREFIX = "base_model.model."
 
 
@@ -43,6 +46,11 @@ def add_adapters(model: PreTrainedModel, config: Lora, frozen: Sequence[str], ba
     }
     kinds = {name.rpartition(".")[2] for name in layers}
     wanted = kinds if config.target_modules == "all-linear" else set(config.target_modules)
+    if unknown := wanted & EXPERT_MATRICES if expert_modules(model) else set():
+        raise ValueError(
+            f"training.lora.target_modules: {sorted(unknown)} are matrices of experts, which get no adapters: write"
+            f" some of {sorted(kinds)}, or 'all-linear', or train the weights without lora"
+        )
     if unknown := wanted - kinds:
         raise ValueError(
             f"training.lora.target_modules: {sorted(unknown)} are no linear layers of the decoder: write some of"

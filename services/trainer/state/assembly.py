@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from leyden.libs.contracts.config import CPU, Computation, Critic, Device, RunConfig
 from leyden.libs.telemetry import logger
 from leyden.services.trainer.model.cpu.products import use_fast_products
+from leyden.services.trainer.model.experts import hold_experts, router_names
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.held import hold_frozen
 from leyden.services.trainer.model.load import freeze, read_model
@@ -172,7 +173,7 @@ def _trained_model(base: Path, weights: Path, config: RunConfig, device: torch.d
     lora = config.training.lora
     model = read_model(weights if lora is None else base)
     if lora is None:
-        freeze(model, config.training.frozen)
+        freeze(model, [*config.training.frozen, *_frozen_routers(model, config)])
     else:
         torch.manual_seed(config.sampling.seed)
         add_adapters(model, lora, config.training.frozen, base)
@@ -180,7 +181,18 @@ def _trained_model(base: Path, weights: Path, config: RunConfig, device: torch.d
             read_adapter(model, weights)
         if _computation(config, device).base_dtype == "bfloat16":
             hold_frozen(model, model.get_input_embeddings().weight)
+            hold_experts(model)
     return _with_precision(model, config, device)
+
+
+def _frozen_routers(model: PreTrainedModel, config: RunConfig) -> list[str]:
+    """Names of the parameters that `training.router` freezes."""
+    routers = router_names(model)
+    if config.training.router == "frozen":
+        return routers
+    if not routers:
+        raise ValueError("training.router 'trained': the model has no router: leave the field out")
+    return []
 
 
 def _place(policy: Policy, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> None:

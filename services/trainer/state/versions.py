@@ -102,8 +102,9 @@ def _gathered(learner: Learner) -> Iterator[dict[str, Tensor]]:
 def parts_of(learner: Learner) -> Iterator[list[str]]:
     """Names of the learner's weights as `in_parts` divides them: on every rank the same."""
     own, converted = learner.weights, getattr(learner.model, "_weight_conversions", None) or ()
-    # transformers joins tensors for some of its conversions: they must be in one part.
-    return iter([list(own)]) if any(isinstance(one, WeightConverter) for one in converted) else in_parts(own)
+    # transformers joins tensors for some of its conversions: they must be in one part. Experts are divided alone.
+    joined = any(isinstance(one, WeightConverter) and len(one.target_patterns) > 1 for one in converted)
+    return iter([list(own)]) if joined else in_parts(own)
 
 
 def gather_weights(learner: Learner, names: Sequence[str]) -> dict[str, Tensor]:

@@ -7,12 +7,23 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from leyden.libs.contracts.config import Algorithm, RunConfig
 from leyden.libs.contracts.samples import RowCall
+from leyden.services.trainer.model.experts import router_names
 from leyden.services.trainer.model.forward import Policy
+from leyden.services.trainer.model.load import freeze
 from leyden.services.trainer.model.value_model import ValueModel
 from leyden.services.trainer.rows.batch import Sample
 from leyden.services.trainer.step.batch import Batch, Computed
@@ -32,7 +43,18 @@ def in_full_precision(model: PreTrainedModel) -> PreTrainedModel:
             exact = nn.RMSNorm(len(module.weight), eps=module.variance_epsilon)
             exact.weight = module.weight
             model.set_submodule(name, exact)
+        elif isinstance(module, Qwen3MoeTopKRouter):
+            module.__class__ = _ExactRouter
     return model
+
+
+class _ExactRouter(Qwen3MoeTopKRouter):
+    """Qwen3's router, whose softmax rounds to float32."""
+
+    def forward(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = nn.functional.linear(states.reshape(-1, self.hidden_dim), self.weight)
+        shares, chosen = logits.softmax(dim=-1).topk(self.top_k, dim=-1)
+        return logits, shares / shares.sum(-1, keepdim=True) if self.norm_topk_prob else shares, chosen
 
 
 class _ShiftedNorm(nn.Module):
@@ -82,6 +104,34 @@ def tiny_qwen(seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTrainedMo
         attn_implementation="sdpa",
     )
     return in_full_precision(Qwen2ForCausalLM(config).to(dtype))
+
+
+def tiny_experts(seed: int = 0, dtype: torch.dtype = torch.float64, router: str = "frozen") -> PreTrainedModel:
+    """A Qwen3-MoE of five experts, two for each token, behind a dense layer."""
+    torch.manual_seed(seed)
+    config = Qwen3MoeConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        moe_intermediate_size=24,
+        num_experts=5,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        mlp_only_layers=[0],
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+        attn_implementation="sdpa",
+        experts_implementation="eager",
+    )
+    model = in_full_precision(Qwen3MoeForCausalLM(config).to(dtype))
+    if router == "frozen":
+        freeze(model, router_names(model))
+    return model
 
 
 def sample(

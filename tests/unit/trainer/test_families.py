@@ -34,6 +34,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma 3": ("gemma3_text", ALTERNATING),
     "smollm2": ("llama", {"tie_word_embeddings": True, "num_attention_heads": 3, "num_key_value_heads": 1}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "qwen3 moe": ("qwen3_moe", {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16}),
+    "qwen3 moe, some layers dense": (
+        "qwen3_moe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "mlp_only_layers": [0],
+            "norm_topk_prob": True,
+        },
+    ),
 }
 CPU = make_accelerator("cpu", "float32")
 CONFIG = RunConfig.model_validate(
@@ -50,7 +61,9 @@ def tiny(name: str) -> PreTrainedModel:
     }  # fmt: skip
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(family, **{**sizes, **changes}), attn_implementation="sdpa"
+        AutoConfig.for_model(family, **{**sizes, **changes}),
+        attn_implementation="sdpa",
+        experts_implementation="eager",
     )
 
 

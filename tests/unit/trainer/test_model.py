@@ -33,6 +33,7 @@ LONG_ROPE = {
     "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64,
     "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
 }  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 MLA = {
     "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
     "num_key_value_heads": 2, "first_k_dense_replace": 2,
@@ -43,7 +44,7 @@ def tiny(family: str, **changes: Any) -> PreTrainedModel:
     torch.manual_seed(0)
     sizes = {name: size for name, size in SIZES.items() if (family, name) != ("falcon", "head_dim")}
     config = AutoConfig.for_model(family, **{**sizes, "initializer_range": 0.5, **changes})
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", experts_implementation="eager")
 
 
 def check(model: PreTrainedModel) -> None:
@@ -74,6 +75,7 @@ def test_capped_logits_and_untested_windows_are_refused() -> None:
         ("granite", {}),
         ("starcoder2", {}),
         ("gpt_neox", {}),
+        ("qwen3_moe", EXPERTS),
     ],
 )
 def test_families_that_trees_compute_right_are_accepted(family: str, changes: dict[str, Any]) -> None:
@@ -91,7 +93,7 @@ def test_families_that_trees_compute_right_are_accepted(family: str, changes: di
         ("falcon", {}, "cannot compute"),
         ("biogpt", {}, "cannot compute"),
         ("deepseek_v3", MLA, "cannot compute"),
-        ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}, "mixture of experts"),
+        ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 8}, "mixture of experts"),
         ("mixtral", {"num_local_experts": 4}, "mixture of experts"),
         ("qwen3_next", {"num_experts": 0, "layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
         ("qwen3_5_text", {"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
@@ -138,8 +140,8 @@ def test_the_check_reads_the_lowest_layers_up_to_the_first_of_each_kind(tmp_path
 
 
 def test_experts_above_the_lowest_layers_are_found(tmp_path: Path) -> None:
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "mlp_only_layers": [0, 1, 2]}
-    tiny("qwen3_moe", num_hidden_layers=4, **sizes).save_pretrained(tmp_path)
+    sizes = {**EXPERTS, "shared_expert_intermediate_size": 8, "mlp_only_layers": [0, 1, 2]}
+    tiny("qwen2_moe", num_hidden_layers=4, **sizes).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="mixture of experts"):
         check_family(tmp_path)
 
