@@ -47,6 +47,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"tie_word_embeddings": True},
     "mistral": {"sliding_window": 12},
     "gemma3_text": {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
 }
 DOCUMENT: dict[str, Any] = {
     "name": "n",
@@ -155,8 +156,9 @@ def test_two_steps_change_the_weights_as_on_a_cpu(variant: str, tmp_path: Path) 
     assert cosine > (0.98 if "8 bits" in variant else 0.999), float(cosine)
 
 
-def test_by_default_a_step_is_near_that_of_float32(tmp_path: Path) -> None:
-    model_of("qwen3").save_pretrained(tmp_path)
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_by_default_a_step_is_near_that_of_float32(family: str, tmp_path: Path) -> None:
+    model_of(family).save_pretrained(tmp_path)
     narrow = config_of("plain")
     narrow = narrow.model_copy(update={"training": narrow.training.model_copy(update={"precision": None})})
     _, change = steps(tmp_path, config_of("plain"), accelerator_on("cpu"))

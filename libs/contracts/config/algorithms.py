@@ -14,7 +14,9 @@ Weighting = Literal["rollout_mean", "token_mean", "seq_mean_token_mean", "prompt
 
 
 class Critic(Document):
-    """Values of states by a linear head on last hidden states. They and GAE (arXiv 1506.02438) make the advantages."""
+    """Values of states by a linear head on last hidden states. They and GAE (arXiv 1506.02438) make the advantages.
+
+    The head learns targets in units of their running deviation, so that rewards of any size learn alike."""
 
     trunk: Literal["shared", "own"] = "shared"
     """The model below the head. `shared`: the policy's, whose weights the value loss then moves, too. `own`: a second
@@ -29,7 +31,8 @@ class Critic(Document):
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """λ of GAE: 1 is the return minus the value, 0 the reward plus the change of the value."""
     value_clip: float | None = Field(default=0.2, gt=0, le=1e6)
-    """Bound on a value's distance from that at the start of the batch, in the value loss; null for none."""
+    """Bound on a value's distance from that at the start of the batch, in the value loss and in units of the targets'
+    deviation; null for none."""
     coefficient: float = Field(default=0.5, gt=0, le=1e6)
     """Weight of the value loss beside the policy loss."""
     warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
@@ -39,12 +42,12 @@ class Critic(Document):
     trunk_learning_rate: float | None = Field(default=None, gt=0, le=1.0)
     """That of an `own` trunk, by the same schedule; null for `optimizer.learning_rate`."""
     max_grad_norm: float | None = Field(default=None, gt=0, le=1e9)
-    """Bound on the gradient norm of an `own` model, head included; null for `optimizer.max_grad_norm`. With a `shared`
-    trunk one norm counts the policy and the head."""
+    """Bound on the gradient norm of the value head, or of an `own` model with its head, which is clipped apart from the
+    policy's; null for `optimizer.max_grad_norm`."""
 
     @model_validator(mode="after")
     def _fields_of_an_own_trunk(self) -> Critic:
-        given = [name for name in ("model", "trunk_learning_rate", "max_grad_norm") if getattr(self, name) is not None]
+        given = [name for name in ("model", "trunk_learning_rate") if getattr(self, name) is not None]
         if given and self.trunk == "shared":
             raise ValueError(f"{', '.join(given)} has no effect on a shared trunk: write trunk 'own', or remove it")
         return self

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,23 +28,57 @@ from leyden.services.trainer.rows.batch import Sample, TrainedTokens, whitened
 Floats = NDArray[np.float64]
 
 
+class Scale(NamedTuple):
+    """A value is `mean` + `deviation` times the value head's output."""
+
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    def outputs(self, values_K: Floats) -> Floats:
+        """Values in units of this scale."""
+        return (values_K - self.mean) / self.deviation
+
+    def values(self, outputs_K: Floats) -> Floats:
+        """Values in units of the reward."""
+        return self.mean + self.deviation * outputs_K
+
+
+PLAIN = Scale()
+"""Outputs that are values themselves."""
+
+
 @dataclass(frozen=True)
 class Estimates:
     """Columns [K] from the values at the start of a batch.
 
     values_K: those values; advantages_K: whitened over the units, and the same for all tokens of a call under `per:
-    call`; returns_K: the values' targets; weights_K: of the value loss, 1 / units, and 0 for a token that is no unit.
+    call`; returns_K: the values' targets; weights_K: of the value loss, 1 / units, and 0 for a token that is no unit;
+    scale: that of the value head's outputs in the step's updates.
     """
 
     values_K: Floats
     advantages_K: Floats
     returns_K: Floats
     weights_K: Floats
+    scale: Scale = PLAIN
 
     def of(self, tokens_k: NDArray[np.int64]) -> Estimates:
         """Those of some tokens."""
-        columns = (self.values_K, self.advantages_K, self.returns_K, self.weights_K)
-        return Estimates(*(column_K[tokens_k] for column_K in columns))
+        values_k, advantages_k, returns_k, weights_k = (
+            column_K[tokens_k] for column_K in (self.values_K, self.advantages_K, self.returns_K, self.weights_K)
+        )
+        return Estimates(values_k, advantages_k, returns_k, weights_k, self.scale)
+
+    @property
+    def targets(self) -> Floats:
+        """The targets of the units."""
+        return self.returns_K[self.weights_K > 0]
+
+    def missed(self, outputs_K: Tensor, clip: float | None) -> Tensor:
+        """The value loss of the head's outputs for these tokens, in units of `scale`. clip: of `value_loss`"""
+        columns = (self.scale.outputs(self.values_K), self.scale.outputs(self.returns_K), self.weights_K)
+        old_K, targets_K, weights_K = (torch.from_numpy(column_K).to(outputs_K) for column_K in columns)
+        return value_loss(outputs_K, old_K, targets_K, weights_K, clip)
 
     def weighted(self) -> Estimates:
         """The same with weights that sum to 1: those of a mini-batch count its own units."""
@@ -52,7 +87,7 @@ class Estimates:
     def metrics(self) -> dict[str, float]:
         """Explained variance is 1 - Var(target - value) / Var(target): 1 is a perfect critic, 0 a constant one."""
         unit_K = self.weights_K > 0
-        values, returns = self.values_K[unit_K], self.returns_K[unit_K]
+        values, returns = self.values_K[unit_K], self.targets
         spread = float(returns.var()) if len(returns) else 0.0
         return {
             "value_mean": float(values.mean()) if len(values) else 0.0,
@@ -96,7 +131,7 @@ def value_loss(
 ) -> Tensor:
     """½ Σ weight · max((V - R)², (clip(V, V_old ± c) - R)²).
 
-    Source: PPO as OpenAI's baselines implement it; verl's `compute_value_loss`. c is absolute, in units of the reward.
+    Source: PPO as OpenAI's baselines implement it; verl's `compute_value_loss`. c is absolute, in units of the values.
     """
     losses_K = (values_K - returns_K) ** 2
     if clip is not None:

@@ -22,6 +22,7 @@ from leyden.services.trainer.model import attention
 from leyden.services.trainer.model.experts import use_tree_experts
 from leyden.services.trainer.model.head import sampled_outputs
 from leyden.services.trainer.model.tensors import product_dtype
+from leyden.services.trainer.model.value_head import ValueHead
 from leyden.services.trainer.rows.tree import Pack
 
 
@@ -40,7 +41,7 @@ class Reads:
 
 class Outputs(NamedTuple):
     """For each token of `Reads`, [K], float32 at least: its log-probability at its temperature, and of the state before
-    it the value, None without a value head, and the entropy in nats, None unless asked for."""
+    it the value head's output, None without one, and the entropy in nats, None unless asked for."""
 
     logprobs_K: Tensor
     values_K: Tensor | None = None
@@ -107,7 +108,7 @@ class Policy(nn.Module):
         checks both); activation_checkpointing: recompute each layer in the backward pass; values: add a value head;
         kernel: of attention on CUDA devices; compiled: compile the parts of each layer
 
-    `value_head` is a linear map of the last hidden state, in float32 at least, that begins at 0; None without values.
+    `value_head` is in float32 at least; None without values.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Policy(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.kernel = model, kernel
-        self.value_head: nn.Linear | None = _value_head(model) if values else None
+        self.value_head: ValueHead | None = _value_head(model) if values else None
         # Dropout would make the policy differ from the engine's: the trainer always computes in evaluation mode.
         self.model.eval()
         self.model.set_attn_implementation(attention.NAME)
@@ -203,19 +204,9 @@ class Policy(nn.Module):
         return hidden[0]
 
 
-class _ValueHead(nn.Linear):
-    """A linear map without a matrix product, which autocast would round."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return (inputs.to(self.weight.dtype) * self.weight[0]).sum(-1, keepdim=True) + self.bias
-
-
-def _value_head(model: PreTrainedModel) -> nn.Linear:
+def _value_head(model: PreTrainedModel) -> ValueHead:
     weight = model.get_input_embeddings().weight
-    head = _ValueHead(weight.shape[1], 1, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    return head
+    return ValueHead(weight.shape[1], torch.promote_types(weight.dtype, torch.float32), weight.device)
 
 
 def _leaf(states: Tensor) -> Tensor:

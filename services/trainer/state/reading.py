@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from leyden.libs.contracts.weights import file_sha256
 from leyden.services.trainer.model.remedies import raising_host_memory
 from leyden.services.trainer.model.tensors import divided_like, replace_values, rounds_to
+from leyden.services.trainer.model.value_head import TARGETS
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.state.checkpoints import (
@@ -93,6 +94,10 @@ def _restore(learner: Learner, folder: Path) -> None:
     state = read_shards(folder, lambda key: named.get(key, numbered.get(key.partition(".")[0])))
     torch.set_rng_state(state.pop(RANDOM))
     # A version that rounds no weights has them all.
+    for key in own.keys() - state.keys():
+        if key.endswith(TARGETS):
+            # An older release's outputs were values themselves.
+            state[key] = torch.tensor([0.0, 1.0, 1.0])
     for key, tensor in (own if master.keys().isdisjoint(state) else named).items():
         if key in master and not rounds_to(state[key], tensor, ROUNDED):
             raise ValueError(f"{key} does not round to the weights of the version")

@@ -14,8 +14,8 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leyden.libs.contracts.config import Algorithm, Critic, RunConfig
-from leyden.services.trainer.loss.critic import Estimates, value_loss
+from leyden.libs.contracts.config import Algorithm, RunConfig
+from leyden.services.trainer.loss.critic import Estimates
 from leyden.services.trainer.loss.objective import Objective, Terms, objective
 from leyden.services.trainer.model.forward import Outputs, Policy, Prefix, Reads
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
@@ -125,7 +125,7 @@ def accumulate_gradients(
         assert critic is not None
         assert anchors.estimates is not None
         assert found.values_K is not None
-        missed = _value_loss(critic, found.values_K, anchors.estimates.of(tokens_k))
+        missed = anchors.estimates.of(tokens_k).missed(found.values_K, critic.value_clip)
         computed.value_loss += missed.item()
         return critic.coefficient * missed
 
@@ -215,17 +215,9 @@ def _losses(
     result = objective(algorithm, found.logprobs_K, terms, found.entropies_K)
     if estimates is None or found.values_K is None or algorithm.critic is None:
         return result, 0.0
-    missed = _value_loss(algorithm.critic, found.values_K, estimates)
+    missed = estimates.missed(found.values_K, algorithm.critic.value_clip)
     loss = algorithm.critic.coefficient * missed
     return replace(result, loss=loss if values_alone else result.loss + loss), missed.item()
-
-
-def _value_loss(critic: Critic, values_k: Tensor, estimates: Estimates) -> Tensor:
-    old_k, returns_k, weights_k = (
-        torch.from_numpy(column_k).to(values_k)
-        for column_k in (estimates.values_K, estimates.returns_K, estimates.weights_K)
-    )
-    return value_loss(values_k, old_k, returns_k, weights_k, critic.value_clip)
 
 
 def _terms(

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from leyden.services.trainer.model.forward import Outputs, Policy, Prefix, Reads
 from leyden.services.trainer.model.lora import adapter_parameters, of_adapter, without_adapters
+from leyden.services.trainer.model.value_head import ValueHead
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.rows.tree import Pack
 
@@ -119,6 +120,11 @@ class Learner:
     def values(self) -> nn.Module | None:
         """The weights of the critic alone, which checkpoints hold and versions do not; None without a critic."""
         return self.policy.value_head if self.value_model is None else self.value_model
+
+    @property
+    def value_head(self) -> ValueHead | None:
+        """The critic's head; None without a critic."""
+        return (self.policy if self.value_model is None else self.value_model).value_head
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ OF_SAMPLERS = frozenset({"policy_lag_mean", "policy_lag_max", "importance_mean",
 @dataclass
 class Update:
     """One update: tokens_k: the numbers of its tokens within the step's K; seconds: of the optimiser alone;
-    value_norm: the gradient norm of a critic that is a model of its own; None without one."""
+    value_norm: the gradient norm of the critic's head, or of its own model with it; None without one."""
 
     tokens_k: NDArray[np.int64]
     computed: Computed

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from leyden.libs.contracts.config import Optimizer, RunConfig, Sft
+from leyden.libs.contracts.config import Algorithm, Optimizer, RunConfig, Sft
 from leyden.libs.faults import fault_point
-from leyden.services.trainer.loss.critic import estimate
+from leyden.services.trainer.loss.critic import Estimates, Scale, estimate
 from leyden.services.trainer.loss.distillation import teacher_advantages
 from leyden.services.trainer.loss.losses import kl
 from leyden.services.trainer.model.forward import Policy
@@ -67,6 +68,8 @@ def optimizer_step(
             learner.reference.refresh(learner.policy, learner.step)
         batch = _prepare(learner, samples, zero_variance, config)
         updates = _make_updates(learner, batch, config, interrupted, is_written)
+        if learner.value_head is not None and batch.anchors.estimates is not None:
+            learner.value_head.follow(batch.anchors.estimates.targets)
     learner.step += 1
     metrics = step_metrics(batch, updates, learner.step, started)
     # No policy of the run sampled demonstrations.
@@ -137,7 +140,7 @@ def _anchors(learner: Learner, samples: Sequence[Sample], tokens: TrainedTokens,
     return Anchors(
         old_K if several else None,
         reference_K,
-        estimate(algorithm.critic, samples, tokens, values_K) if algorithm.critic and values_K is not None else None,
+        _estimates(learner, algorithm, samples, tokens, values_K),
         None if learner.teacher is None else outputs(learner.teacher)[0],
     )
 
@@ -149,6 +152,25 @@ def _with_teacher(samples: Sequence[Sample], anchors: Anchors, config: RunConfig
         return samples
     advantages_K = trained_tokens(samples).advantages_K
     return with_advantages(samples, teacher_advantages(distillation, advantages_K, anchors.old_K, anchors.teacher_K))
+
+
+def _estimates(
+    learner: Learner,
+    algorithm: Algorithm,
+    samples: Sequence[Sample],
+    tokens: TrainedTokens,
+    outputs_K: NDArray[np.float64] | None,
+) -> Estimates | None:
+    """Values and targets in units of the reward, and the scale of the head's outputs in the step's updates.
+
+    A head's first targets give it that scale: its outputs of then, 0, are their mean from there on.
+    """
+    head = learner.value_head
+    if algorithm.critic is None or head is None or outputs_K is None:
+        return None
+    found = estimate(algorithm.critic, samples, tokens, Scale(*head.scale).values(outputs_K))
+    scale = Scale(*head.scale_for(found.targets))
+    return replace(found, values_K=scale.values(outputs_K), scale=scale)
 
 
 def _with_kl_rewards(samples: Sequence[Sample], anchors: Anchors, config: RunConfig) -> Sequence[Sample]:
@@ -199,11 +221,11 @@ def _apply(learner: Learner, config: Optimizer, steps: int) -> float:
 
 
 def _clip_gradients(learner: Learner, update: Update, config: RunConfig) -> None:
-    """Bounds the gradient norms of the policy, and of a critic of its own, each by itself."""
+    """Bounds the gradient norms of the policy's model, and of the critic's head or model, each by itself."""
     critic, bound = config.algorithm.critic, config.optimizer.max_grad_norm
-    update.norm = _clip(learner, learner.policy, bound)
-    if learner.value_model is not None and critic is not None:
-        update.value_norm = _clip(learner, learner.value_model, critic.max_grad_norm or bound)
+    update.norm = _clip(learner, learner.policy.model, bound)
+    if learner.values is not None and critic is not None:
+        update.value_norm = _clip(learner, learner.values, critic.max_grad_norm or bound)
 
 
 def _clip(learner: Learner, module: nn.Module, max_norm: float) -> float:

@@ -48,8 +48,8 @@ def test_a_critic_goes_with_its_baseline_through_a_stored_document() -> None:
             "write 'freshness' or 'solve_rate'",
         ),
         (
-            {"algorithm": {"type": "ppo_clip", "critic": {"max_grad_norm": 1.0, "model": "/models/other"}}},
-            "model, max_grad_norm has no effect on a shared trunk: write trunk 'own', or remove it",
+            {"algorithm": {"type": "ppo_clip", "critic": {"trunk_learning_rate": 0.1, "model": "/models/other"}}},
+            "model, trunk_learning_rate has no effect on a shared trunk: write trunk 'own', or remove it",
         ),
         ({"algorithm": {"type": "ppo_clip", "critic": {"lambda": 1}}}, "algorithm.ppo_clip.critic.lambda"),
     ],

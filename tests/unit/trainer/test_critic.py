@@ -282,9 +282,11 @@ def test_values_are_clipped_at_those_of_the_steps_start_in_every_update() -> Non
     old_values = [plain_values(plain, row).detach() for row in rows]
     old_logprobs = [plain_logprobs(plain.model, row).detach() for row in rows]
     found = estimate(critic, rows, tokens, torch.cat(old_values).numpy())
+    # The head's outputs are in units of its first targets.
+    targets_K = (found.returns_K - found.returns_K.mean()) / found.returns_K.std()
     advantages, returns = (
         torch.split(torch.from_numpy(column_K), [int(row.mask.sum()) for row in rows])
-        for column_K in (found.advantages_K.astype(np.float32).astype(np.float64), found.returns_K)
+        for column_K in (found.advantages_K.astype(np.float32).astype(np.float64), targets_K)
     )
     value_losses, clipped = [], 0
     for part in mini_batches({row.group_id for row in rows}, 2, 2, seed=document.sampling.seed, step=0):
@@ -307,6 +309,8 @@ def test_values_are_clipped_at_those_of_the_steps_start_in_every_update() -> Non
         ((policy_K * importance_K * weights_K).sum() + 0.5 * missed).backward()
         optimizer.step()
     assert clipped > 0
+    assert plain.value_head is not None
+    plain.value_head.follow(found.returns_K)
     assert metrics["value_loss"] == pytest.approx(np.mean(value_losses), rel=1e-9)
     for name, weight in plain.state_dict().items():
         assert torch.allclose(policy.state_dict()[name], weight, rtol=0, atol=1e-7), name
@@ -314,13 +318,14 @@ def test_values_are_clipped_at_those_of_the_steps_start_in_every_update() -> Non
 
 def test_warm_up_leaves_every_weight_of_the_policy_as_it_is() -> None:
     policy = actor_critic(dtype=torch.float32)
-    document = config(warmup_steps=1)
+    # λ 1: the targets are rewards alone, and those of both steps.
+    document = config(warmup_steps=1, gae_lambda=1.0)
     optimizer = make_optimizer(policy, document.optimizer, document.algorithm.critic)
     learner, rows = Learner(policy, optimizer, CPU), agent_rows(*agent_forest(1, "r.0.0"), "r.0.0")
     before = {name: weight.clone() for name, weight in policy.state_dict().items()}
     metrics = optimizer_step(learner, rows, document)
     moved = {name for name, weight in policy.state_dict().items() if not torch.equal(weight, before[name])}
-    assert moved == {"value_head.weight", "value_head.bias"}
+    assert moved == {"value_head.weight", "value_head.bias", "value_head.targets"}
     assert metrics["loss"] == pytest.approx(0.5 * metrics["value_loss"])
     assert metrics["value_loss"] > optimizer_step(learner, rows, document)["value_loss"]
     assert not torch.equal(policy.state_dict()["model.model.norm.weight"], before["model.model.norm.weight"])
@@ -343,6 +348,11 @@ def test_the_value_head_is_resumed_bit_for_bit_and_never_exported(tiny_model: Pa
     pairs = zip(straight.policy.state_dict().items(), resumed.policy.state_dict().values(), strict=True)
     assert [name for (name, one), other in pairs if not torch.equal(one, other)] == []
     assert resumed.policy.state_dict()["value_head.weight"].any()
+    # A checkpoint of an older release, whose outputs were values.
+    del state["value_head.targets"]
+    save_checkpoint(state, progress, tmp_path / "old")
+    older = restore_learner(Load(tiny_model, document, (export.path, tmp_path / "old", progress)), place)
+    assert older.policy.state_dict()["value_head.targets"].tolist() == [0, 1, 1]
     assert not any(
         "value_head" in name
         for name in Policy(assemble_learner(export.path, document, place).policy.model).state_dict()
