@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ import httpx
 from leyden.libs.contracts.conversation import Json
 from leyden.libs.kubernetes.templates import INSTANCE
 
+API_SERVER = "https://kubernetes.default.svc"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Kubernetes puts a pod's namespace, token and the API server's certificate here."""
 WAIT_SECONDS = 60.0
@@ -38,8 +40,8 @@ def workloads_of(release: str) -> list[Json]:
     namespace, token = ((ACCOUNT / name).read_text().strip() for name in ("namespace", "token"))
     found = list[Json]()
     with httpx.Client(
-        base_url="https://kubernetes.default.svc",
-        verify=str(ACCOUNT / "ca.crt"),
+        base_url=API_SERVER,
+        verify=ssl.create_default_context(cafile=ACCOUNT / "ca.crt"),
         headers={"authorization": f"Bearer {token}"},
         trust_env=False,
     ) as http:

@@ -30,6 +30,10 @@ NOT_ENFORCING = ("flannel",)
 BEFORE_START = ("cilium", "anetd")
 """Those that let a pod start once its policies hold; the others may close its network some time later."""
 WAITS = "an agent begins once they hold (rollouts.policyWait)"
+WITHOUT = (
+    "every attempt fails while it waits for them (rollouts.policyWait); without the wait agents would reach every pod"
+)
+AWS_SWITCH = "--enable-network-policy="
 AWS, AWS_MODE = "aws-node", "NETWORK_POLICY_ENFORCING_MODE"
 """The DaemonSet of AWS's plugin, and its variable: `standard` opens a new pod until its policies hold, `strict` closes
 it."""
@@ -217,11 +221,16 @@ def _network(daemon_sets: list[Object]) -> Finding:
         return Finding(name, "ok", f"{', '.join(found)} enforces them, {_moment(found)}")
     if (mode := _aws_mode(daemon_sets)) is not None:
         moment = "before a pod starts" if mode == "strict" else f"perhaps after a pod has started; {WAITS}"
-        return Finding(name, "ok", f"{AWS} enforces them where they are switched on, in mode {mode}: {moment}")
+        switch = _aws_switch(daemon_sets)
+        if switch == "false":
+            detail = f"{AWS} enforces none, as {AWS_SWITCH}false tells it: {WITHOUT}"
+            return Finding(name, "warning", detail, "write enableNetworkPolicy=true into the add-on vpc-cni")
+        where = "" if switch == "true" else " where they are switched on"
+        return Finding(name, "ok", f"{AWS} enforces them{where}, in mode {mode}: {moment}")
     attempt = "install, then connect from an agent's pod to the API: `leyden-api` must time out"
     if any(word in one for one in names for word in NOT_ENFORCING):
-        detail = "flannel does not enforce them: agents would reach every pod"
-        return Finding(name, "warning", detail, "add Calico or kube-router for policies")
+        detail = f"flannel does not enforce them: {WITHOUT}"
+        return Finding(name, "warning", detail, "add Calico (as Canal) or kube-router for policies")
     return Finding(name, "warning", "cannot tell whether the network plugin enforces them", attempt)
 
 
@@ -229,6 +238,14 @@ def _moment(plugins: list[str]) -> str:
     if all(any(word in one for word in BEFORE_START) for one in plugins):
         return "before a pod starts"
     return f"perhaps after a pod has started; {WAITS}"
+
+
+def _aws_switch(daemon_sets: list[Object]) -> str | None:
+    """`true` or `false`, as AWS's plugin was told to enforce policies; None where its arguments do not tell."""
+    found = [one for one in daemon_sets if one["metadata"]["name"] == AWS]
+    pods = [one.get("spec", {}).get("template", {}).get("spec", {}) for one in found]
+    words = [word for pod in pods for one in pod.get("containers", []) for word in one.get("args", [])]
+    return next((word.removeprefix(AWS_SWITCH) for word in words if word.startswith(AWS_SWITCH)), None)
 
 
 def _aws_mode(daemon_sets: list[Object]) -> str | None:

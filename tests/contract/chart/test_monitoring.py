@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.contract.chart.chart import CHART, FULLNAME, Object, containers, objects, of_kind, template
+from tests.contract.chart.chart import (
+    CHART,
+    FULLNAME,
+    NAMESPACE,
+    RELEASE,
+    Object,
+    containers,
+    objects,
+    of_kind,
+    template,
+)
+from tests.support.shared import PROMETHEUS
 
 ON = "monitoring.podMonitor.enabled=true"
 
@@ -25,8 +38,33 @@ def test_the_chart_carries_each_dashboard_for_grafanas_sidecar() -> None:
 
 def test_the_chart_carries_the_alerts() -> None:
     (rule,) = of_kind("all-on", "PrometheusRule")
-    assert rule["spec"] == yaml.safe_load((CHART / "alerts.yaml").read_text())
+    own = f'absent(controller_leading{{namespace="{NAMESPACE}", app_kubernetes_io_instance="{RELEASE}"}})'
+    text = (CHART / "alerts.yaml").read_text().replace("absent(controller_leading)", own)
+    assert (rule["spec"], text.count(own)) == (yaml.safe_load(text), 1)
     assert rule["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_a_release_without_a_leader_is_named_beside_one_that_has_one(tmp_path: Path) -> None:
+    (rule,) = of_kind("all-on", "PrometheusRule")
+    (tmp_path / "alerts.yaml").write_text(yaml.safe_dump(rule["spec"]))
+    other = f'controller_leading{{namespace="{NAMESPACE}", app_kubernetes_io_instance="other"}}'
+    labels = f'alertname="LeydenNoLeader", app_kubernetes_io_instance="{RELEASE}", namespace="{NAMESPACE}"'
+    found = {
+        "expr": "count by (alertname, app_kubernetes_io_instance, namespace) (ALERTS)",
+        "eval_time": "20m",
+        "exp_samples": [{"labels": f"{{{labels}}}", "value": 1}],
+    }
+    case = {
+        "name": "no controller of this release",
+        "interval": "1m",
+        "input_series": [{"series": other, "values": "1x30"}],
+        "promql_expr_test": [found],
+    }
+    document = {"rule_files": ["alerts.yaml"], "evaluation_interval": "1m", "tests": [case]}
+    (tmp_path / "leader_test.yaml").write_text(yaml.safe_dump(document))
+    tool = [PROMETHEUS / "promtool", "test", "rules", "leader_test.yaml"]
+    done = subprocess.run(tool, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_neither_is_there_by_default() -> None:

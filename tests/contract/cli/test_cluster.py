@@ -213,6 +213,29 @@ def test_the_doctor_names_the_moment_from_which_policies_hold(
     assert detail in findings(leyden)["network policies"]["detail"]
 
 
+@pytest.mark.parametrize(
+    ("args", "status", "detail"),
+    [
+        ([], "ok", "aws-node enforces them where they are switched on, in mode standard"),
+        (["--enable-network-policy=true"], "ok", "aws-node enforces them, in mode standard"),
+        (
+            ["--enable-network-policy=false"],
+            "warning",
+            "aws-node enforces none, as --enable-network-policy=false tells",
+        ),
+    ],
+)
+def test_the_doctor_says_whether_awss_plugin_enforces_policies(
+    cluster: FakeCluster, leyden: Leyden, args: list[str], status: str, detail: str
+) -> None:
+    add_cluster(cluster)
+    containers = [{"name": "aws-node"}, {"name": "aws-eks-nodeagent", "args": args}]
+    aws = {"metadata": {"name": "aws-node"}, "spec": {"template": {"spec": {"containers": containers}}}}
+    cluster.objects["/apis/apps/v1/daemonsets"] = [aws]
+    found = findings(leyden)["network policies"]
+    assert (found["status"], found["detail"][: len(detail)]) == (status, detail)
+
+
 def test_each_lack_of_a_cluster_has_a_remedy(cluster: FakeCluster, leyden: Leyden) -> None:
     add_cluster(cluster, "ebs.csi.aws.com", nodes=3)
     cluster.objects["/version"] = {"gitVersion": "v1.29.8-eks"}
@@ -226,6 +249,7 @@ def test_each_lack_of_a_cluster_has_a_remedy(cluster: FakeCluster, leyden: Leyde
     assert "ClusterRole `admin`" in found["rights"]["remedy"]
     assert "storage.existingClaim" in found["shared storage"]["remedy"]
     assert found["network policies"]["status"] == found["dns"]["status"] == "warning"
+    assert "flannel does not enforce them: every attempt fails while it waits" in found["network policies"]["detail"]
     assert found["metrics"]["status"] == "skipped"
     assert {one["status"] for one in found.values() if one["name"] in {"api server", "rights", "shared storage"}} == {
         "problem"

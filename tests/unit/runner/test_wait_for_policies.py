@@ -34,6 +34,7 @@ def test_a_canary_that_stays_open_is_the_reason() -> None:
         reason = wait(canary, gateway, 0.2)
     assert reason is not None and f"the canary address {canary} is open" in reason
     assert "rollouts.policyWait.canary" in reason
+    assert "rollouts.allowInternet a public address" in reason
 
 
 def test_a_network_that_does_not_work_yet_is_no_closed_canary() -> None:

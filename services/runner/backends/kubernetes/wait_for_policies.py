@@ -2,7 +2,8 @@
 
 Some network plugins start a pod first and close its network up to a second later. An agent would reach the metadata
 address, the API server and the internet meanwhile. The canary is an address that nothing but the policies closes: by
-default the API server. Once it is closed while the gateway is open, the network works and the policies hold.
+default the API server; where agents may reach the internet and the API server's address is public, the operator names
+another one. Once it is closed while the gateway is open, the network works and the policies hold.
 
 It runs with the standard library alone, as the init container `wait-for-policies`. Its last words are the reason of an
 attempt that could not start.
@@ -54,8 +55,9 @@ def obstacle(canary: str, gateway: str) -> str | None:
         return f"the canary address {canary} has no such host: correct rollouts.policyWait.canary"
     if any(is_open(canary, PROBE_SECONDS) for _ in range(TRIES)):
         return (
-            f"the canary address {canary} is open: the network plugin does not enforce NetworkPolicies, or a value such"
-            " as rollouts.extraEgress opens it; name a closed one in rollouts.policyWait.canary"
+            f"the canary address {canary} is open: the network plugin does not enforce NetworkPolicies, or a value"
+            " opens it: rollouts.allowInternet a public address, rollouts.extraEgress those that it names. Then name a"
+            " private address that answers and that only the policies close in rollouts.policyWait.canary"
         )
     return None
 
