@@ -1,4 +1,5 @@
-"""Refuses a run whose pool or base model its trainer would fail on, or whose tasks lack a field of its command."""
+"""Refuses a run whose pool or base model its trainer would fail on, whose agent's folder is missing, or whose tasks
+lack a field of its command."""
 
 from __future__ import annotations
 
@@ -250,6 +251,21 @@ def check_model(model: str | None, path: str = "model") -> None:
         )
     if _exists(folder.parent) and not _exists(folder / "config.json"):
         raise refusal(path, f"{model!r} holds no config.json: write the folder of a model in Hugging Face format")
+
+
+def check_directory(config: RunConfig) -> None:
+    """Passes a run whose agents have their folder, or whose runner is on another machine.
+
+    In Kubernetes the agent's image brings its files.
+
+    Raises: Problem: the folder is not there, though the folder above it is
+    """
+    if config.agent.directory is None or config.runner.type != "process":
+        return
+    folder = Path(config.agent.directory)
+    # Every machine has the root.
+    if folder.parent != folder.parent.parent and _exists(folder.parent) and not _exists(folder):
+        raise refusal("agent.directory", f"there is no folder {folder}: write the folder that holds the agent's files")
 
 
 def check_trainable(config: RunConfig, pools: Mapping[str, Pool], machine: Machine) -> list[Judgement]:

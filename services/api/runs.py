@@ -45,6 +45,7 @@ from leyden.services.api.creation import IdempotencyKey, create_once, create_req
 from leyden.services.api.models import (
     check_code,
     check_demonstrations,
+    check_directory,
     check_frozen_policies,
     check_graders,
     check_judgements,
@@ -123,6 +124,7 @@ async def _check_references(request: Request, session: Session, config: RunConfi
     pools = await read_pools(session)
     check_pool(config, pools)
     check_policies(config, pools)
+    await asyncio.to_thread(check_directory, config)
     warnings = list[Judgement]()
     documents = {f"policies.{name}.": config.policy_document(name) for name in config.served_policies}
     for path, one in {"": config, **documents}.items():

@@ -142,6 +142,13 @@ RULES: tuple[Rule, ...] = (
         "write the type's default, by leaving it out",
     ),
     Rule(
+        "algorithm.clip_low",
+        "warns",
+        lambda run: run.algorithm.type in {"ppo_clip", "gspo"} and run.algorithm.clip_low == 0,
+        "a clip of 0 takes the gradient from every token with a negative advantage whose probability has fallen at all",
+        "write the type's default, by leaving it out",
+    ),
+    Rule(
         "training.max_logprob_gap",
         "warns",
         lambda run: run.training.precision == "bfloat16" and run.training.max_logprob_gap < BFLOAT16_GAP,

@@ -46,6 +46,7 @@ def document(tmp_path: Path, leyden: Leyden) -> Path:
     rows.write_text('{"question": 1}\n{"question": 2}\n')
     assert leyden("dataset", "upload", str(rows)).exit_code == 0
     path = tmp_path / "run.json"
+    (tmp_path / "agent").mkdir()
     path.write_text(json.dumps(builders.run_document(agent={"command": ["./agent"], "directory": "agent"})))
     return path
 
