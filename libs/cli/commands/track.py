@@ -1,4 +1,4 @@
-"""`leyden run track`: copies the curves of runs to TensorBoard or MLflow."""
+"""`leyden run track`: copies the curves of runs to TensorBoard, Trackio or MLflow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ OUTAGE_SECONDS = 600.0
 def track(
     ctx: typer.Context,
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Ids or names of runs.")],
-    to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="tensorboard:FOLDER or mlflow:URL.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="TRACKER", help="tensorboard:FOLDER, trackio:PROJECT or mlflow:URL.")
+    ],
     once: Annotated[bool, typer.Option("--once", help="Write what there is now, and end.")] = False,
 ) -> None:
     """Copy steps and evaluations of runs to a tracker, until the runs have ended; Ctrl-C leaves them running.
@@ -47,12 +49,25 @@ def _tracker(to: str) -> Tracker:
     kind, _, place = to.partition(":")
     if kind == "mlflow" and place.startswith(("http://", "https://")):
         return MLflow(place)
-    if kind != "tensorboard" or not place:
+    if kind not in ("tensorboard", "trackio") or not place:
         raise CommandError(
-            f"--to {to!r} names no tracker: write tensorboard:FOLDER or mlflow:http://HOST:PORT", Exit.USAGE
+            f"--to {to!r} names no tracker: write tensorboard:FOLDER, trackio:PROJECT or mlflow:http://HOST:PORT",
+            Exit.USAGE,
         )
     try:
-        from leyden.libs.trackers.tensorboard import TensorBoard
+        return _by_package(kind, place)
     except ModuleNotFoundError as error:
-        raise CommandError(f"the package {error.name} is missing: pip install 'leyden[tensorboard]'") from error
+        raise CommandError(f"the package {error.name} is missing: pip install 'leyden[{kind}]'") from error
+    except TrackerError as error:
+        raise CommandError(str(error), Exit.USAGE) from error
+
+
+def _by_package(kind: str, place: str) -> Tracker:
+    """A tracker whose package is an extra. Raises: ModuleNotFoundError: it is missing"""
+    if kind == "trackio":
+        from leyden.libs.trackers.trackio import Trackio
+
+        return Trackio(place)
+    from leyden.libs.trackers.tensorboard import TensorBoard
+
     return TensorBoard(Path(place))
