@@ -14,6 +14,10 @@ Json = dict[str, Any]
 Role = Literal["system", "user", "assistant", "tool"]
 
 
+CONVERSATION = "conversation"
+"""The provider that the platform is itself: it answers with the next message of the task's `messages`."""
+
+
 class Dialect(StrEnum):
     """The wire format of a request; the column `model_calls.dialect`."""
 
@@ -94,3 +98,25 @@ def parse_turn(document: Mapping[str, Any]) -> Turn:
 def parse_turns(documents: Iterable[Mapping[str, Any]]) -> tuple[Turn, ...]:
     """Reads the turns of a stored JSON array."""
     return tuple(map(parse_turn, documents))
+
+
+def conversation_fault(row: Mapping[str, Any]) -> str | None:
+    """Why a row is no conversation in OpenAI's fine-tuning format; None for one that has an answer to learn.
+
+    >>> conversation_fault({"messages": [{"role": "user", "content": "hi"}]})
+    'messages: none is an assistant\'s after another message, so that nothing would train: add the answer'
+    """
+    messages, tools = row.get("messages"), row.get("tools")
+    if not isinstance(messages, list) or not messages:
+        return "messages: write a list of messages, each with role and content"
+    if tools is not None and not isinstance(tools, list):
+        return "tools: write a list of tools, or leave it out"
+    roles = ("system", "developer", "user", "assistant", "tool")
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict) or message.get("role") not in roles:
+            return f"messages.{number}: write an object with role {', '.join(roles[:-1])} or {roles[-1]}"
+        if message.get("content") is None and not message.get("tool_calls"):
+            return f"messages.{number}: write content, or tool_calls of an assistant"
+    if not any(message["role"] == "assistant" for message in messages[1:]):
+        return "messages: none is an assistant's after another message, so that nothing would train: add the answer"
+    return None

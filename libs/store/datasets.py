@@ -108,6 +108,25 @@ async def find_dataset(session: ReadSession, id_or_name: str) -> Dataset:
     return _dataset(found)
 
 
+async def first_tasks(session: ReadSession, dataset_id: str, count: int) -> list[dict[str, object]]:
+    """The rows of the first tasks of a dataset, in order."""
+    task = tables.Task
+    query = select(task.payload).where(task.dataset_id == dataset_id).order_by(task.number).limit(count)
+    return [cast(dict[str, object], payload) for payload in await session.scalars(query)]
+
+
+async def task_of_rollout(session: ReadSession, rollout_id: str) -> dict[str, object] | None:
+    """The row of the rollout's task; None for an unknown rollout."""
+    group, task = tables.Group, tables.Task
+    query = (
+        select(task.payload)
+        .join(group, (group.dataset_id == task.dataset_id) & (group.task_number == task.number))
+        .join(tables.Rollout, tables.Rollout.group_id == group.id)
+        .where(tables.Rollout.id == rollout_id)
+    )
+    return cast(dict[str, object] | None, await session.scalar(query))
+
+
 async def list_datasets(session: ReadSession, *, name: str | None, cursor: str | None, limit: int) -> Page[Dataset]:
     """Datasets, newest first."""
     table = tables.Dataset

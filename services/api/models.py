@@ -14,11 +14,12 @@ import jsonschema_rs
 from leyden.libs.contracts.api.problems import FieldProblem
 from leyden.libs.contracts.config import Reward, RunConfig, Sft
 from leyden.libs.contracts.config.graders import CODE, JsonSchema
+from leyden.libs.contracts.conversation import CONVERSATION, conversation_fault
 from leyden.libs.contracts.judgements import Judgement, Machine, judge, judge_model, model_config
 from leyden.libs.contracts.model_folder import serving_mismatch, token_mismatch
 from leyden.libs.service import Problem
 from leyden.libs.store.database import ReadSession, Session
-from leyden.libs.store.datasets import find_dataset, has_field, task_without
+from leyden.libs.store.datasets import find_dataset, first_tasks, has_field, task_without
 from leyden.libs.store.demonstrations import has_demonstrations
 from leyden.libs.store.engines import Pool
 from leyden.libs.store.runs.facts import run_configs
@@ -116,6 +117,27 @@ async def check_task_fields(session: ReadSession, config: RunConfig) -> None:
             if number is not None:
                 placeholder = f"{{task.{'.'.join(field)}}}"
                 raise refusal("agent", f"task {number} of dataset {dataset.name!r} has no field for {placeholder}")
+
+
+async def check_conversations(session: ReadSession, config: RunConfig) -> None:
+    """Passes a run without the provider `conversation`, and one whose first tasks are conversations.
+
+    Raises: Problem: a task is none, with its number and the remedy; UnknownDataset
+    """
+    if not any(policy.provider == CONVERSATION for policy in config.policies.values()):
+        return
+    places = {"evaluation.dataset": config.evaluation.dataset} if config.evaluation else {}
+    if config.training.steps > 0 or not places:
+        places["dataset"] = config.dataset
+    for place, name in places.items():
+        dataset = await find_dataset(session, name)
+        for number, row in enumerate(await first_tasks(session, dataset.id, CHECKED_TASKS)):
+            if fault := conversation_fault(row):
+                raise refusal(
+                    place,
+                    f"task {number} of dataset {dataset.name!r} (row {number + 1} of the upload) is no conversation in"
+                    f" OpenAI's format: {fault}; upload the corrected rows under another name",
+                )
 
 
 def _check_schema(place: str, schema: dict[str, Any]) -> None:

@@ -44,6 +44,7 @@ from leyden.services.api.continuation import amended, continued_policies
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
 from leyden.services.api.models import (
     check_code,
+    check_conversations,
     check_demonstrations,
     check_directory,
     check_frozen_policies,
@@ -134,6 +135,7 @@ async def _check_references(request: Request, session: Session, config: RunConfi
             await asyncio.to_thread(check_model, one.algorithm.critic.model, "algorithm.critic.model")
         warnings += await asyncio.to_thread(check_trainable, one, pools, machine)
     await check_task_fields(session, config)
+    await check_conversations(session, config)
     await check_graders(session, config)
     await check_demonstrations(session, config)
     return warnings

@@ -43,7 +43,8 @@ class Policy(Document):
     pool: PoolName | None = None
     """The pool of engines that samples the policy; another one than the run's, except where a pool shares adapters."""
     provider: Word | None = None
-    """In place of `pool`: a server of OpenAI's chat completions by its name in the gateway's `GATEWAY_PROVIDERS`."""
+    """In place of `pool`: a server of OpenAI's chat completions by its name in the gateway's `GATEWAY_PROVIDERS`; or
+    `conversation`, the platform itself, which answers with the next message of the task's own `messages`."""
     provider_model: Word | None = None
     """The name of the provider's model; null for the one that a call asks for."""
     model: FolderPath | None = None

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from leyden.libs.capability import CapabilityError, Cause
-from leyden.libs.contracts.conversation import Json
+from leyden.libs.contracts.conversation import CONVERSATION, Json
 from leyden.libs.contracts.ids import is_training, new_call_id, weight_version
 from leyden.libs.contracts.states import CallStatus
 from leyden.libs.faults import fault_point
@@ -55,6 +55,7 @@ from leyden.services.gateway.records.deliveries import Deliveries
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import Recorder
 from leyden.services.gateway.samplers.base import Sampler
+from leyden.services.gateway.samplers.conversation import TaskConversation
 from leyden.services.gateway.samplers.engine import EngineSampler, render
 from leyden.services.gateway.samplers.provider import Providers, ProviderSampler
 from leyden.services.gateway.settings import Settings
@@ -305,7 +306,9 @@ class CallService:
         served = await self.models.of_run(caller.policy_id)
         policy = defaults.provided.get(caller.role or "")
         if policy is not None:
-            return await ProviderSampler.prepare(self._providers, policy, request, served, attempt)
+            is_own = policy.provider == CONVERSATION
+            answerer = TaskConversation(self._reader, attempt) if is_own else self._providers
+            return await ProviderSampler.prepare(answerer, policy, request, served, attempt)
         return await EngineSampler.prepare(self._engines, served, self._stored, attempt, request, caller.policy_id)
 
     async def _caller(self, attempt: Attempt, request: ModelRequest, headers: Mapping[str, str]) -> Caller:

@@ -8,7 +8,9 @@ from typing import TypeVar
 
 from cachetools import LRUCache, TTLCache
 
+from leyden.libs.contracts.conversation import Json
 from leyden.libs.store.database import Database, ReadSession, Session, StoreAway
+from leyden.libs.store.datasets import task_of_rollout
 from leyden.libs.store.engines import RunModel, ServingEngine, newest_policy_version, read_run_model, serving_engines
 from leyden.libs.store.records.agent_names import agent_name
 from leyden.libs.store.records.agent_objects import AttemptOfRun
@@ -92,6 +94,10 @@ class Reader(HeldStore):
         if found is None:
             found = self._defaults[run_id] = await self._read(lambda session: call_defaults(session, run_id))
         return found
+
+    async def task(self, rollout_id: str) -> Json | None:
+        """Reads the task of a rollout; None without one."""
+        return await self._read(lambda session: task_of_rollout(session, rollout_id))
 
     async def agent_name(self, run_id: str, agent: str, seen: str | None) -> str | None:
         """Returns the name of an agent's fingerprint in a run. Args: seen: the name in its call, which comes first"""

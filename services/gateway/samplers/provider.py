@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 import httpx
 import numpy as np
@@ -75,12 +76,19 @@ class Providers:
         await self._http.aclose()
 
 
+class Answerer(Protocol):
+    """Answers a request in place of a policy: a provider, or the conversation of the task."""
+
+    async def ask(self, provider: str, model: str | None, request: ModelRequest, request_id: str) -> ProvidedAnswer:
+        """Returns the answer. Raises: Unavailable, BadRequest."""
+
+
 class ProviderSampler:
     """A Sampler of a policy that another provider answers. Nothing was sampled from tokens: the record has prompt and
     answer as the run's own model would read and write them, so that it can be fine-tuned on them."""
 
     def __init__(
-        self, providers: Providers, policy: Policy, request: ModelRequest, served: ServedModel, indexed: IndexedPrompt
+        self, providers: Answerer, policy: Policy, request: ModelRequest, served: ServedModel, indexed: IndexedPrompt
     ) -> None:
         self.request = request
         self.chat = served.chat
@@ -93,7 +101,7 @@ class ProviderSampler:
 
     @classmethod
     async def prepare(
-        cls, providers: Providers, policy: Policy, request: ModelRequest, served: ServedModel, attempt: Attempt
+        cls, providers: Answerer, policy: Policy, request: ModelRequest, served: ServedModel, attempt: Attempt
     ) -> ProviderSampler:
         """Renders the prompt for the record; one that the template of the run's model refuses has no tokens."""
         conversation = Conversation(request.turns, request.tools, request.template_options)

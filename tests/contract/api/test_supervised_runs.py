@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -71,3 +72,23 @@ async def test_a_run_of_another_pool_has_other_tokens(api_http: httpx.AsyncClien
     refused = await api_http.post("/v1/runs", json={**document(source), "pool": "second"})
     assert refused.json()["errors"][0]["path"] == "algorithm.runs.0"
     assert "its rollouts have the tokens of pool 'default'" in refused.json()["detail"]
+
+
+async def test_a_dataset_of_conversations_with_a_bad_row_is_refused_by_its_number(api_http: httpx.AsyncClient) -> None:
+    good = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello."}]}
+    rows = "\n".join(json.dumps(row) for row in (good, {"messages": good["messages"][:1]}))
+    await api_http.post("/v1/datasets", params={"name": "chats"}, content=rows)
+    refused = await api_http.post(
+        "/v1/runs",
+        json=builders.run_document(
+            dataset="chats",
+            roles=[{"name": "writer", "policy": "shown"}],
+            policies={"shown": {"provider": "conversation"}},
+            training={"steps": 0},
+        ),
+    )
+    assert refused.status_code == 422
+    (error,) = refused.json()["errors"]
+    assert error["path"] == "dataset"
+    assert "task 1 of dataset 'chats' (row 2 of the upload) is no conversation" in error["message"]
+    assert "add the answer" in error["message"]
