@@ -14,15 +14,33 @@ from tests.support import builders
 from tests.support.browser import Visitor
 
 
+async def two_runs(database: Database) -> tuple[str, str]:
+    dataset = (await builders.add_run(database)).dataset_id
+    first = await measured_run(database, dataset, 1e-6, [0.0, 0.5, 1.0, 0.25])
+    other = await measured_run(database, dataset, 1e-5, [1.0, 0.5, 0.5, 0.75])
+    return first.id, other.id
+
+
+def test_runs_that_are_ticked_in_the_list_stand_beside_each_other(
+    insert: Insert[tuple[str, str]], open_page: Callable[[str], Visitor]
+) -> None:
+    first, other = insert(two_runs)
+    visitor = open_page("/")
+    page = visitor.page
+    expect(page.get_by_text("Tick two runs or more")).to_be_visible()
+    for run in (first, other):
+        page.get_by_role("checkbox", name=re.compile(run)).focus()
+        page.keyboard.press("Space")
+    assert visitor.violations() == []
+    page.get_by_role("link", name="Compare 2 runs").focus()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(rf"#/compare\?runs={first},{other}$"))
+    expect(page.get_by_role("region", name="Differences").locator("tbody tr")).to_have_count(1)
+
+
 def test_two_runs_are_chosen_and_stand_beside_each_other(
     insert: Insert[tuple[str, str]], open_page: Callable[[str], Visitor]
 ) -> None:
-    async def two_runs(database: Database) -> tuple[str, str]:
-        dataset = (await builders.add_run(database)).dataset_id
-        first = await measured_run(database, dataset, 1e-6, [0.0, 0.5, 1.0, 0.25])
-        other = await measured_run(database, dataset, 1e-5, [1.0, 0.5, 0.5, 0.75])
-        return first.id, other.id
-
     first, other = insert(two_runs)
     visitor = open_page("/")
     page = visitor.page

@@ -7,7 +7,10 @@ import { Curves, type Curve } from "../curves";
 import { AgentLine, Commands, Loaded, State, Table, link, number, signed, time } from "../parts";
 
 const AXES = { step: 0, seconds: 1 } as const;
-const MOST_RUNS = 8;
+export const MOST_RUNS = 8;
+
+/** The address of runs beside each other, the first one as the measure of the others. */
+export const compareLink = (ids: string[]) => `#/compare${ids.length ? `?runs=${ids.map(encodeURIComponent).join(",")}` : ""}`;
 
 function readRuns(): string[] {
   const words = new URLSearchParams(location.hash.split("?")[1] ?? "");
@@ -23,7 +26,7 @@ export function ComparePage() {
     return () => window.removeEventListener("hashchange", onMove);
   }, []);
   function choose(next: string[]): void {
-    history.replaceState(null, "", `#/compare${next.length ? `?runs=${next.map(encodeURIComponent).join(",")}` : ""}`);
+    history.replaceState(null, "", compareLink(next));
     setIds(readRuns());
   }
   return (

@@ -1,10 +1,14 @@
+import { useState } from "preact/hooks";
 import { AlarmNames } from "../alarms";
 import { usePolled, type Page, type Run } from "../api";
 import { AgentLine, Commands, Loaded, State, Table, link, number, time } from "../parts";
+import { safeLine } from "../safe_text";
+import { MOST_RUNS, compareLink } from "./compare";
 
 const SHOWN = 100;
 
 export function Runs() {
+  const [chosen, setChosen] = useState<string[]>([]);
   const answer = usePolled<Page<Run>>(`v1/runs?limit=${SHOWN}`);
   return (
     <>
@@ -18,7 +22,12 @@ export function Runs() {
             </>
           ) : (
             <>
-              <Table label="Runs" head={["Run", "State", "Step", "Last reward", "Alarms", "Created"]} numbers={["Step", "Last reward"]}>
+              <p>
+                {chosen.length > 1
+                  ? <a href={compareLink(chosen)}>Compare {chosen.length} runs</a>
+                  : <span class="quiet">Tick two runs or more to compare them.</span>}
+              </p>
+              <Table label="Runs" head={["Run", "State", "Step", "Last reward", "Alarms", "Created", "Compare"]} numbers={["Step", "Last reward"]}>
                 {items.map((run) => (
                   <tr key={run.id}>
                     <th scope="row">
@@ -29,6 +38,15 @@ export function Runs() {
                     <td class="number">{number(run.progress.reward_mean)}</td>
                     <td><AlarmNames alarms={run.alarms} /></td>
                     <td>{time(run.created_at)}</td>
+                    <td>
+                      <input
+                        type="checkbox"
+                        aria-label={`Compare ${safeLine(run.name)} ${run.id}`}
+                        checked={chosen.includes(run.id)}
+                        disabled={!chosen.includes(run.id) && chosen.length === MOST_RUNS}
+                        onChange={(event) => setChosen(event.currentTarget.checked ? [...chosen, run.id] : chosen.filter((one) => one !== run.id))}
+                      />
+                    </td>
                   </tr>
                 ))}
               </Table>
