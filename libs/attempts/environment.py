@@ -1,8 +1,8 @@
 """The environment of an agent: its identity, its endpoints, its key and its task, and nothing of the platform's own.
 
-The names are those that agent frameworks read: the clients of OpenAI, Azure OpenAI, Ollama and Anthropic, the
-OpenTelemetry SDKs, and the switches that turn on a framework's own spans or turn off its calls home, which a run may
-set otherwise. A backend adds the variables that depend on the place: PATH, HOME, TMPDIR and LEYDEN_TASK_FILE.
+The names are those that agent frameworks read: the clients of OpenAI, Azure OpenAI, Ollama, Gemini and Anthropic,
+the OpenTelemetry SDKs, and the switches that turn on a framework's own spans or turn off its calls home, which a run
+may set otherwise. A backend adds the variables that depend on the place: PATH, HOME, TMPDIR and LEYDEN_TASK_FILE.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from leyden.libs.contracts.config import KubernetesRunner
 from leyden.libs.contracts.placeholders import with_task
 from leyden.libs.queue.leases import Lease
 
 MAX_TASK_BYTES = 96 * 1024
 """A longer task is in `LEYDEN_TASK_FILE` alone: Linux bounds one environment string at 128 KiB."""
 
-AZURE_VERSIONS = frozenset({"OPENAI_API_VERSION", "AZURE_OPENAI_API_VERSION"})
-"""Either variable in `agent.environment` brings the other ones of Azure OpenAI."""
+AZURE_VERSIONS = ("AZURE_API_VERSION", "AZURE_OPENAI_API_VERSION", "OPENAI_API_VERSION")
+"""Any of these in `agent.environment` brings the other variables of Azure OpenAI; the first one is LiteLLM's."""
+AZURE_ADDRESSES = ("AZURE_API_BASE", "AZURE_OPENAI_ENDPOINT")
+GOOGLES_OWN = ("GEMINI_API_BASE", "GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_GEMINI_BASE_URL")
+"""With any of these of its own, an agent speaks to Google itself."""
 
 PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 _BY_SIGNAL = "OTEL_EXPORTER_OTLP_{}_ENDPOINT"
@@ -87,8 +91,9 @@ def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
         # always. This address takes nothing.
         "LANGSMITH_ENDPOINT": f"{endpoints.collector_url}{path}/langsmith",
         "OLLAMA_HOST": model,
-        # With the variables of both, the module of OpenAI's for Python asks which server to use.
-        **({"AZURE_OPENAI_ENDPOINT": model, "OPENAI_API_TYPE": "openai"} if _speaks_azure(lease) else {}),
+        **_azure(lease, model),
+        # Clients of Google's append the version, and LiteLLM does not.
+        **({"GOOGLE_GEMINI_BASE_URL": model, "GEMINI_API_BASE": f"{model}/v1beta"} if _speaks_gemini(lease) else {}),
         **{name: with_task(value, lease.task) for name, value in lease.agent.environment.items()},
         "OPENAI_BASE_URL": f"{model}/v1",
         "OPENAI_API_BASE": f"{model}/v1",
@@ -116,21 +121,38 @@ def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
     return block
 
 
+def _azure(lease: Lease, model: str) -> dict[str, str]:
+    if not _speaks_azure(lease):
+        return {}
+    own = lease.agent.environment
+    version = next(own[name] for name in AZURE_VERSIONS if name in own)
+    addresses = dict.fromkeys(AZURE_ADDRESSES, model)
+    # With the variables of both, the module of OpenAI's for Python asks which server to use.
+    return {**addresses, "AZURE_API_VERSION": with_task(version, lease.task), "OPENAI_API_TYPE": "openai"}
+
+
 def _speaks_azure(lease: Lease) -> bool:
     """Whether the run names a version of Azure's, without which no client of Azure's starts.
 
     Other agents get none of Azure's variables: LangChain.js before 0.4 turns to Azure where it finds their key. The
     key goes to no address that the run sets itself, as for embeddings of its own; the same holds for Ollama's.
     """
-    own = lease.agent.environment
-    return "AZURE_OPENAI_ENDPOINT" not in own and not AZURE_VERSIONS.isdisjoint(own)
+    own = lease.agent.environment.keys()
+    return own.isdisjoint(AZURE_ADDRESSES) and not own.isdisjoint(AZURE_VERSIONS)
+
+
+def _speaks_gemini(lease: Lease) -> bool:
+    """Whether the agent has no key or address of Google's: its judge, say, may ask Google's own model."""
+    secrets = lease.runner.secrets if isinstance(lease.runner, KubernetesRunner) else {}
+    return {*lease.agent.environment, *secrets}.isdisjoint(GOOGLES_OWN)
 
 
 def secrets_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
     """The variables that hold the attempt's key."""
     return {
         "OPENAI_API_KEY": endpoints.key,
-        **({"AZURE_OPENAI_API_KEY": endpoints.key} if _speaks_azure(lease) else {}),
+        **(dict.fromkeys(("AZURE_OPENAI_API_KEY", "AZURE_API_KEY"), endpoints.key) if _speaks_azure(lease) else {}),
+        **({"GEMINI_API_KEY": endpoints.key} if _speaks_gemini(lease) else {}),
         **({} if "OLLAMA_HOST" in lease.agent.environment else {"OLLAMA_API_KEY": endpoints.key}),
         "ANTHROPIC_API_KEY": endpoints.key,
         # Not `authorization=Bearer%20…`: LangSmith's client does not decode it.

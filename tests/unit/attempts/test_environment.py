@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from leyden.libs.attempts.environment import MAX_TASK_BYTES, Endpoints, environment_block, secrets_block
-from leyden.libs.contracts.config import Agent, ProcessRunner
+from leyden.libs.contracts.config import Agent, KubernetesRunner, ProcessRunner
+from leyden.libs.contracts.config.runners import SecretKey
 from leyden.libs.queue.leases import Lease
 
 ENDPOINTS = Endpoints("http://gateway:1", "http://collector:2", key="signed", grant_reward=False)
@@ -41,15 +42,38 @@ def whole(**extra: str) -> dict[str, str]:
     return block(**extra) | secrets_block(lease_of(**extra), ENDPOINTS)
 
 
-@pytest.mark.parametrize("version", ["OPENAI_API_VERSION", "AZURE_OPENAI_API_VERSION"])
+@pytest.mark.parametrize("version", ["OPENAI_API_VERSION", "AZURE_OPENAI_API_VERSION", "AZURE_API_VERSION"])
 def test_a_run_that_names_a_version_of_azure_gets_its_other_variables(version: str) -> None:
     of_azure = {name: value for name, value in whole(**{version: "v"}).items() if name not in whole()}
     assert of_azure == {
         version: "v",
+        "AZURE_API_VERSION": "v",
         "OPENAI_API_TYPE": "openai",
         "AZURE_OPENAI_ENDPOINT": "http://gateway:1/r/run-a.0.1/2",
         "AZURE_OPENAI_API_KEY": "signed",
+        "AZURE_API_BASE": "http://gateway:1/r/run-a.0.1/2",
+        "AZURE_API_KEY": "signed",
     }
+
+
+def test_a_run_with_an_azure_of_its_own_gets_no_key_for_it() -> None:
+    """LiteLLM sends any key of Azure's to the address that it finds."""
+    found = whole(AZURE_API_BASE="https://mine", AZURE_API_VERSION="v")
+    assert [name for name in found if "AZURE" in name] == ["AZURE_API_BASE", "AZURE_API_VERSION"]
+
+
+@pytest.mark.parametrize("own", ["GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_GEMINI_BASE_URL", "GEMINI_API_BASE"])
+def test_an_agent_with_a_key_or_address_of_googles_keeps_them_alone(own: str) -> None:
+    assert {name: value for name, value in whole(**{own: "mine"}).items() if "GEMINI" in name or "GOOGLE" in name} == {
+        own: "mine"
+    }
+
+
+def test_secrets_of_a_pod_count_as_its_own() -> None:
+    runner = KubernetesRunner(image="agent:1", secrets={"GEMINI_API_KEY": SecretKey(name="tools", key="google")})
+    found = replace(lease_of(), runner=runner)
+    variables = environment_block(found, ENDPOINTS) | secrets_block(found, ENDPOINTS)
+    assert not {"GEMINI_API_KEY", "GOOGLE_GEMINI_BASE_URL"} & variables.keys()
 
 
 def test_a_run_may_have_servers_of_azures_and_ollamas_of_its_own_which_never_get_the_attempts_key() -> None:
@@ -69,6 +93,7 @@ def test_the_agent_finds_its_endpoints_its_key_and_its_task() -> None:
             *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_RESOURCE_ATTRIBUTES"),
             *("LEYDEN_RUN_ID", "LEYDEN_ROLLOUT_ID", "LEYDEN_ATTEMPT", "LEYDEN_REWARD_URL"),
             *("AZURE_OPENAI_ENDPOINT", "AZURE_OPENAI_API_KEY", "OLLAMA_HOST", "OLLAMA_API_KEY"),
+            *("GOOGLE_GEMINI_BASE_URL", "GEMINI_API_BASE", "GEMINI_API_KEY", "GOOGLE_API_KEY"),
             *("LANG", "TRACEPARENT", "OPENAI_CUSTOM_HEADERS"),
         )
     } == {
@@ -79,6 +104,10 @@ def test_the_agent_finds_its_endpoints_its_key_and_its_task() -> None:
         "AZURE_OPENAI_API_KEY": None,
         "OLLAMA_HOST": "http://gateway:1/r/run-a.0.1/2",
         "OLLAMA_API_KEY": "signed",
+        "GOOGLE_GEMINI_BASE_URL": "http://gateway:1/r/run-a.0.1/2",
+        "GEMINI_API_BASE": "http://gateway:1/r/run-a.0.1/2/v1beta",
+        "GEMINI_API_KEY": "signed",
+        "GOOGLE_API_KEY": None,
         "ANTHROPIC_BASE_URL": "http://gateway:1/r/run-a.0.1/2",
         "ANTHROPIC_API_KEY": "signed",
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:2/r/run-a.0.1/2",
@@ -152,7 +181,8 @@ def test_only_names_that_carry_our_addresses_keys_and_ids_are_reserved() -> None
         if any(part in name for part in ("_KEY", "_URL"))
     ]
     addresses = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS")
-    for name in {*reserved, *addresses} - {"LANGSMITH_API_KEY", "AZURE_OPENAI_API_KEY", "OLLAMA_API_KEY"}:
+    own = {"LANGSMITH_API_KEY", "AZURE_OPENAI_API_KEY", "AZURE_API_KEY", "OLLAMA_API_KEY", "GEMINI_API_KEY"}
+    for name in {*reserved, *addresses} - own - {"GOOGLE_GEMINI_BASE_URL"}:
         with pytest.raises(ValidationError, match="which the platform sets itself"):
             Agent(command=["agent"], environment={name: "x"})
 
