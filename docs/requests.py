@@ -76,6 +76,14 @@ OLLAMA = {
     "logprobs": CHAT["logprobs"],
     "top_logprobs": CHAT["top_logprobs"],
 }
+GEMINI = {
+    "contents": "The conversation, without media, the last not the model's. Adjacent ones of the model are one turn.",
+    "systemInstruction": "The first system message.",
+    "tools": f"{SAMPLING['tools']} `computerUse` is refused.",
+    "toolConfig": "`ANY` constrains decoding to calls, of the allowed functions; `NONE` parses no calls.",
+    "generationConfig": "Parameters of sampling: see GenerationConfig. Others have no effect.",
+    "cachedContent": "Refused: send the contents.",
+}
 COMPLETIONS = {
     "prompt": "One text, or one list of token ids, without the chat template. Special tokens in it are control tokens.",
     "logprobs": "The number of alternatives to each token.",
@@ -98,6 +106,7 @@ PARTS = (
     Part("`POST /v1/responses`", "responses.dialect", "_Body", RESPONSES, OTHERS),
     Part("`POST /v1/messages`", "messages", "_Body", MESSAGES, OTHERS),
     Part("`POST /api/chat`", "ollama", "_Body", OLLAMA, OTHERS),
+    Part("`POST /v1beta/models/MODEL:generateContent`", "gemini.dialect", "_Body", GEMINI, OTHERS),
     Part(
         "`POST /v1/completions`",
         "completions",

@@ -93,14 +93,14 @@ def read_key(ring: KeyRing, key: str | None) -> Capability:
 
 
 def key_from_headers(headers: Mapping[str, str]) -> str | None:
-    """Returns the key of `Authorization: Bearer …`, else of `x-api-key` or Azure's `api-key`.
+    """Returns the key of `Authorization: Bearer …`, else of `x-api-key`, or of Azure's or Google's header.
 
     Args: headers: a mapping with lower-case names
     """
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and value.strip():
         return value.strip()
-    return headers.get("x-api-key") or headers.get("api-key") or None
+    return headers.get("x-api-key") or headers.get("api-key") or headers.get("x-goog-api-key") or None
 
 
 def _decode(ring: KeyRing, key: str) -> Capability:

@@ -26,6 +26,7 @@ class Dialect(StrEnum):
     COMPLETIONS = "completions"
     MESSAGES = "messages"
     OLLAMA_CHAT = "ollama_chat"
+    GEMINI = "gemini"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ REDACTED = "[redacted]"
 
 _SECRET_NAMES = frozenset(
     {
-        "authorization", "api_key", "apikey", "x-api-key", "api-key", "cookie", "password", "secret", "token",
-        "access_token", "capability", "prompt", "messages", "prompt_ids", "sampled_ids", "token_ids", "headers",
-        "environment",
+        "authorization", "api_key", "apikey", "x-api-key", "api-key", "x-goog-api-key", "cookie", "password", "secret",
+        "token", "access_token", "capability", "prompt", "messages", "prompt_ids", "sampled_ids", "token_ids",
+        "headers", "environment",
     }
 )  # fmt: skip
 # A bearer or JSON web token anywhere in a text, and the password of a URL.

@@ -1,9 +1,9 @@
 """The status of a tool call from the result that the agent sends back to the model, for tool calls without a span.
 
-Only Anthropic's format marks a failure (`is_error`). The rules for text are the forms of errors that LangGraph,
-OpenAI's Agents SDK, AutoGen, CrewAI, LlamaIndex, pydantic-ai, smolagents and Vercel's AI SDK send. Each is anchored at
-the start, so that a result that speaks of errors does not count as one. So are exceptions by their qualified names,
-statuses of HTTP and the commonest messages of exceptions; any other bare message counts as a success.
+Only Anthropic's and Gemini's formats mark a failure (`is_error`). The rules for text are the forms of errors that
+LangGraph, OpenAI's Agents SDK, AutoGen, CrewAI, LlamaIndex, pydantic-ai, smolagents and Vercel's AI SDK send. Each is
+anchored at the start, so that a result that speaks of errors does not count as one. So are exceptions by their
+qualified names, statuses of HTTP and the commonest messages of exceptions; any other bare message counts as a success.
 """
 
 from __future__ import annotations

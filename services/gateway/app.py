@@ -52,7 +52,7 @@ from leyden.services.gateway.records.quotas import AttemptQuota
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import Recorder
 from leyden.services.gateway.requests import at_both_bases
-from leyden.services.gateway.routes import ANTHROPIC_ROUTES, OLLAMA_ROUTES, OPENAI_ROUTES
+from leyden.services.gateway.routes import ANTHROPIC_ROUTES, GEMINI_ROUTES, OLLAMA_ROUTES, OPENAI_ROUTES
 from leyden.services.gateway.samplers.provider import Providers
 from leyden.services.gateway.settings import Settings
 
@@ -70,7 +70,10 @@ def create_app(settings: Settings) -> FastAPI:
     openai = [*OPENAI_ROUTES, *RESPONSE_ROUTES]
     app = create_service_app(
         "gateway",
-        routes=[*at_both_bases([*openai, *ANTHROPIC_ROUTES, *OLLAMA_ROUTES]), *at_both_bases(azure_routes(openai))],
+        routes=[
+            *at_both_bases([*openai, *ANTHROPIC_ROUTES, *OLLAMA_ROUTES, *GEMINI_ROUTES]),
+            *at_both_bases(azure_routes(openai)),
+        ],
         lifespan=lifespan,
         max_body_bytes=settings.max_body_bytes,
         error_handlers={

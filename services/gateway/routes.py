@@ -22,6 +22,8 @@ from leyden.services.gateway.calls.service import CallService
 from leyden.services.gateway.dialects.base import WireFormat
 from leyden.services.gateway.dialects.chat_completions import ChatCompletions
 from leyden.services.gateway.dialects.completions import Completions
+from leyden.services.gateway.dialects.gemini.chunks import Form
+from leyden.services.gateway.dialects.gemini.dialect import Gemini
 from leyden.services.gateway.dialects.messages import Messages
 from leyden.services.gateway.dialects.ollama import OllamaChat
 from leyden.services.gateway.embeddings import Embeddings
@@ -62,9 +64,25 @@ async def ollama_chat(request: Request) -> Response:
     return await _answer(request, OLLAMA_CHAT)
 
 
+async def generate_content(request: Request) -> Response:
+    """Answers a request of Gemini's in one body."""
+    return await _answer(request, Gemini(request.path_params["model"]))
+
+
+async def stream_generate_content(request: Request) -> Response:
+    """Answers a request of Gemini's as a stream: of events for `alt=sse`, else of the items of one JSON array."""
+    form: Form = "events" if request.query_params.get("alt") == "sse" else "array"
+    return await _answer(request, Gemini(request.path_params["model"], form))
+
+
 async def count_tokens(request: Request) -> Response:
     """Counts the tokens of the prompt that a request of Anthropic's messages would have."""
     return JsonResponse({"input_tokens": await _count(request, MESSAGES)})
+
+
+async def total_tokens(request: Request) -> Response:
+    """Counts the tokens of the prompt that a request of Gemini's would have."""
+    return JsonResponse({"totalTokens": await _count(request, Gemini(request.path_params["model"]))})
 
 
 async def input_tokens(request: Request) -> Response:
@@ -112,6 +130,13 @@ ANTHROPIC_ROUTES = (
     Route(BASE + "/messages/count_tokens", count_tokens, methods=["POST"]),
 )
 OLLAMA_ROUTES = (Route(ATTEMPT + "/api/chat", ollama_chat, methods=["POST"]),)
+GEMINI = ATTEMPT + "/{version}/models/{model:path}"
+"""Google's clients send `v1` or `v1beta`; every version gets the newest form of an answer."""
+GEMINI_ROUTES = (
+    Route(GEMINI + ":generateContent", generate_content, methods=["POST"]),
+    Route(GEMINI + ":streamGenerateContent", stream_generate_content, methods=["POST"]),
+    Route(GEMINI + ":countTokens", total_tokens, methods=["POST"]),
+)
 
 
 async def _count(request: Request, wire_format: WireFormat) -> int:

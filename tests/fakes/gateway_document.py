@@ -8,10 +8,12 @@ from pydantic import BaseModel
 from starlette.routing import Route
 
 from leyden.services.gateway.dialects import chat_completions, messages, ollama
+from leyden.services.gateway.dialects.gemini import answers
+from leyden.services.gateway.dialects.gemini import dialect as gemini
 from leyden.services.gateway.requests import ATTEMPT, BASE
-from leyden.services.gateway.routes import ANTHROPIC_ROUTES, OLLAMA_ROUTES, OPENAI_ROUTES
+from leyden.services.gateway.routes import ANTHROPIC_ROUTES, GEMINI_ROUTES, OLLAMA_ROUTES, OPENAI_ROUTES
 
-ROUTES = (*OPENAI_ROUTES, *ANTHROPIC_ROUTES, *OLLAMA_ROUTES)
+ROUTES = (*OPENAI_ROUTES, *ANTHROPIC_ROUTES, *OLLAMA_ROUTES, *GEMINI_ROUTES)
 
 _REF = "#/components/schemas/{model}"
 _ERROR = {
@@ -43,6 +45,21 @@ _ANTHROPIC_ERROR = {
     },
 }
 _OLLAMA_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
+_GEMINI_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["code", "message", "status"],
+            "properties": {
+                "code": {"type": "integer"},
+                "message": {"type": "string"},
+                "status": {"enum": [*sorted(set(answers.STATUSES.values())), "INTERNAL"]},
+            },
+        },
+    },
+}
 _COMPLETION = {
     "type": "object",
     "required": ["id", "object", "created", "model", "choices", "usage"],
@@ -71,7 +88,19 @@ def openapi_document() -> dict[str, Any]:
     chat["requestBody"] = {"required": True, "content": {"application/json": {"schema": asked}}}
     chat["responses"]["default"]["content"] = {"application/json": {"schema": _OLLAMA_ERROR}}
     chat["responses"]["200"]["content"]["application/x-ndjson"] = {"schema": {"type": "string"}}
+    _describe_gemini(document)
     return document
+
+
+def _describe_gemini(document: dict[str, Any]) -> None:
+    body = _schema(document, "gemini", gemini._Body)
+    for route in GEMINI_ROUTES:
+        operation = document["paths"][route.path_format]["post"]
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+        operation["responses"]["default"]["content"] = {"application/json": {"schema": _GEMINI_ERROR}}
+        if "stream" in route.path:
+            chunks = {"type": "array", "items": {"type": "object"}}
+            operation["responses"]["200"]["content"] = {"application/json": {"schema": chunks}}
 
 
 def _schema(document: dict[str, Any], prefix: str, body: type[BaseModel]) -> dict[str, Any]:

@@ -116,18 +116,21 @@ def check_schema(schema: Json, place: str) -> None:
         raise BadRequest(f"{place} is not a valid JSON Schema: {reason}.", param=place, code="invalid_value")
 
 
-def required_tools(tools: Sequence[Json], names: Sequence[str] | None) -> tuple[str, ...]:
+def required_tools(
+    tools: Sequence[Json], names: Sequence[str] | None, *, param: str = "tool_choice"
+) -> tuple[str, ...]:
     """Returns the names of the tools of which one must be called: `names`, or all.
 
+    Args:   param: the field that requires them
     Raises: BadRequest: no such tool, or a strict one whose schema cannot constrain its arguments
     """
     given = [tool["function"]["name"] for tool in tools]
     if not given or names == []:
-        raise BadRequest("tool_choice needs tools.", param="tool_choice", code="invalid_value")
+        raise BadRequest(f"{param} needs tools.", param=param, code="invalid_value")
     for name in names or ():
         if name not in given:
-            message = f"tool_choice names '{name[:100]}', but `tools` has no such tool."
-            raise BadRequest(message, param="tool_choice", code="invalid_value")
+            message = f"{param} names '{name[:100]}', but `tools` has no such tool."
+            raise BadRequest(message, param=param, code="invalid_value")
     required = tuple(given if names is None else names)
     for index, tool in enumerate(tools):
         function = tool["function"]

@@ -198,6 +198,11 @@ GATEWAY |= {
     ("POST", f"{AZURE}/deployments/{{deployment}}/embeddings"): Row(for_agents(404), {}),
 }
 GATEWAY[OLLAMA] = Row(for_agents(200), {**CHAT, "options": {"num_predict": 2}})
+CONTENT = {"contents": [{"parts": [{"text": "hi"}]}], "generationConfig": {"maxOutputTokens": 2}}
+GATEWAY |= {
+    ("POST", f"/r/{{rollout}}/{{attempt}}/{{version}}/models/{{model}}:{action}"): Row(for_agents(200), CONTENT)
+    for action in ("generateContent", "streamGenerateContent", "countTokens")
+}
 GATEWAY |= by_key_alone(GATEWAY, "/r/{rollout}/{attempt}")
 PROTOBUF = {"content-type": "application/x-protobuf"}
 COLLECTOR = {
@@ -301,6 +306,8 @@ async def stage(database: Database, redis_url: str, tmp_path: Path, tiny_model: 
         "number": "1",
         "name": "any",
         "deployment": "any",
+        "version": "v1beta",
+        "model": "any",
         "response_id": "resp_none",
         "conversation_id": "conv_none",
         "item_id": "msg_none",

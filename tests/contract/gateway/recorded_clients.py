@@ -1,9 +1,11 @@
-"""Clients in Go, Rust and Java, and Ollama's in Python, as data: `clients/NAME.json` has the requests and the parser.
+"""Clients in Go, Rust and Java, and those of Ollama and Google in Python, as data: `clients/NAME.json` has the requests
+and the parser.
 
 The files were written from measurements of the real packages: headers in order, fields, how an answer comes back in the
 next turn, marks of retries. A turn lists the messages that it adds; `$text`, `$id0`, `$name0`, `$arguments0` and the
-like stand for parts of the answer before it. `sse` has the limits of the client's reader of streams, `needs` the fields
-without which it refuses an answer. `tree` says how each call continues an earlier one, `untrainable` why none trains.
+like stand for parts of the answer before it, `$contents` for its chunks as contents. `sse` has the limits of the
+client's reader of streams, `needs` the fields without which it refuses an answer. `tree` says how each call continues
+an earlier one, `untrainable` why none trains.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -43,6 +45,8 @@ class Answer:
     text: str
     calls: list[ToolCall]
     message: str = ""
+    contents: list[Json] = field(default_factory=list)
+    """Gemini's: one of each chunk."""
 
 
 @dataclass
@@ -68,7 +72,8 @@ class Client:
         self.connection = self.connection or http.client.HTTPConnection(url.hostname, url.port, timeout=SECONDS)
         # Ollama's clients have their address without the version.
         base = url.path.removesuffix("/v1") if recorded["dialect"] == "ollama_chat" else url.path
-        self.connection.putrequest("POST", base + recorded["path"], skip_accept_encoding=True)
+        path = recorded.get("streamed_path", recorded["path"]) if self.streams else recorded["path"]
+        self.connection.putrequest("POST", base + path, skip_accept_encoding=True)
         for name, value in recorded["headers"]:
             self.connection.putheader(name, value.replace("$key", self.key))
         if mark is not None:
@@ -104,7 +109,7 @@ class Client:
 
     def _events(self, data: bytes) -> list[Json]:
         """The events, within the limits of the client's reader."""
-        limits, chat = self.recorded["sse"], self.recorded["dialect"] == "chat_completions"
+        limits, dialect = self.recorded["sse"], self.recorded["dialect"]
         events, name, lines, others = list[Json](), "", list[bytes](), 0
         for line in data.splitlines(keepends=True):
             if limits["longest_line_bytes"] and len(line) > limits["longest_line_bytes"]:
@@ -121,9 +126,9 @@ class Client:
                     break
                 if lines:
                     document = json.loads(b"".join(lines))
-                    if chat:
+                    if dialect == "chat_completions":
                         self._check(document)
-                    elif name != document["type"]:
+                    elif dialect != "gemini" and name != document["type"]:
                         raise Refused(f"the event {document['type']} is named {name!r}")
                     events.append(document)
                 elif limits["blank_line_is_an_event"]:
@@ -137,7 +142,8 @@ def filled(value: Any, answer: Answer) -> Any:
     if isinstance(value, dict):
         return {name: filled(part, answer) for name, part in value.items()}
     if isinstance(value, list):
-        return [filled(part, answer) for part in value]
+        parts = (answer.contents if part == "$contents" else [filled(part, answer)] for part in value)
+        return [part for several in parts for part in several]
     if not (isinstance(value, str) and value.startswith("$")):
         return value
     if value in ("$text", "$message"):
@@ -278,9 +284,35 @@ def _ollama_lines(lines: list[Json]) -> Answer:
     return _ollama({**lines[-1], "message": {"content": text, "tool_calls": calls}})
 
 
-READERS = {"chat_completions": _chat, "responses": _response, "messages": _message, "ollama_chat": _ollama}
+def _gemini(document: Json) -> Answer:
+    return _gemini_stream([document])
+
+
+def _gemini_stream(events: list[Json]) -> Answer:
+    candidates = [event["candidates"][0] for event in events]
+    reasons = [candidate.get("finishReason") for candidate in candidates]
+    if reasons != [*[None] * (len(reasons) - 1), "STOP"] or not events[-1]["usageMetadata"]["totalTokenCount"]:
+        raise Refused(f"the end is {events[-1]}")
+    contents = [candidate["content"] for candidate in candidates]
+    # Its chats forget a turn with a content that has no parts.
+    if not all(content["parts"] for content in contents):
+        raise Refused("a content without parts")
+    parts = [part for content in contents for part in content["parts"]]
+    found = [part["functionCall"] for part in parts if "functionCall" in part]
+    calls = [ToolCall(call["id"], call["name"], json.dumps(call["args"])) for call in found]
+    return Answer("".join(part.get("text", "") for part in parts), calls, contents=contents)
+
+
+READERS = {
+    "chat_completions": _chat,
+    "responses": _response,
+    "messages": _message,
+    "ollama_chat": _ollama,
+    "gemini": _gemini,
+}
 STREAM_READERS = {
     "chat_completions": _chat_stream,
     "responses": _response_stream,
     "messages": _message_stream,
+    "gemini": _gemini_stream,
 }

@@ -227,6 +227,7 @@ def test_written_keys_are_random_and_private(tmp_path: Path) -> None:
         ({"authorization": "Basic k", "x-api-key": "x"}, "x"),
         ({"x-api-key": "x"}, "x"),
         ({"api-key": "a"}, "a"),
+        ({"x-goog-api-key": "g"}, "g"),
         ({"authorization": "Bearer ", "x-api-key": "", "api-key": "a"}, "a"),
         ({"authorization": "Bearer "}, None),
         ({}, None),
