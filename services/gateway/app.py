@@ -132,7 +132,8 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     app.state.agent_objects = AgentObjects(database, hold_seconds=hold_seconds, quota=_objects_quota(settings))
     app.state.responses = Responses(stored, app.state.agent_objects)
     embeddings_key = read_secret(settings.embeddings_api_key, settings.embeddings_api_key_file)
-    app.state.embeddings = Embeddings(settings.embeddings_url, embeddings_key)
+    app.state.reader = reader
+    app.state.embeddings = Embeddings(settings.embeddings_url, embeddings_key, settings.providers)
     app.state.calls, app.state.give_up = calls, calls.close
     app.state.auth = Authenticator(KeyRing(settings.capability_keys_file, liveness.clock.now), liveness)
     app.state.checks.add("store", database.ping)

@@ -92,14 +92,15 @@ async def input_tokens(request: Request) -> Response:
 
 
 async def embeddings(request: Request) -> Response:
-    """Passes a request on to the server of embeddings, where the settings name one."""
-    await authenticate(request)
+    """Passes a request on to the server of embeddings that the run names, or else the settings."""
+    attempt = await authenticate(request)
+    defaults = await request.app.state.reader.defaults(attempt.run_id)
     server: Embeddings = request.app.state.embeddings
     # Before the body: a slow server holds the bodies of few requests, which the budget of model calls then spares.
     async with server.turns:
         with request.app.state.budget.share() as share:
             body = await body_of(request, share)
-        return await server.answer(body)
+        return await server.answer(body, defaults.embeddings)
 
 
 async def models(request: Request) -> Response:

@@ -40,14 +40,16 @@ class Settings(HttpSettings):
     engine_api_key_file: Path | None = None
     """File that holds the engines' API key, instead of `engine_api_key`."""
     embeddings_url: HttpAddress | None = None
-    """Base URL of a server of embeddings, as `http://embedder:8080/v1`; it gets agents' `/v1/embeddings`."""
+    """Base URL of a server of embeddings, as `http://embedder:8080/v1`; it gets agents' `/v1/embeddings`
+    where their run names no provider for them."""
     embeddings_api_key: SecretStr | None = None
     """API key of the server of embeddings, sent as a bearer token."""
     embeddings_api_key_file: Path | None = None
     """File that holds that key, instead of `embeddings_api_key`."""
     providers: dict[str, Provider] = Field(default_factory=dict)
-    """Servers of OpenAI's chat completions whose models play roles of runs (`policies` in a run's document), as a JSON
-    object by name: `{"openai": {"url": "https://api.openai.com/v1", "api_key_file": "/secrets/openai"}}`."""
+    """Servers of OpenAI's API whose models play roles of runs or make their embeddings (`policies` and `embeddings` in
+    a run's document), as a JSON object by name:
+    `{"openai": {"url": "https://api.openai.com/v1", "api_key_file": "/secrets/openai"}}`."""
     engine_poll_seconds: float = Field(default=0.2, gt=0)
     """Time between reads of the engines' table; ten times as long while no requests arrive."""
     engine_silence_seconds: float = Field(default=600.0, gt=0)

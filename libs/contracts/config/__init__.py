@@ -40,7 +40,7 @@ from leyden.libs.contracts.config.distillation import Distillation
 from leyden.libs.contracts.config.document import DEFAULT_POOL, PoolName
 from leyden.libs.contracts.config.evaluation import EvaluationPlan
 from leyden.libs.contracts.config.override import Override
-from leyden.libs.contracts.config.policies import Policy, Role
+from leyden.libs.contracts.config.policies import EmbeddingModel, Policy, Role
 from leyden.libs.contracts.config.reward import Component, Reward
 from leyden.libs.contracts.config.run import RunConfig
 from leyden.libs.contracts.config.runners import ExternalRunner, KubernetesRunner, ProcessRunner, RunnerConfig
@@ -68,6 +68,7 @@ __all__ = [
     "Distillation",
     "DppoTv",
     "EarlyStopping",
+    "EmbeddingModel",
     "EqualSplitCredit",
     "EvaluationPlan",
     "ExternalRunner",

@@ -36,6 +36,15 @@ class Role(Document):
         return any((self.agent_name, self.identity, self.system, self.tools, self.model))
 
 
+class EmbeddingModel(Document):
+    """The model that answers the agents' `/v1/embeddings`; no call of it trains."""
+
+    provider: Word
+    """A server with OpenAI's `/embeddings` by its name in the gateway's `GATEWAY_PROVIDERS`."""
+    provider_model: Word | None = None
+    """The name of the provider's model; null for the one that a request asks for."""
+
+
 class Policy(Document):
     """A further model of a run, with a trainer, versions and a pool of its own. It trains on the calls that it
     answered. The model of a `provider` is asked and recorded."""

@@ -15,7 +15,7 @@ from leyden.libs.contracts.config.computation import Computation, Device
 from leyden.libs.contracts.config.credit import Credit
 from leyden.libs.contracts.config.document import DEFAULT_POOL, Document, FolderPath, PoolName, Word
 from leyden.libs.contracts.config.evaluation import EvaluationPlan
-from leyden.libs.contracts.config.policies import Policy, Role
+from leyden.libs.contracts.config.policies import EmbeddingModel, Policy, Role
 from leyden.libs.contracts.config.rates import usual_rate, with_rate
 from leyden.libs.contracts.config.reward import Reward, with_line
 from leyden.libs.contracts.config.runners import ProcessRunner, RunnerConfig
@@ -47,6 +47,8 @@ class RunConfig(Document):
     """The roles whose calls train; calls of other roles, or of none, stay context. Null: all calls train."""
     policies: dict[Word, Policy] = Field(default_factory=dict, max_length=20)
     """Further models of the run by name, each for the calls of the roles that name it."""
+    embeddings: EmbeddingModel | None = None
+    """The model of agents' embeddings. Null: the server of the gateway's `GATEWAY_EMBEDDINGS_URL`, if it has one."""
     reward: Reward | None = None
     """The components of a rollout's reward. Null: the agent's reward line, and all that is given beside it."""
     sampling: Sampling = Field(default_factory=Sampling)
@@ -67,8 +69,9 @@ class RunConfig(Document):
         document = self.model_dump(mode="json")
         if self.sampling.failure_reward is None:
             del document["sampling"]["failure_reward"]
-        if self.reward is None:
-            del document["reward"]
+        for name in ("embeddings", "reward"):
+            if document[name] is None:
+                del document[name]
         # The trainer's device decides. The version before computes with its own defaults.
         for part, name in (("training", "precision"), ("training", "attention"), ("algorithm", "correction")):
             if document[part][name] is None:

@@ -13,7 +13,7 @@ from psycopg.types.json import Json as JsonColumn
 from psycopg.types.json import Jsonb as JsonbColumn
 from sqlalchemy import ARRAY, Text, all_, literal, select
 
-from leyden.libs.contracts.config import Override, Policy, Role
+from leyden.libs.contracts.config import EmbeddingModel, Override, Policy, Role
 from leyden.libs.contracts.conversation import Dialect, Json, Turn, turn_json
 from leyden.libs.contracts.states import CallStatus, Continuation
 from leyden.libs.store import tables
@@ -84,7 +84,7 @@ class CallDefaults(NamedTuple):
 
     `policy_ids`: by role the policy that answers, for roles that have another one than the run's own; `frozen`:
     the roles whose policy does not train; `provided`: by role the policy of a provider; `override`: sampling of the
-    policies that train, in training rollouts.
+    policies that train, in training rollouts; `embeddings`: the model of a provider that makes them.
     """
 
     temperature: float
@@ -96,6 +96,7 @@ class CallDefaults(NamedTuple):
     provided: Mapping[str, Policy] = MappingProxyType({})
     override: Override | None = None
     refuses_hosted_tools: bool = False
+    embeddings: EmbeddingModel | None = None
 
     def policy_id(self, run_id: str, role: str | None) -> str:
         """The run whose policy answers calls of a role. Args: run_id: the run with these defaults."""
@@ -238,6 +239,7 @@ async def call_defaults(session: ReadSession, run_id: str) -> CallDefaults:
     """Reads what a run's document says of its calls; the defaults where the run is unknown."""
     config = await session.scalar(select(tables.Run.config).where(tables.Run.id == run_id)) or {}
     sampling = config.get("sampling") or {}
+    embeddings = config.get("embeddings")
     temperature, override = sampling.get("temperature"), sampling.get("override", "keep")
     constrained = (config.get("training") or {}).get("constrained_calls", "leave_out")
     roles = [Role.model_validate(role, extra="ignore") for role in config.get("roles") or ()]
@@ -255,6 +257,7 @@ async def call_defaults(session: ReadSession, run_id: str) -> CallDefaults:
         {name: policy for name, policy in of_roles.items() if policy.provider is not None},
         None if override == "keep" else Override.model_validate(override, extra="ignore"),
         (config.get("agent") or {}).get("hosted_tools") == "refuse",
+        None if embeddings is None else EmbeddingModel.model_validate(embeddings, extra="ignore"),
     )
 
 

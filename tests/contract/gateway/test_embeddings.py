@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tests.fakes.gateway import scene
+from tests.support import builders
 from tests.support.shared import refusing_port
 
 
@@ -44,6 +45,33 @@ async def test_a_request_and_its_answer_pass_unchanged_with_another_key(tmp_path
             assert await stage.calls() == []
     assert answer.data[0].embedding == [0.5, -0.25]
     assert seen[0] == ("Bearer theirs", {"model": "e", "input": "text", "encoding_format": "float"})
+
+
+async def test_a_run_names_the_provider_and_the_model(tmp_path, database):
+    seen: list[Any] = []
+
+    async def embed(request: web.Request) -> web.Response:
+        seen.append((request.headers["authorization"], await request.json()))
+        item = {"object": "embedding", "index": 0, "embedding": [0.5]}
+        return web.json_response({"object": "list", "model": "small", "data": [item], "usage": {}})
+
+    key = tmp_path / "key"
+    key.write_text("theirs")
+    key.chmod(0o600)
+    run = builders.run_document(embeddings={"provider": "embedder", "provider_model": "small"})
+    app = web.Application()
+    app.router.add_post("/v1/embeddings", embed)
+    async with TestServer(app) as server:
+        providers = {"embedder": {"url": str(server.make_url("/v1")), "api_key_file": str(key)}}
+        # The run goes before the operator's server.
+        settings = {"providers": providers, "embeddings_url": "http://nowhere"}
+        async with scene(tmp_path, database, run=run, **settings) as stage, stage.client() as client:
+            answer = await client.embeddings.create(model="e", input="text", encoding_format="float")
+        async with scene(tmp_path, database, run=run) as stage, stage.client() as client:
+            with pytest.raises(openai.InternalServerError, match="knows no provider 'embedder'"):
+                await client.embeddings.create(model="e", input="text")
+    assert answer.data[0].embedding == [0.5]
+    assert seen == [("Bearer theirs", {"model": "small", "input": "text", "encoding_format": "float"})]
 
 
 @pytest.mark.parametrize("configured", [False, True])

@@ -26,6 +26,12 @@ def test_a_policy_has_the_settings_of_its_run_except_its_own() -> None:
     assert (judge.policies, judge.evaluation) == ({}, None)
 
 
+def test_a_version_before_reads_a_run_without_embeddings() -> None:
+    run, own = RunConfig.model_validate(PAIR), {"provider": "embedder", "provider_model": None}
+    assert "embeddings" not in run.storable()
+    assert RunConfig.model_validate({**PAIR, "embeddings": {"provider": "embedder"}}).storable()["embeddings"] == own
+
+
 def test_frozen_parameters_are_those_of_the_runs_own_model() -> None:
     run = RunConfig.model_validate({**PAIR, "training": {"steps": 7, "frozen": ["lm_head.weight"]}})
     assert run.training.frozen == ["lm_head.weight"]
