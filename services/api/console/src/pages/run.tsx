@@ -67,6 +67,7 @@ function Overview({ run }: { run: Run }) {
         ]}
       />
       <Policies run={run} />
+      <Calls run={run} />
       <Commands commands={commands(run)} />
     </>
   );
@@ -96,6 +97,26 @@ function Policies({ run }: { run: Run }) {
           <td class="number">{one.trains ? `${one.step} / ${one.steps}` : "frozen"}</td>
           <td class="number">{one.policy_version ?? "–"}</td>
           <td class="number">{one.best_version ?? "–"}</td>
+        </tr>
+      ))}
+    </Table>
+  );
+}
+
+/** Counts of the model calls of credited groups: odd answers, reasons for which calls do not train, ends of tools. */
+function Calls({ run: { calls } }: { run: Run }) {
+  if (!calls?.calls) return null;
+  const odd: [string, number][] = [["malformed", calls.malformed ?? 0], ["empty", calls.empty ?? 0], ["cut off", calls.cut ?? 0]];
+  const untrained = Object.entries(calls.untrainable ?? {}).map(([reason, count]): [string, number] => [`do not train: ${reason}`, count]);
+  const tools = Object.entries(calls.tools ?? {}).flatMap(([tool, statuses]) =>
+    Object.entries(statuses).map(([status, count]): [string, number] => [`tool ${tool}: ${status}`, count]));
+  const rows: [string, number][] = [["all", calls.calls], ...odd.filter(([, count]) => count > 0), ...untrained, ...tools];
+  return (
+    <Table label="Model calls" head={["Model calls", "Count"]} numbers={["Count"]}>
+      {rows.map(([name, count]) => (
+        <tr key={name}>
+          <th scope="row"><AgentLine text={name} /></th>
+          <td class="number">{count}</td>
         </tr>
       ))}
     </Table>
