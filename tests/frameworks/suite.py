@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from leyden.libs.store.database import Database
 from leyden.services.collector.app import create_collector
 from leyden.services.collector.settings import Settings
 from leyden.services.credit.air import tool_uses
+from leyden.services.credit.forest import call_forest
 from leyden.services.credit.records import AskedTool, Call, ToolSpan
 from tests.fakes.chat_model import CHATML_WITH_TOOLS
 from tests.fakes.gateway import Scene, attempt_environment, scene
@@ -34,6 +35,8 @@ from tests.frameworks.proxy import COLLECTOR, Fault, Proxy
 from tests.support.shared import ROOT
 
 AGENTS = ROOT / "tests" / "agents" / "frameworks"
+SLOW_SECONDS = 3.0
+"""Longer than the careless agents wait for an answer."""
 GRAMMARS = {"json_schema", "structural_tag", "ebnf", "regex"}
 SECONDS = 240.0
 CONTEXT_LENGTH = 500_000
@@ -42,6 +45,7 @@ CONTEXT_LENGTH = 500_000
 pytestmark = pytest.mark.timeout(900)
 WITH_REPORT = [framework for framework in FRAMEWORKS if (AGENTS / "structured" / framework.agent).exists()]
 TRACED = [framework for framework in FRAMEWORKS if (AGENTS / "traced" / framework.agent).exists()]
+CARELESS = [framework for framework in FRAMEWORKS if (AGENTS / "careless" / framework.agent).exists()]
 each_framework = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
 
 
@@ -139,6 +143,48 @@ async def test_each_tool_span_joins_the_call_that_asked_for_it(
     sources = {use.source for _, use in uses}
     assert sources <= {"tool_call_id", "response_id", "time"}
     results.add(framework, "spans", sorted(sources))
+
+
+@pytest.mark.parametrize("framework", CARELESS, ids=lambda framework: framework.name)
+async def test_of_repeats_after_a_slow_answer_and_a_cut_stream_one_answer_trains(
+    tmp_path: Path, database: Database, framework: Framework
+):
+    """The first answer comes after the client's time-out; the second is a stream that the agent cuts off and asks for
+    again. Credit uses one call of each question."""
+    environments.build(framework.environment)
+    words = ("careless", script.QUESTION, script.FOLLOW_UP)
+
+    async def pace(tokens: int) -> None:
+        await asyncio.sleep(SLOW_SECONDS if tokens == 0 and len(stage.engine.requests) == 1 else 0.05)
+
+    async with scene(tmp_path, database, says="It rains, lightly.", engine={"pace": pace}) as stage:
+        home = tmp_path / "home"
+        home.mkdir()
+        variables = environment(stage, stage.gateway.url, stage.gateway.url + COLLECTOR, home)
+        status, output = await run(framework, words, variables, home)
+        assert status == 0, output
+        calls = await stage.calls()
+        async with database.read() as session:
+            rows = (await session.scalars(select(tables.Delivery))).all()
+    received = {row.request_id: row.delivered for row in rows}
+    known = [replace(asking(call), **_record(call), delivered=received.get(call.request_id)) for call in calls]
+    used = [node.call for node in call_forest(known).nodes]
+    assert [len(_ids(call.prompt)) for call in used] == sorted({len(_ids(call.prompt)) for call in known})
+    assert len(used) == 3
+
+
+def _record(call: tables.ModelCall) -> dict[str, Any]:
+    """What credit reads of a call's tokens, request and end."""
+    return {
+        "completed": call.status == "completed",
+        "trainable": call.trainable,
+        "prompt": call.prompt_ids,
+        "sampled": call.sampled_ids,
+        "logprobs": call.generator_logprobs,
+        "versions": call.policy_versions,
+        "request_sha256": call.request_sha256,
+        "seconds": call.total_seconds or 0.0,
+    }
 
 
 async def play(
