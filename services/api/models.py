@@ -278,11 +278,9 @@ def check_model(model: str | None, path: str = "model") -> None:
 def check_directory(config: RunConfig) -> None:
     """Passes a run whose agents have their folder, or whose runner is on another machine.
 
-    In Kubernetes the agent's image brings its files.
-
     Raises: Problem: the folder is not there, though the folder above it is
     """
-    if config.agent.directory is None or config.runner.type != "process":
+    if config.agent.directory is None:
         return
     folder = Path(config.agent.directory)
     # Every machine has the root.

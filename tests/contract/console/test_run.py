@@ -25,7 +25,7 @@ def test_the_model_calls_of_a_run_are_counted(insert: Insert[str], open_page: Ca
         return run.id
 
     visitor = open_page(f"/runs/{insert(counted)}")
-    table = visitor.page.get_by_role("table", name="Model calls")
+    table = visitor.page.get_by_role("region", name="Model calls")
     for name, count in (
         ("all", 12),
         ("malformed", 3),
