@@ -9,7 +9,8 @@ from fnmatch import fnmatchcase
 from pydantic import BaseModel, ConfigDict, Field
 
 from leyden.libs.contracts.config import KubernetesRunner
-from leyden.libs.contracts.config.runners import LabelName, Quantity
+from leyden.libs.contracts.config.document import LabelName, Quantity, Resources
+from leyden.libs.contracts.config.graders import Container
 
 VALUE = "rollouts.allow"
 """The chart's value that holds the rules."""
@@ -34,15 +35,19 @@ class AgentRules(BaseModel):
 
     def refusals(self, runner: KubernetesRunner) -> list[str]:
         """One sentence for each part of the document that the operator has not allowed."""
-        return [*self._names(runner), *self._amounts(runner)]
-
-    def _names(self, runner: KubernetesRunner) -> Iterator[str]:
         asked = {
             "secrets": [one.name for one in runner.secrets.values()],
             "images": [runner.image],
             "nodes": [f"{name}={value}" for name, value in runner.node_selector.items()],
             "tolerations": [one.key or "*" for one in runner.tolerations],
         }
+        return [*self._names(asked), *self._amounts("runner.resources", runner.resources)]
+
+    def refusals_of_grader(self, path: str, grader: Container) -> list[str]:
+        """The same for a grader's image and resources. Args: path: of the grader in the document"""
+        return [*self._names({"images": [grader.image]}), *self._amounts(f"{path}.resources", grader.resources)]
+
+    def _names(self, asked: Mapping[str, list[str]]) -> Iterator[str]:
         for kind, names in asked.items():
             patterns: tuple[str, ...] = getattr(self, kind)
             for name in sorted(set(names)):
@@ -50,12 +55,12 @@ class AgentRules(BaseModel):
                     allowed = ", ".join(patterns) or "none"
                     yield f"{name} is not among the {kind} that runs may name ({VALUE}.{kind}: {allowed})"
 
-    def _amounts(self, runner: KubernetesRunner) -> Iterator[str]:
-        for part, amounts in (("requests", runner.resources.requests), ("limits", runner.resources.limits)):
+    def _amounts(self, path: str, resources: Resources) -> Iterator[str]:
+        for part, amounts in (("requests", resources.requests), ("limits", resources.limits)):
             for name, amount in amounts.items():
                 most = self.limits.get(name)
                 if most is not None and quantity(amount) > quantity(most):
-                    yield f"runner.resources.{part}: {amount} of {name} is above {most} ({VALUE}.limits)"
+                    yield f"{path}.{part}: {amount} of {name} is above {most} ({VALUE}.limits)"
 
 
 def quantity(text: str) -> float:

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from leyden.libs.contracts.config import Component
-from leyden.libs.contracts.config.graders import CODE, RelativeModel, ScoreModel
+from leyden.libs.contracts.config.graders import CODE, Container, RelativeModel, ScoreModel
 from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading import calls, numbers, queries, similarity, structures, words
 from leyden.libs.grading.facts import AttemptFacts, MissingField, Scored
@@ -56,6 +56,10 @@ def grade(component: Component, facts: AttemptFacts) -> Grade:
         return Grade(ComponentState.FAILED, explanation="a judge scores this, whom the service grader alone asks")
     if isinstance(component.grader, CODE):
         return Grade(ComponentState.FAILED, explanation="code of your own grades this, in the service grader alone")
+    if isinstance(component.grader, Container):
+        return Grade(
+            ComponentState.FAILED, explanation="a container grades this, which the service grader alone starts"
+        )
     try:
         value, extracted, explanation = _GRADERS[component.grader.type](component.grader, facts)
     except MissingField as error:

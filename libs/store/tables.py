@@ -246,6 +246,10 @@ class Run(Base):
         """ '$."reward"."components"[*]."grader"."type"?(@ == "python" || @ == "command")'::jsonpath)""",
         "whether code of the operator's own grades its rollouts",
     )
+    contained: Mapped[bool] = _of_document(
+        """jsonb_path_exists(config, '$."reward"."components"[*]."grader"."type"?(@ == "container")'::jsonpath)""",
+        "whether containers grade its rollouts",
+    )
     __table_args__ = (
         _one_of("intent", RunIntent),
         Index(None, "created_at", "id"),

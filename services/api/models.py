@@ -13,7 +13,7 @@ import jsonschema_rs
 
 from leyden.libs.contracts.api.problems import FieldProblem
 from leyden.libs.contracts.config import Reward, RunConfig, Sft
-from leyden.libs.contracts.config.graders import CODE, JsonSchema
+from leyden.libs.contracts.config.graders import CODE, Container, JsonSchema
 from leyden.libs.contracts.conversation import CONVERSATION, conversation_fault
 from leyden.libs.contracts.judgements import Judgement, Machine, judge, judge_model, model_config
 from leyden.libs.contracts.model_folder import serving_mismatch, token_mismatch
@@ -24,6 +24,7 @@ from leyden.libs.store.demonstrations import has_demonstrations
 from leyden.libs.store.engines import Pool
 from leyden.libs.store.runs.facts import run_configs
 from leyden.libs.store.runs.teachers import lock_teacher, read_teacher
+from leyden.services.api.settings import Settings
 
 CHECKED_TASKS = 1000
 """The tasks of a dataset that are checked when a run is created; a later one without a field fails its rollouts."""
@@ -148,19 +149,33 @@ def _check_schema(place: str, schema: dict[str, Any]) -> None:
         raise refusal(place, f"it is no JSON Schema, and every rollout would be excluded: {cause}") from error
 
 
-def check_code(reward: Reward | None, *, runs_code: bool) -> None:
-    """Passes a reward whose graders the platform can run. Args: runs_code: whether its graders run code
+def check_sources(reward: Reward | None, settings: Settings) -> None:
+    """Passes a reward whose graders the platform can run.
 
     Raises: Problem
     """
     for number, one in enumerate(reward.components if reward else ()):
-        if isinstance(one.grader, CODE) and not runs_code:
+        path = f"reward.components.{number}.grader"
+        if isinstance(one.grader, CODE) and not settings.code_graders:
             raise refusal(
-                f"reward.components.{number}.grader.type",
+                f"{path}.type",
                 f"this platform's graders run no code of your own, and {one.grader.type!r} is that: let the agent's"
                 " image grade and take its reward line by from: agent, send values by from: feedback, or train on one"
                 " machine with `leyden up`",
             )
+        if isinstance(one.grader, Container):
+            _check_container(path, one.grader, settings)
+
+
+def _check_container(path: str, grader: Container, settings: Settings) -> None:
+    if not settings.container_graders:
+        raise refusal(
+            f"{path}.type",
+            "this platform's graders start no containers: write type: command with the tests' folder as directory on"
+            " one machine, or set grader.containers.enabled in the chart of a cluster",
+        )
+    if refused := settings.agent_rules.refusals_of_grader(path, grader):
+        raise refusal(path, "; ".join(refused))
 
 
 async def check_graders(session: ReadSession, config: RunConfig) -> None:

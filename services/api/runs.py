@@ -43,7 +43,6 @@ from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer
 from leyden.services.api.continuation import amended, continued_policies
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
 from leyden.services.api.models import (
-    check_code,
     check_conversations,
     check_demonstrations,
     check_directory,
@@ -53,6 +52,7 @@ from leyden.services.api.models import (
     check_model,
     check_policies,
     check_pool,
+    check_sources,
     check_task_fields,
     check_teacher,
     check_trainable,
@@ -73,7 +73,7 @@ async def create_run(
 ) -> Response:
     """Create a run from its document; it begins as soon as an engine is free."""
     _check_runner(request, config)
-    check_code(config.reward, runs_code=request.app.state.settings.code_graders)
+    check_sources(config.reward, request.app.state.settings)
     check_frozen_policies(config)
     check_judgements(config)
 

@@ -37,6 +37,9 @@ class Settings(HttpSettings):
     code_graders: bool = True
     """Whether the platform's graders run the operator's own code (`python`, `command`); false where their
     GRADER_CODE_PROCESSES is 0, as in a cluster. The API then refuses runs with such a grader."""
+    container_graders: bool = False
+    """Whether the platform's graders start containers: their GRADER_CONTAINER_JOBS is above 0, as in a cluster with
+    `grader.containers.enabled`. The API refuses runs with a grader of type `container` elsewhere."""
     agent_rules: AgentRules = AgentRules()
     """Secrets, images, nodes, tolerations and resources that a run with `runner.type: kubernetes` may name, as JSON:
     `{"secrets": ["tools"], "images": ["registry.example/*"], "limits": {"cpu": "4"}}`."""

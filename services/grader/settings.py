@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from leyden.libs.sandbox.place import open_work_folder
@@ -53,6 +53,20 @@ class Settings(ServiceSettings):
     """The user of the operator's code, as RUNNER_AGENT_USER."""
     code_uids_from: int | None = Field(default=None, ge=1000, le=2**31 - 2**16)
     """The first of the user ids of its own users, as RUNNER_AGENT_UIDS_FROM."""
+    container_jobs: int = Field(default=0, ge=0, le=4096)
+    """Graders of type `container` that run at once, each a Job of the Kubernetes cluster; attempts of other runs do not
+    wait for them. 0: this service starts none, as on one machine, and such a component fails."""
+    namespace: str | None = None
+    """Kubernetes: the namespace of graders' Jobs."""
+    pod_template_file: Path | None = None
+    """Kubernetes: a PodTemplateSpec in YAML, with a container `collect`, and init containers `unpack` and `verifier`.
+    The grader adds image, command, labels and files."""
+    release: str = Field(default="leyden", pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
+    """Kubernetes: the label `app.kubernetes.io/instance` of graders' Jobs. Two platforms in one namespace need two."""
+    owner_role: str | None = None
+    """Kubernetes: a Role of the namespace that owns graders' Jobs: `helm uninstall` ends them with it."""
+    start_seconds: float = Field(default=300.0, gt=0)
+    """Kubernetes: the longest wait of a grader's pod for quota, a node or its image. Then the grading has failed."""
     lease_seconds: float = Field(default=30.0, gt=0)
     """Duration of a lease, which the grader renews three times within it. After that another grader takes the
     attempt."""
@@ -60,3 +74,11 @@ class Settings(ServiceSettings):
     """Seconds between polls for attempts without a wake-up."""
     database_pool_size: int = Field(default=3, ge=2)
     """Connections to Postgres: for leases, renewals and results."""
+
+    @model_validator(mode="after")
+    def _containers_need_their_settings(self) -> Settings:
+        needed = {"NAMESPACE": self.namespace, "POD_TEMPLATE_FILE": self.pod_template_file}
+        unset = [f"GRADER_{name}" for name, value in needed.items() if value is None]
+        if self.container_jobs and unset:
+            raise ValueError(f"GRADER_CONTAINER_JOBS needs {', '.join(unset)}")
+        return self

@@ -1,4 +1,4 @@
-"""The graders of one process: a pool of processes for built-in ones, judges, and code of the operator's own."""
+"""The graders of one process: a pool of processes for built-in ones, judges, code of the operator's own, containers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from leyden.libs.contracts.config import Component, Reward
-from leyden.libs.contracts.config.graders import Command, PythonFunction, RelativeModel, ScoreModel
+from leyden.libs.contracts.config.graders import Command, Container, PythonFunction, RelativeModel, ScoreModel
+from leyden.libs.contracts.ids import run_of
 from leyden.libs.grading.facts import AttemptFacts
 from leyden.libs.grading.pool import Graded, Pool
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database
 from leyden.libs.store.read.trajectory import conversations_of
 from leyden.services.grader.code import Code
+from leyden.services.grader.containers.job import Verification
+from leyden.services.grader.containers.jobs import Containers
+from leyden.services.grader.containers.trajectory import files_of
 from leyden.services.grader.judge import Judge
 
 Sibling = tuple[AttemptKey, AttemptFacts]
@@ -28,18 +32,27 @@ class Sources:
     pool: Pool
     judge: Judge
     code: Code
+    containers: Containers
 
     async def grade(
-        self, reward: Reward, siblings: Sequence[Sibling], others: Sequence[AttemptFacts] = ()
+        self, reward: Reward, siblings: Sequence[Sibling], others: Sequence[AttemptFacts] = (), trial: str = ""
     ) -> list[list[Graded]]:
-        """Returns the grades of each attempt in the order of the components.
+        """Returns the grades of each attempt in the order of the components. Containers stay until `forget`.
 
-        Args: others: with which a judge compares them, and which get no grade
+        Args: others: with which a judge compares them, and which get no grade; trial: apart from the attempts' own
+            gradings and other trials
         Raises: StoreAway, Refused: its conversations cannot be read
         """
         # Read for programs alone, as they are the largest part of an attempt.
         documents = [await self._document(*one) for one in siblings] if reward.has_code else []
-        columns = await asyncio.gather(*(self._slow(one, siblings, documents, others) for one in reward.components))
+        columns = await asyncio.gather(
+            *(
+                self._verified(one.grader, siblings, place, trial)
+                if isinstance(one.grader, Container)
+                else self._slow(one, siblings, documents, others)
+                for place, one in enumerate(reward.components)
+            )
+        )
         built_in = [one for one, column in zip(reward.components, columns, strict=True) if column is None]
         rows = await asyncio.gather(*(self.pool.grade(built_in, facts) for _, facts in siblings))
         return [
@@ -69,6 +82,25 @@ class Sources:
                 return list(await asyncio.gather(*(self.code.grade(grader, *one) for one in named)))
         return None
 
+    async def _verified(self, grader: Container, siblings: Sequence[Sibling], place: int, trial: str) -> list[Graded]:
+        async def graded(attempt: AttemptKey, facts: AttemptFacts) -> Graded:
+            async with self.database.read() as session:
+                files = await files_of(session, attempt, facts)
+            name = _job_name(attempt, place, trial)
+            return await self.containers.grade(grader, Verification(name, run_of(attempt.rollout_id), attempt, files))
+
+        return list(await asyncio.gather(*(graded(*one) for one in siblings)))
+
+    async def forget(self, reward: Reward, attempts: Sequence[AttemptKey], trial: str = "") -> None:
+        """Deletes the Jobs of gradings whose results are stored. A repeat is harmless."""
+        names = [
+            _job_name(attempt, place, trial)
+            for place, one in enumerate(reward.components)
+            if isinstance(one.grader, Container)
+            for attempt in attempts
+        ]
+        await asyncio.gather(*map(self.containers.forget, names))
+
     async def _document(self, attempt: AttemptKey, facts: AttemptFacts) -> dict[str, Any]:
         async with self.database.read() as session:
             conversations = await conversations_of(session, attempt)
@@ -82,3 +114,9 @@ class Sources:
             "conversations": conversations,
         }
         return {"task": facts.task, "rollout": rollout}
+
+
+def _job_name(attempt: AttemptKey, place: int, trial: str) -> str:
+    """The same for the same grading, so that a grader finds the Job of one that died. Args: place: of the component"""
+    words = ("grade", attempt.rollout_id.replace(".", "-"), str(attempt.attempt), str(place), trial[:8])
+    return "-".join(filter(None, words))

@@ -64,7 +64,10 @@ class Trials:
                 attempt, facts = await attempt_facts(session, trial.rollout_id)
                 others = await facts_beside(session, trial.rollout_id) if trial.reward.compares else []
             one = AttemptKey(trial.rollout_id, attempt), facts
-            (graded,) = await self._sources.grade(trial.reward, [one], others)
+            try:
+                (graded,) = await self._sources.grade(trial.reward, [one], others, trial.id)
+            finally:
+                await self._sources.forget(trial.reward, [one[0]], trial.id)
             found = ledger(trial.reward, graded)
             components = [ComponentGrade.model_validate(one._asdict()) for one in found.components]
             answer = Graded(attempt=attempt, total=found.total, reason=found.reason, components=components)

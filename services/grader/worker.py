@@ -36,6 +36,7 @@ from leyden.libs.store.runs.grading import (
 from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, bind, logger
 from leyden.services.grader.code import Code
+from leyden.services.grader.containers.jobs import Containers
 from leyden.services.grader.judge import Judge
 from leyden.services.grader.settings import Settings
 from leyden.services.grader.sources import Sources
@@ -82,12 +83,14 @@ async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
     judge = Judge(settings.providers, calls=settings.judge_calls, seconds=settings.judge_seconds)
     pool = Pool(settings.processes, settings.component_seconds)
     code = Code(settings, pool.pids)
-    sources = Sources(database, pool, judge, code)
+    containers = Containers(settings)
+    sources = Sources(database, pool, judge, code, containers)
     # One that waits for slow judges or programs holds up no attempt of another one.
     most: list[tuple[Lease, int]] = [
         (partial(_lease_each, lane=Lane.INSTANT), PER_PROCESS * settings.processes),
         (partial(_lease_each, lane=Lane.JUDGE), settings.judge_calls),
         (partial(_lease_each, lane=Lane.CODE), max(1, settings.code_processes)),
+        (partial(_lease_each, lane=Lane.CONTAINER), max(1, settings.container_jobs)),
         (lease_groups, settings.judge_calls),
     ]
     graders = [Grader(settings, database, sources, lease, number) for lease, number in most]
@@ -100,6 +103,7 @@ async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
         await pool.close()
         await judge.close()
         await code.close()
+        await containers.close()
         await database.close()
 
 
@@ -121,6 +125,7 @@ class Grader:
         self._owner = f"{socket.gethostname()}:{os.getpid()}"
         self._most = most
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._live: set[str] = set()
         self._commits = GroupCommit[Settled](self._write, max_items=MAX_SETTLED, hold_seconds=settings.lease_seconds)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -222,6 +227,7 @@ class Grader:
                 else:
                     found = [ledger(one.reward, row) for one, row in zip(leases, graded, strict=True)]
                     await self._commits.submit([Settled(one, *of) for one, of in zip(leases, found, strict=True)])
+                    await self._forget(leases)
             # The lease ends, and the attempt is graded again.
             except (StoreAway, Refused) as error:
                 limited_log.warning("not graded", cause=str(error))
@@ -233,10 +239,18 @@ class Grader:
         async with self._database.session() as session:
             await postpone_gradings(session, [one.lease_id for one in leases], PAUSE_SECONDS * 2 ** (tries - 1))
 
+    async def _forget(self, leases: Sequence[GradingLease]) -> None:
+        """Ends what the settled attempts left at work. Those of a lost lease are another grader's."""
+        settled = [one for one in leases if one.lease_id in self._live]
+        self._live -= {one.lease_id for one in leases}
+        attempts = [AttemptKey(one.rollout_id, one.attempt) for one in settled]
+        await self._sources.forget(leases[0].reward, attempts)
+
     async def _write(self, settled: Sequence[Settled], _may_exist: bool) -> None:
         async with self._database.session() as session:
             live = await settle_gradings(session, settled)
         fault_point("grader.settled")
+        self._live |= live
         for one in settled:
             if one.lease.lease_id in live:
                 _count(one)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from leyden.libs.client import Client
-from tests.cluster import commands, faults, isolation, rights, scaling, training, upgrades
+from tests.cluster import commands, faults, grading, isolation, rights, scaling, training, upgrades
 from tests.cluster.node import Node, step
 from tests.cluster.release import SERVICES, Release
 from tests.support.tools import fetch
@@ -87,6 +87,8 @@ def check(release: Release, steps: int, long: bool) -> None:
                 train_with_faults(release, client, steps)
             with step("a run through upgrade and rollback"):
                 train_through_upgrade(release, client, steps)
+            with step("containers that grade"):
+                grading.check(release, client)
             with step("scaling"):
                 scaling.check(release)
         client.create_run(training.document("uninstall", 1))

@@ -1,6 +1,8 @@
-{{/* The pods that runner and controller make Jobs of; values lie over any part. */}}
+{{/* The pods that runner, controller and grader make Jobs of; values lie over any part. */}}
 {{- define "leyden.podTemplates" -}}
-{{- range $key, $part := dict "agent" "rollouts" "trainer" "trainer" }}
+{{- $parts := dict "agent" "rollouts" "trainer" "trainer" }}
+{{- if .Values.grader.containers.enabled }}{{ $_ := set $parts "verifier" "grader" }}{{ end }}
+{{- range $key, $part := $parts }}
 {{ $key }}.yaml: |
   {{- include "leyden.podWith" (dict "pod" (include (printf "leyden.%sPod" $key) $) "over" (index $.Values $part "podTemplate")) | nindent 2 }}
 {{- end }}

@@ -1,10 +1,10 @@
-"""The base of every part of a run's document, and the texts that several parts share."""
+"""The base of every part of a run's document, and the texts and amounts that several parts share."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Word = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
 FolderPath = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
@@ -13,9 +13,31 @@ PoolName = Annotated[str, Field(max_length=30, pattern=r"^[a-z0-9]([a-z0-9-]*[a-
 """A pool of engines. Objects of Kubernetes have it in their names."""
 DEFAULT_POOL = "default"
 
+ImageName = Annotated[str, Field(max_length=500, pattern=r"^[a-z0-9][a-zA-Z0-9._/:-]*(@sha256:[0-9a-f]{64})?$")]
+
+
+def _is_pinned(image: str) -> str:
+    if "@" not in image and image.rpartition("/")[2].partition(":")[2] in {"", "latest"}:
+        raise ValueError(f"image {image!r} may change during a run: name a tag other than latest, or a digest")
+    return image
+
+
+PinnedImage = Annotated[ImageName, AfterValidator(_is_pinned)]
+"""An image that stays the same."""
+Quantity = Annotated[str, Field(pattern=r"^[0-9]{1,15}(\.[0-9]{1,9})?(m|k|[MGTPE]|[KMGTPE]i)?$")]
+"""A Kubernetes quantity, such as `500m` or `2Gi`."""
+LabelName = Annotated[str, Field(max_length=317, pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,62})$")]
+
 
 class Document(BaseModel):
     # Strict: no text in place of a number, and no boolean either.
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False
     )
+
+
+class Resources(Document):
+    """Quantities by resource name, such as `{"cpu": "500m", "memory": "1Gi"}`."""
+
+    requests: dict[LabelName, Quantity] = Field(default_factory=dict, max_length=20)
+    limits: dict[LabelName, Quantity] = Field(default_factory=dict, max_length=20)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from leyden.libs.contracts.config.agents import Argument
-from leyden.libs.contracts.config.document import Document, FolderPath, Word
+from leyden.libs.contracts.config.document import Document, FolderPath, PinnedImage, Resources, Word
 from leyden.libs.contracts.json_path import segments_of
 
 FIELD = re.compile(r"\{([A-Za-z_]\w*(?:\.[^{}.\x00]+)*)\}")
@@ -280,8 +280,29 @@ class Command(_Code):
     """Program and arguments, no shell. `{python}` as first word is the grader's own interpreter."""
 
 
+class Container(Document):
+    """The number that a container image of your own writes for a rollout, by Harbor's contract: a Job of the cluster
+    runs it after the agent's end, with the stored trajectory in ATIF as `/logs/agent/trajectory.json`, beside
+    `trajectories.json` (all conversations), `task.json` and `output.txt`. It writes `/logs/verifier/reward.json`,
+    numbers by name, or `/logs/verifier/reward.txt`, one number. Its image holds the tests and a shell (`/bin/sh`)."""
+
+    type: Literal["container"]
+    image: PinnedImage
+    """With a tag other than `latest`, or a digest."""
+    command: list[Argument] = Field(default=["bash", "/tests/test.sh"], min_length=1, max_length=256)
+    """Program and arguments, no shell. Its exit status does not matter; a signal is a failure."""
+    key: Word | None = None
+    """The name of the number in `reward.json`; null: `reward`, or the only one there."""
+    timeout_seconds: float = Field(default=600.0, gt=0, le=86_400)
+    """Maximum wall time of one grading; then its Job ends, and it has failed."""
+    resources: Resources = Field(default_factory=Resources)
+    """Added to those of the platform's pod template."""
+    network: bool = False
+    """Whether the container may open connections to the internet. It reaches nothing of the platform."""
+
+
 CODE = (PythonFunction, Command)
-"""The graders that run the operator's own code."""
+"""The graders that run the operator's own code on the grader's machine."""
 
 Grader = Annotated[
     StringCheck
@@ -299,7 +320,8 @@ Grader = Annotated[
     | ScoreModel
     | RelativeModel
     | PythonFunction
-    | Command,
+    | Command
+    | Container,
     Field(discriminator="type"),
 ]
-"""A grader, by `type`: a built-in function, a judge, or code of the operator's own."""
+"""A grader, by `type`: a built-in function, a judge, code of the operator's own, or a container."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from leyden.libs.contracts.config.document import Document
-from leyden.libs.contracts.config.graders import CODE, FIELD, Grader, RelativeModel, ScoreModel
+from leyden.libs.contracts.config.graders import CODE, FIELD, Container, Grader, RelativeModel, ScoreModel
 
 
 class Gate(Document):
@@ -90,8 +90,8 @@ class Reward(Document):
 
     @property
     def needs_service(self) -> bool:
-        """Whether a grader is code or a judge, which the service `grader` alone runs or asks."""
-        return any(isinstance(one.grader, (*CODE, ScoreModel, RelativeModel)) for one in self.components)
+        """Whether a grader is code, a container or a judge, which the service `grader` alone runs or asks."""
+        return any(isinstance(one.grader, (*CODE, Container, ScoreModel, RelativeModel)) for one in self.components)
 
     @property
     def compares(self) -> bool:

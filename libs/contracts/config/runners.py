@@ -7,12 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from leyden.libs.contracts.config.agents import VariableName, reserved_names
-from leyden.libs.contracts.config.document import Document
+from leyden.libs.contracts.config.document import Document, LabelName, PinnedImage, Resources
 
-ImageName = Annotated[str, Field(max_length=500, pattern=r"^[a-z0-9][a-zA-Z0-9._/:-]*(@sha256:[0-9a-f]{64})?$")]
-Quantity = Annotated[str, Field(pattern=r"^[0-9]{1,15}(\.[0-9]{1,9})?(m|k|[MGTPE]|[KMGTPE]i)?$")]
-"""A Kubernetes quantity, such as `500m` or `2Gi`."""
-LabelName = Annotated[str, Field(max_length=317, pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,62})$")]
 SecretName = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
 LabelValue = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9._-]*$")]
 
@@ -39,13 +35,6 @@ class ProcessRunner(_Runner):
     """CPU time of each process of the agent (RLIMIT_CPU); null for no limit."""
 
 
-class Resources(Document):
-    """Quantities by resource name, such as `{"cpu": "500m", "memory": "1Gi"}`."""
-
-    requests: dict[LabelName, Quantity] = Field(default_factory=dict, max_length=20)
-    limits: dict[LabelName, Quantity] = Field(default_factory=dict, max_length=20)
-
-
 class Toleration(Document):
     """A taint of nodes on which the agent may run, as Kubernetes defines it."""
 
@@ -66,7 +55,7 @@ class KubernetesRunner(_Runner):
     """Each attempt is a Job of the Kubernetes cluster, in a pod of its own, for agents whose code is not trusted."""
 
     type: Literal["kubernetes"] = "kubernetes"
-    image: ImageName
+    image: PinnedImage
     """The image that holds the agent, with a tag other than `latest`, or a digest: attempts of one run are alike."""
     resources: Resources = Field(default_factory=Resources)
     """Added to those of the platform's pod template. A pod that exceeds its memory limit is the agent's own failure."""
@@ -82,16 +71,6 @@ class KubernetesRunner(_Runner):
     def _platform_names_are_reserved(self) -> KubernetesRunner:
         if reserved := reserved_names(self.secrets):
             raise ValueError(f"secrets sets {reserved}, which the platform sets itself: remove them")
-        return self
-
-    @model_validator(mode="after")
-    def _the_image_is_pinned(self) -> KubernetesRunner:
-        if "@" not in self.image:
-            _, _, tag = self.image.rpartition("/")[2].partition(":")
-            if tag in {"", "latest"}:
-                raise ValueError(
-                    f"image {self.image!r} may change during a run: name a tag other than latest, or a digest"
-                )
         return self
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from leyden.libs.contracts.config import BypassCorrection, Reward, RunConfig
-from leyden.libs.contracts.config.graders import CODE, RelativeModel
+from leyden.libs.contracts.config.graders import CODE, Container, RelativeModel
 from leyden.libs.contracts.judgements.finding import Judgement, Severity
 
 COMPARING = frozenset({"mean", "mean_std", "leave_one_out", "opo"})
@@ -77,7 +77,9 @@ def _no_rewards_differ(run: RunConfig) -> bool:
 def _reward_ends(reward: Reward) -> list[float] | None:
     """The smallest and the largest total. Built-in graders and judges give 0 to 1 each; None where another source may
     give any number."""
-    if any((one.grader is None or isinstance(one.grader, CODE)) and one.weight for one in reward.components):
+    if any(
+        (one.grader is None or isinstance(one.grader, (*CODE, Container))) and one.weight for one in reward.components
+    ):
         return reward.clip and list(reward.clip)
     weights = [one.weight for one in reward.components]
     ends = [sum(weight for weight in weights if weight < 0), sum(weight for weight in weights if weight > 0)]

@@ -48,9 +48,11 @@ class Lane(StrEnum):
     INSTANT = "instant"
     JUDGE = "judge"
     CODE = "code"
+    CONTAINER = "container"
 
 
-_LANE = f"CASE WHEN u.coded THEN '{Lane.CODE}' WHEN u.judged THEN '{Lane.JUDGE}' ELSE '{Lane.INSTANT}' END"
+_LANE = f"""CASE WHEN u.contained THEN '{Lane.CONTAINER}' WHEN u.coded THEN '{Lane.CODE}'
+             WHEN u.judged THEN '{Lane.JUDGE}' ELSE '{Lane.INSTANT}' END"""
 
 # Over rollouts r and their runs u: those that a grader may take.
 _DUE = f"""

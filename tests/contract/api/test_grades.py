@@ -13,6 +13,7 @@ from sqlalchemy import func, select
 from typer.testing import CliRunner
 
 from leyden.libs.cli.__main__ import app
+from leyden.libs.contracts.agent_rules import AgentRules
 from leyden.libs.contracts.config import Reward
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
@@ -137,6 +138,29 @@ async def test_a_platform_whose_graders_run_no_code_refuses_it_with_the_remedy(
     for answer in asked:
         assert answer.status_code == 422, answer.text
         assert "reward.components.3.grader.type" in answer.text and "take its reward line by from: agent" in answer.text
+
+
+async def refused(database: Database, grader: dict[str, Any], **settings: Any) -> str:
+    """The refusal of a run with such a grader."""
+    reward = {"components": [*REWARD["components"], {"name": "tests", "grader": {"type": "container", **grader}}]}
+    made = Settings(database_url=database.dsn, admin_token="secret-of-tests", **settings)
+    with served(create_app(made)) as url:
+        async with httpx.AsyncClient(base_url=url, headers={"authorization": "Bearer secret-of-tests"}) as http:
+            answer = await http.post("/v1/runs", json=builders.run_document(reward=reward))
+    assert answer.status_code == 422, answer.text
+    return answer.text
+
+
+async def test_a_container_is_refused_where_graders_start_none_and_beyond_an_operators_rules(
+    database: Database,
+) -> None:
+    said = await refused(database, {"image": "tests/sort:1"})
+    assert "reward.components.3.grader.type" in said and "write type: command with the tests' folder" in said
+    rules = AgentRules(images=("registry.example/*",), limits={"cpu": "2"})
+    fields = {"image": "tests/sort:1", "resources": {"limits": {"cpu": "4"}}}
+    said = await refused(database, fields, container_graders=True, agent_rules=rules)
+    assert "tests/sort:1 is not among the images that runs may name" in said
+    assert "reward.components.3.grader.resources.limits: 4 of cpu is above 2" in said
 
 
 async def test_the_command_prints_values_answers_and_the_total(

@@ -45,7 +45,7 @@ def of_kind(case: str, *kinds: str) -> Iterator[Object]:
 
 
 def pod_templates(case: str) -> dict[str, Object]:
-    """The pods that runner and controller start, by name: agent, trainer."""
+    """The pods that runner, controller and grader start, by name: agent, trainer, verifier."""
     data = next(one for one in of_kind(case, "ConfigMap") if one["metadata"]["name"] == f"{FULLNAME}-pod-templates")[
         "data"
     ]

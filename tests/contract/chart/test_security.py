@@ -52,36 +52,49 @@ def test_every_pod_is_restricted(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_only_controller_runner_and_the_chart_test_may_call_the_api_server(case: str) -> None:
+def test_services_that_make_jobs_and_the_chart_test_alone_may_call_the_api_server(case: str) -> None:
     mounted = {
         pod["metadata"]["labels"]["app.kubernetes.io/component"]
         for _, pod in pods(case)
         if pod["spec"]["automountServiceAccountToken"]
     }
-    assert mounted == {"controller", "runner", "test"}
+    assert mounted - {"grader"} == {"controller", "runner", "test"}
+    # With graders that are containers.
+    assert ("grader" in mounted) == (case == "all-on")
     assert not list(of_kind(case, "ClusterRole", "ClusterRoleBinding"))
 
 
-def test_rights_are_those_of_the_list() -> None:
-    found = {
+def rights(case: str) -> dict[tuple[str, str], set[tuple[str, ...]]]:
+    return {
         (role["metadata"]["name"], role["metadata"]["namespace"]): {
             (resource, " ".join(rule["verbs"]), *rule.get("resourceNames", []))
             for rule in role["rules"]
             for resource in rule["resources"]
         }
-        for role in of_kind("minimal", "Role")
+        for role in of_kind(case, "Role")
     }
+
+
+def test_a_grader_of_containers_has_the_rights_of_a_runner() -> None:
+    runner = RIGHTS[f"{FULLNAME}-runner", "platform-trial-rollouts"] - {("roles", "get", f"{FULLNAME}-runner")}
+    assert rights("all-on") == RIGHTS | {
+        (f"{FULLNAME}-grader", "platform-trial-rollouts"): runner | {("roles", "get", f"{FULLNAME}-grader")}
+    }
+
+
+def test_rights_are_those_of_the_list() -> None:
+    found = rights("minimal")
     assert found == RIGHTS
-    for binding in of_kind("minimal", "RoleBinding"):
+    for binding in of_kind("all-on", "RoleBinding"):
         assert binding["subjects"] == [
             {"kind": "ServiceAccount", "name": binding["roleRef"]["name"], "namespace": NAMESPACE}
         ]
 
 
 def test_accounts_read_the_role_that_owns_their_jobs() -> None:
-    for deployment in of_kind("minimal", "Deployment"):
+    for deployment in of_kind("all-on", "Deployment"):
         [container] = deployment["spec"]["template"]["spec"]["containers"]
-        if container["name"] in {"controller", "runner"}:
+        if container["name"] in {"controller", "runner", "grader"}:
             variable = f"{container['name'].upper()}_OWNER_ROLE"
             assert {"name": variable, "value": deployment["metadata"]["name"]} in container["env"]
 
@@ -130,6 +143,26 @@ def test_agents_reach_gateway_and_collector_alone() -> None:
         assert {port["port"] for port in rule["ports"]} == ports
 
 
+def test_containers_that_grade_reach_nothing_but_the_internet_where_a_run_asks_for_it() -> None:
+    policies = {
+        one["metadata"]["name"]: one["spec"]
+        for one in of_kind("all-on", "NetworkPolicy")
+        if one["metadata"]["namespace"] == "platform-trial-rollouts"
+    }
+    closed, opened = policies[f"{FULLNAME}-verifier"], policies[f"{FULLNAME}-verifier-network"]
+    labels = closed["podSelector"]["matchLabels"]
+    assert labels["app.kubernetes.io/component"] == "verifier"
+    assert (closed["ingress"], closed["egress"]) == ([], [])
+    assert opened["podSelector"]["matchLabels"] == {**labels, "leyden.dev/network": "true"}
+    dns, internet = opened["egress"]
+    assert {port["port"] for port in dns["ports"]} == {53}
+    assert "10.0.0.0/8" in internet["to"][0]["ipBlock"]["except"]
+    # Policies add up: that of agents must not hold for these pods.
+    assert policies[f"{FULLNAME}-rollouts"]["podSelector"] == {
+        "matchExpressions": [{"key": "app.kubernetes.io/component", "operator": "NotIn", "values": ["verifier"]}]
+    }
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_every_pod_has_a_policy(case: str) -> None:
     chosen = {
@@ -138,7 +171,7 @@ def test_every_pod_has_a_policy(case: str) -> None:
         if policy["metadata"]["namespace"] == NAMESPACE
     }
     components = {pod["metadata"]["labels"]["app.kubernetes.io/component"] for _, pod in pods(case)}
-    assert components - {"agent"} <= chosen
+    assert components - {"agent", "verifier"} <= chosen
 
 
 def test_what_an_uninstallation_keeps() -> None:

@@ -52,6 +52,7 @@ PLAIN = merged(
         "api": EXPOSED,
         "gateway": EXPOSED,
         "networkPolicy": {"gatewayFrom": [{"namespaceSelector": {}}]},
+        "grader": {"containers": {"enabled": True}},
         "runner": {"warmPool": {"enabled": True, "image": {"repository": "agents", "tag": "1"}}},
         "engine": {"pools": {POOL: {"model": "/var/lib/leyden/m", "adapters": 2, "extraArgs": ["--enable-lora"]}}},
         "monitoring": {name: {"enabled": True} for name in ("podMonitor", "prometheusRule", "dashboards")},

@@ -1,0 +1,1 @@
+"""Graders that are container images: each grading is a Job of the cluster, by Harbor's contract for verifiers."""
