@@ -241,6 +241,15 @@ _RULES = (
         lasts=False,
     ),
     AlarmRule(
+        "judge_budget",
+        "critical",
+        "The run's judges have used all tokens that they may, and attempts wait for their grades.",
+        "tokens of the run's judges above `reward.judge_tokens`",
+        *(0, 1, "runs", 1),
+        "continue the run with more (`leyden run resume RUN --set reward.judge_tokens=N`), or cancel it",
+        lasts=False,
+    ),
+    AlarmRule(
         "failure_reward",
         "warning",
         "The document's reward for a failure is above what other attempts earn, so that crashes are worth learning.",

@@ -246,6 +246,11 @@ class Run(Base):
         """ '$."reward"."components"[*]."grader"."type"?(@ == "python" || @ == "command")'::jsonpath)""",
         "whether code of the operator's own grades its rollouts",
     )
+    judge_tokens: Mapped[int | None] = mapped_column(
+        BigInteger,
+        Computed("(config #>> '{reward,judge_tokens}'::text[])::bigint", persisted=True),
+        comment="Of the document: reward.judge_tokens.",
+    )
     contained: Mapped[bool] = _of_document(
         """jsonb_path_exists(config, '$."reward"."components"[*]."grader"."type"?(@ == "container")'::jsonpath)""",
         "whether containers grade its rollouts",
@@ -827,6 +832,15 @@ class Grading(Base):
         CheckConstraint("settled_at IS NULL OR (total IS NULL) = (reason IS NOT NULL)", name="settled_has_total"),
         Index(None, "run_id"),
     )
+
+
+class JudgeUsage(Base):
+    """Writer: grader. The tokens that a run's judges have used, counted after each grading of attempts. Those of a
+    grader that died meanwhile are missing."""
+
+    __tablename__ = "judge_usage"
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True, comment="The run.")
+    tokens: Mapped[int] = mapped_column(BigInteger, comment="Of questions and answers, without those of trials.")
 
 
 class Regrade(Base):

@@ -7,26 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import random
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import httpx
-from prometheus_client import Counter
+from prometheus_client import Counter as Metric
 
 from leyden.libs.contracts.config import graders
 from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading.comparing import Group
 from leyden.libs.grading.facts import AttemptFacts, MissingField
 from leyden.libs.grading.grade import Grade, cut, of_missing
-from leyden.libs.grading.judging import Question, grade_of, question_of
+from leyden.libs.grading.judging import Question, grade_of, question_of, tokens_of
 from leyden.libs.grading.pool import Graded
 from leyden.libs.service.providers import Provider
 from leyden.libs.service.secrets import read_secret
 
-CALLS = Counter("grader_judge_calls_total", "Calls of judges by their result.", ["provider", "result"])
-TOKENS = Counter("grader_judge_tokens_total", "Tokens that providers of judges counted.", ["provider", "kind"])
+CALLS = Metric("grader_judge_calls_total", "Calls of judges by their result.", ["provider", "result"])
+TOKENS = Metric("grader_judge_tokens_total", "Tokens that providers of judges counted.", ["provider", "kind"])
 
 _Vote = TypeVar("_Vote")
 
@@ -73,29 +75,36 @@ class Judge:
         self._patience_seconds = patience_seconds
         self._pause_seconds = pause_seconds
         self._votes: dict[bytes, asyncio.Task[Any]] = {}
+        self._tokens: Counter[str] = Counter()
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=calls)
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(seconds, connect=5.0), limits=limits, trust_env=False)
         self._seconds = seconds
 
-    async def grade(self, grader: graders.ScoreModel, facts: AttemptFacts) -> Graded:
-        """Returns the grade, which has failed if one of the votes has."""
+    async def grade(self, grader: graders.ScoreModel, facts: AttemptFacts, run_id: str | None = None) -> Graded:
+        """Returns the grade, which has failed if one of the votes has. Args: run_id: whose tokens are counted"""
         began = time.perf_counter()
         try:
             question = question_of(grader, facts)
-            found = grade_of(question, await self._all_votes(question, grader.votes))
+            found = grade_of(question, await self._all_votes(question, grader.votes, run_id))
         except MissingField as error:
             found = of_missing(error)
         except NoVote as error:
             found = Grade(ComponentState.FAILED, explanation=cut(str(error)))
         return Graded(found, time.perf_counter() - began)
 
-    async def compare(self, grader: graders.RelativeModel, siblings: Sequence[AttemptFacts]) -> list[Graded]:
+    def take_tokens(self, run_id: str) -> int:
+        """Returns the tokens of a run's judges since the last time."""
+        return self._tokens.pop(run_id, 0)
+
+    async def compare(
+        self, grader: graders.RelativeModel, siblings: Sequence[AttemptFacts], run_id: str | None = None
+    ) -> list[Graded]:
         """Returns the grades of the attempts of a group, all of which have failed if one of the votes has."""
         began = time.perf_counter()
         group = Group(grader, siblings)
         question = group.question()
         try:
-            found = group.grades(await self._all_votes(question, grader.votes) if question else ())
+            found = group.grades(await self._all_votes(question, grader.votes, run_id) if question else ())
         except NoVote as error:
             found = group.failed(str(error))
         return [Graded(one, time.perf_counter() - began) for one in found]
@@ -107,17 +116,17 @@ class Judge:
         await asyncio.gather(*self._votes.values(), return_exceptions=True)
         await self._http.aclose()
 
-    async def _all_votes(self, question: Question[_Vote], count: int) -> list[_Vote]:
-        return await asyncio.gather(*(self._vote(question, number) for number in range(count)))
+    async def _all_votes(self, question: Question[_Vote], count: int, run_id: str | None) -> list[_Vote]:
+        return await asyncio.gather(*(self._vote(question, number, run_id) for number in range(count)))
 
-    async def _vote(self, question: Question[_Vote], number: int) -> _Vote:
+    async def _vote(self, question: Question[_Vote], number: int, run_id: str | None) -> _Vote:
         """Equal questions share their votes by number, so that equal texts have equal scores, and a retry costs
-        nothing."""
+        nothing. The first asker pays."""
         key = hashlib.sha256(repr((question, number)).encode()).digest()
         if key not in self._votes:
             while len(self._votes) >= MAX_VOTES:
                 del self._votes[next(iter(self._votes))]
-            self._votes[key] = asyncio.create_task(self._ask(question))
+            self._votes[key] = asyncio.create_task(self._ask(question, run_id))
             self._votes[key].add_done_callback(lambda ended: self._forget_failure(key, ended))
         # Another attempt may wait for the same vote.
         vote: _Vote = await asyncio.shield(self._votes[key])
@@ -127,14 +136,14 @@ class Judge:
         if (ended.cancelled() or ended.exception() is not None) and self._votes.get(key) is ended:
             del self._votes[key]
 
-    async def _ask(self, question: Question[_Vote]) -> _Vote:
+    async def _ask(self, question: Question[_Vote], run_id: str | None) -> _Vote:
         """Asks until an answer counts. Raises: NoVote"""
         ends = None
         wrong, pause = 0, self._pause_seconds
         while True:
             try:
                 async with self._room:
-                    vote = await self._answer(question)
+                    vote = await self._answer(question, run_id)
             except NoVote as error:
                 CALLS.labels(question.provider, error.result).inc()
                 wrong += error.result == "wrong"
@@ -148,7 +157,7 @@ class Judge:
             await asyncio.sleep(wait)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
-    async def _answer(self, question: Question[_Vote]) -> _Vote:
+    async def _answer(self, question: Question[_Vote], run_id: str | None) -> _Vote:
         name = question.provider
         provider = self._providers.get(name)
         if provider is None:
@@ -158,6 +167,8 @@ class Judge:
             )
         asked = question.asked()
         body = await self._body(name, provider, asked.document)
+        if run_id is not None:
+            self._tokens[run_id] += tokens_of(body, len(json.dumps(asked.document)))
         try:
             vote, usage = asked.read(body)
         except ValueError as error:

@@ -45,11 +45,12 @@ class Sources:
         """
         # Read for programs alone, as they are the largest part of an attempt.
         documents = [await self._document(*one) for one in siblings] if reward.has_code else []
+        payer = None if trial else run_of(siblings[0][0].rollout_id)
         columns = await asyncio.gather(
             *(
                 self._verified(one.grader, siblings, place, trial)
                 if isinstance(one.grader, Container)
-                else self._slow(one, siblings, documents, others)
+                else self._slow(one, siblings, documents, others, payer)
                 for place, one in enumerate(reward.components)
             )
         )
@@ -66,13 +67,14 @@ class Sources:
         siblings: Sequence[Sibling],
         documents: Sequence[Mapping[str, Any]],
         others: Sequence[AttemptFacts],
+        run_id: str | None,
     ) -> list[Graded] | None:
         """Returns the grades of each attempt by a judge or a program; None where the pool grades."""
         match component.grader:
             case ScoreModel() as grader:
-                return list(await asyncio.gather(*(self.judge.grade(grader, facts) for _, facts in siblings)))
+                return list(await asyncio.gather(*(self.judge.grade(grader, facts, run_id) for _, facts in siblings)))
             case RelativeModel() as grader:
-                compared = await self.judge.compare(grader, [*(facts for _, facts in siblings), *others])
+                compared = await self.judge.compare(grader, [*(facts for _, facts in siblings), *others], run_id)
                 return compared[: len(siblings)]
             case PythonFunction() | Command() as grader:
                 named = [

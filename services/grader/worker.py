@@ -27,6 +27,7 @@ from leyden.libs.store.runs.grading import (
     GradingLease,
     Lane,
     Settled,
+    add_judge_tokens,
     heartbeat_gradings,
     lease_gradings,
     lease_groups,
@@ -219,7 +220,10 @@ class Grader:
         with bind(run_id=first.run_id, rollout_id=first.rollout_id, attempt=first.attempt):
             siblings = [(AttemptKey(one.rollout_id, one.attempt), _facts(one)) for one in leases]
             try:
-                graded = await self._sources.grade(first.reward, siblings)
+                try:
+                    graded = await self._sources.grade(first.reward, siblings)
+                finally:
+                    await self._count_tokens(first.run_id)
                 fault_point("grader.graded")
                 crashes = [one.grade.explanation for row in graded for one in row if one.crashed]
                 if crashes and min(one.tries for one in leases) < MAX_TRIES:
@@ -231,6 +235,11 @@ class Grader:
             # The lease ends, and the attempt is graded again.
             except (StoreAway, Refused) as error:
                 limited_log.warning("not graded", cause=str(error))
+
+    async def _count_tokens(self, run_id: str) -> None:
+        if tokens := self._sources.judge.take_tokens(run_id):
+            async with self._database.session() as session:
+                await add_judge_tokens(session, run_id, tokens)
 
     async def _postpone(self, leases: Sequence[GradingLease], causes: Sequence[str]) -> None:
         RETRIES.inc(len(leases))

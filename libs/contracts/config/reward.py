@@ -78,6 +78,11 @@ class Reward(Document):
     means, `zero` lets the component earn 0, `renormalise` scales the others' sum up to the whole weight. A failed gate
     has passed for nobody: with `renormalise`, too, it excludes the rollout."""
 
+    judge_tokens: int | None = Field(default=None, ge=1, le=10**15)
+    """The most tokens that the run's judges may use, questions and answers together. Then attempts wait for their
+    grades, and the run has the alarm `judge_budget`; those that judges read at that moment go beyond it. Null: no
+    bound."""
+
     @property
     def has_agents_line(self) -> bool:
         """Whether a component is the agent's reward line."""
@@ -132,6 +137,13 @@ class Reward(Document):
             raise ValueError(f"wait: feedback ({self.feedback_names[0]!r}) needs a time: write wait: {{seconds: 3600}}")
         if self.wait is not None and not self.feedback_names:
             raise ValueError("wait: no component is from: feedback, so that nothing waits: remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _a_budget_has_judges(self) -> Reward:
+        judges = [one for one in self.components if isinstance(one.grader, ScoreModel | RelativeModel)]
+        if self.judge_tokens is not None and not judges:
+            raise ValueError("judge_tokens: no component is a judge, so that nothing uses tokens: remove it")
         return self
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ from sqlalchemy import text
 from leyden.libs.contracts.alarms import ALARM_RULES, Finding
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.runs.feedback import AWAITS_FEEDBACK, READY_AT
+from leyden.libs.store.runs.grading import BUDGET_SPENT
 
 _WAITING = text(f"""
     SELECT count(*) AS attempts,
@@ -23,6 +24,11 @@ _WAITING = text(f"""
     AND NOT (u.compared AND EXISTS (
         SELECT FROM rollouts s WHERE s.group_id = h.id AND s.state = 'queued' AND (
             s.grading_attempt IS NULL OR s.grading_attempt <= s.excused_attempt)))
+""")  # noqa: S608  # constants alone
+
+_SPENT = text(f"""
+    SELECT used.tokens, u.judge_tokens AS most FROM runs u JOIN judge_usage used ON used.run_id = u.id
+    WHERE u.id = :run AND {BUDGET_SPENT}
 """)  # noqa: S608  # constants alone
 
 _WITHOUT_TOTAL = text("""
@@ -60,7 +66,15 @@ async def of_rewards(session: ReadSession, run_id: str) -> AsyncIterator[Finding
             f"continue the run with null (the smallest so far, at most 0), or at most {high.smallest:g}",
         )
     waiting = (await session.execute(_WAITING, scope)).one()
-    if waiting.seconds > ALARM_RULES["grades_wait"].limit:
+    spent = (await session.execute(_SPENT, scope)).one_or_none()
+    if spent is not None and waiting.attempts:
+        yield Finding(
+            "judge_budget",
+            f"the run's judges have used {spent.tokens} of {spent.most} tokens (reward.judge_tokens), and"
+            f" {waiting.attempts} attempts wait for their grades",
+            {"tokens": spent.tokens, "judge_tokens": spent.most, "attempts": waiting.attempts},
+        )
+    elif waiting.seconds > ALARM_RULES["grades_wait"].limit:
         yield Finding(
             "grades_wait",
             f"{waiting.attempts} attempts wait for their grades, the longest for {waiting.seconds:.0f} s",

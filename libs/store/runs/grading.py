@@ -54,6 +54,9 @@ class Lane(StrEnum):
 _LANE = f"""CASE WHEN u.contained THEN '{Lane.CONTAINER}' WHEN u.coded THEN '{Lane.CODE}'
              WHEN u.judged THEN '{Lane.JUDGE}' ELSE '{Lane.INSTANT}' END"""
 
+# Over run u: its judges have used all tokens that they may.
+BUDGET_SPENT = "EXISTS (SELECT FROM judge_usage j WHERE j.run_id = u.id AND j.tokens >= u.judge_tokens)"
+
 # Over rollouts r and their runs u: those that a grader may take.
 _DUE = f"""
         SELECT r.id, r.grading_attempt AS attempt, r.run_id
@@ -62,6 +65,7 @@ _DUE = f"""
         JOIN attempts a ON a.rollout_id = r.id AND a.number = r.grading_attempt
         LEFT JOIN gradings g ON g.rollout_id = r.id AND g.attempt = r.grading_attempt
         WHERE r.state = 'queued' AND r.grading_attempt > r.excused_attempt AND NOT {AWAITS_FEEDBACK}
+        AND NOT {BUDGET_SPENT}
         AND (g.rollout_id IS NULL OR g.settled_at IS NULL AND g.lease_expires_at <= clock_timestamp())
 """  # noqa: S608  # constants alone
 
@@ -87,7 +91,7 @@ _OF_GROUPS = (
     _DUE.format(  # noqa: S608  # constants alone
         source=f"""(
             SELECT h.id FROM groups h JOIN runs u ON u.id = h.run_id AND u.compared
-            WHERE h.state = 'open' AND NOT {_IS_INCOMPLETE} AND EXISTS (
+            WHERE h.state = 'open' AND NOT {BUDGET_SPENT} AND NOT {_IS_INCOMPLETE} AND EXISTS (
                 SELECT FROM rollouts s
                 LEFT JOIN gradings d ON d.rollout_id = s.id AND d.attempt = s.grading_attempt
                 WHERE s.group_id = h.id AND s.state = 'queued' AND d.settled_at IS NULL)
@@ -150,6 +154,17 @@ _SETTLE = text("""
     WHERE g.lease_id = v.lease_id AND g.settled_at IS NULL
     RETURNING g.lease_id
 """)
+
+
+_USE = text("""
+    INSERT INTO judge_usage AS j (run_id, tokens) VALUES (:run, :tokens)
+    ON CONFLICT (run_id) DO UPDATE SET tokens = j.tokens + excluded.tokens
+""")
+
+
+async def add_judge_tokens(session: Session, run_id: str, tokens: int) -> None:
+    """Counts tokens that a run's judges have used. A repeat counts them again."""
+    await session.execute(_USE, {"run": run_id, "tokens": tokens})
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,14 +11,17 @@ from typing import Any
 
 import pytest
 
+from leyden.libs.contracts.config import Reward
 from leyden.libs.contracts.config.graders import ScoreModel
 from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading.facts import AttemptFacts
+from leyden.libs.grading.judging import tokens_of
 from leyden.libs.grading.pool import Graded
 from leyden.libs.service.providers import Provider
+from leyden.libs.store.alarms.gradings import of_rewards
 from leyden.libs.store.database import Database
 from leyden.services.grader.judge import Judge
-from tests.contract.grader.test_worker import FORMAT, add_ungraded, grading, rewards, settled
+from tests.contract.grader.test_worker import FORMAT, add_ungraded, grading, gradings, rewards, settled
 from tests.fakes.judge import Said, ScriptedJudge, scored, scripted_judge
 
 KEY = "the-key-of-the-judge"
@@ -195,3 +199,34 @@ async def test_a_judge_that_fails_excludes_the_rollout(database: Database, redis
         (found,) = await settled(database, run, 1)
     cause = "helpful: the grader knows no provider 'judge': GRADER_PROVIDERS names none"
     assert (found.total, found.reason, found.tries) == (None, cause, 1)
+
+
+async def test_a_run_whose_judges_have_used_their_tokens_waits_and_says_so(database: Database, redis_url: str) -> None:
+    judged = {"name": "helpful", "grader": {**DOCUMENT, "rubric": "Helpful?"}}
+    async with scripted_judge() as scripted:
+        # Each call has 120 tokens; an answer without a score costs as much.
+        scripted.says(Said("none"), scored(5))
+        poor, _ = await add_ungraded(database, judged, outputs=["a", "b", "c", "d"], judge_tokens=300)
+        rich, _ = await add_ungraded(database, judged, outputs=["e", "f"])
+        async with grading(database, redis_url, providers={"judge": {"url": scripted.url}}, judge_calls=1):
+            assert [one.total for one in await settled(database, rich, 2)] == [1.0, 1.0]
+        assert len(scripted.bodies) == 5
+    assert [one.total for one in await gradings(database, poor)] == [1.0, 1.0]
+    async with database.read() as session:
+        (found,) = [one async for one in of_rewards(session, poor.id)]
+        others = [one.name async for one in of_rewards(session, rich.id)]
+    assert (found.name, "judge_budget" in others) == ("judge_budget", False)
+    assert "the run's judges have used 360 of 300 tokens (reward.judge_tokens)" in found.reason
+    assert (found.evidence["tokens"], found.evidence["judge_tokens"]) == (360, 300)
+
+
+def test_a_provider_that_counts_no_tokens_has_used_one_for_each_four_bytes() -> None:
+    counted = {"usage": {"prompt_tokens": 7, "completion_tokens": 2}, "choices": []}
+    assert tokens_of(json.dumps(counted).encode(), 400) == 9
+    assert tokens_of(b"{}  ", 400) == 101
+    assert tokens_of(b"no j", 400) == 101
+
+
+def test_a_budget_without_judges_is_refused() -> None:
+    with pytest.raises(ValueError, match="no component is a judge"):
+        Reward.model_validate({"components": [FORMAT], "judge_tokens": 5})
