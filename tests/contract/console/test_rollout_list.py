@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import psycopg
 from playwright.sync_api import expect
@@ -41,6 +44,14 @@ def add_many(dsn: str, run_id: str) -> None:
             connection.execute(statement.encode())
 
 
+def downloaded(visitor: Visitor) -> list[dict[str, Any]]:
+    """The rows of the file that the page's button makes."""
+    with visitor.page.expect_download() as download:
+        visitor.page.get_by_role("button", name="Download all that pass the filter").click()
+    assert download.value.suggested_filename.endswith("-rollouts.jsonl")
+    return [json.loads(line) for line in Path(download.value.path()).read_text().splitlines()]
+
+
 @long_only
 def test_ten_thousand_rollouts_are_filtered_sorted_and_paged_by_an_address(
     insert: Insert[str], open_page: Callable[[str], Visitor], postgres_dsn: str
@@ -58,6 +69,7 @@ def test_ten_thousand_rollouts_are_filtered_sorted_and_paged_by_an_address(
     page.keyboard.press("Enter")
     expect(page.get_by_text(f"101 to 200 of {ROLLOUTS:,}")).to_be_visible()
     page.get_by_role("button", name="Page before").click()
+    assert len(downloaded(visitor)) == ROLLOUTS
 
     page.get_by_label("Failed", exact=True).select_option("yes")
     failed = GROUPS // 100 * SIBLINGS
@@ -93,4 +105,19 @@ def test_a_hostile_reason_is_shown_as_text(insert: Insert[str], open_page: Calla
 
     visitor = open_page(f"/runs/{insert(hostile)}?text=evil")
     expect(visitor.page.get_by_role("cell", name=SHOWN)).to_be_visible()
+    assert visitor.violations() == []
+
+
+def test_the_rollouts_of_a_filter_are_downloaded(insert: Insert[str], open_page: Callable[[str], Visitor]) -> None:
+    async def rewarded(database: Database) -> str:
+        run = await builders.add_run(database)
+        _, rollouts = await builders.add_group(database, run, size=3)
+        for rollout, reward in zip(rollouts, (0.0, 0.5, 1.0), strict=True):
+            await builders.finish_rollout(database, rollout, reward=reward)
+        return run.id
+
+    run = insert(rewarded)
+    visitor = open_page(f"/runs/{run}?reward_min=0.5&sort=highest")
+    rows = downloaded(visitor)
+    assert [(row["run_id"], row["reward"]) for row in rows] == [(run, 1.0), (run, 0.5)]
     assert visitor.violations() == []

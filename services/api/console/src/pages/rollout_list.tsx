@@ -3,6 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { usePolled, type Evaluation, type RolloutPage } from "../api";
 import { AgentLine, Commands, Loaded, State, Table, link, number } from "../parts";
+import { Download } from "./rollout_download";
 
 const SHOWN = 100;
 const TYPING_MILLISECONDS = 300;
@@ -151,6 +152,7 @@ function Pages({ asked, run, filter }: { asked: string; run: string; filter: Fil
               <button type="button" disabled={cursors.length === 0} onClick={() => setCursors(cursors.slice(0, -1))}>Page before</button>
               <button type="button" disabled={!next_cursor} onClick={() => next_cursor && setCursors([...cursors, next_cursor])}>Next page</button>
             </p>
+            <Download asked={asked} run={run} />
             <Commands commands={[command(run, filter)]} />
           </>
         )
