@@ -20,6 +20,9 @@ MAX_TASK_BYTES = 96 * 1024
 AZURE_VERSIONS = ("AZURE_API_VERSION", "AZURE_OPENAI_API_VERSION", "OPENAI_API_VERSION")
 """Any of these in `agent.environment` brings the other variables of Azure OpenAI; the first one is LiteLLM's."""
 AZURE_ADDRESSES = ("AZURE_API_BASE", "AZURE_OPENAI_ENDPOINT")
+AZURE_KEYS = ("AZURE_OPENAI_API_KEY", "AZURE_API_KEY")
+AZURES_OWN = (*AZURE_ADDRESSES, *AZURE_KEYS)
+"""With any of these of its own, an agent speaks to Azure itself."""
 GOOGLES_OWN = ("GEMINI_API_BASE", "GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_GEMINI_BASE_URL")
 """With any of these of its own, an agent speaks to Google itself."""
 
@@ -132,28 +135,32 @@ def _azure(lease: Lease, model: str) -> dict[str, str]:
 
 
 def _speaks_azure(lease: Lease) -> bool:
-    """Whether the run names a version of Azure's, without which no client of Azure's starts.
+    """Whether the run names a version of Azure's, without which no client of Azure's starts, and no Azure of its own.
 
     Other agents get none of Azure's variables: LangChain.js before 0.4 turns to Azure where it finds their key. The
     key goes to no address that the run sets itself, as for embeddings of its own; the same holds for Ollama's.
     """
-    own = lease.agent.environment.keys()
-    return own.isdisjoint(AZURE_ADDRESSES) and not own.isdisjoint(AZURE_VERSIONS)
+    return _own_names(lease).isdisjoint(AZURES_OWN) and not lease.agent.environment.keys().isdisjoint(AZURE_VERSIONS)
 
 
 def _speaks_gemini(lease: Lease) -> bool:
     """Whether the agent has no key or address of Google's: its judge, say, may ask Google's own model."""
+    return _own_names(lease).isdisjoint(GOOGLES_OWN)
+
+
+def _own_names(lease: Lease) -> set[str]:
+    """The variables that the run sets itself, by a value or by a key of a pod's Secret."""
     secrets = lease.runner.secrets if isinstance(lease.runner, KubernetesRunner) else {}
-    return {*lease.agent.environment, *secrets}.isdisjoint(GOOGLES_OWN)
+    return {*lease.agent.environment, *secrets}
 
 
 def secrets_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
     """The variables that hold the attempt's key."""
     return {
         "OPENAI_API_KEY": endpoints.key,
-        **(dict.fromkeys(("AZURE_OPENAI_API_KEY", "AZURE_API_KEY"), endpoints.key) if _speaks_azure(lease) else {}),
+        **(dict.fromkeys(AZURE_KEYS, endpoints.key) if _speaks_azure(lease) else {}),
         **({"GEMINI_API_KEY": endpoints.key} if _speaks_gemini(lease) else {}),
-        **({} if "OLLAMA_HOST" in lease.agent.environment else {"OLLAMA_API_KEY": endpoints.key}),
+        **({} if "OLLAMA_HOST" in _own_names(lease) else {"OLLAMA_API_KEY": endpoints.key}),
         "ANTHROPIC_API_KEY": endpoints.key,
         # Not `authorization=Bearer%20…`: LangSmith's client does not decode it.
         "OTEL_EXPORTER_OTLP_HEADERS": f"x-api-key={endpoints.key}",

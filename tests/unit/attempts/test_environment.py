@@ -62,6 +62,12 @@ def test_a_run_with_an_azure_of_its_own_gets_no_key_for_it() -> None:
     assert [name for name in found if "AZURE" in name] == ["AZURE_API_BASE", "AZURE_API_VERSION"]
 
 
+@pytest.mark.parametrize("own", ["AZURE_API_KEY", "AZURE_OPENAI_API_KEY"])
+def test_a_key_of_azures_of_the_runs_own_stays_and_brings_no_address(own: str) -> None:
+    found = whole(**{own: "mine", "AZURE_API_VERSION": "v"})
+    assert {name: value for name, value in found.items() if "AZURE" in name} == {own: "mine", "AZURE_API_VERSION": "v"}
+
+
 @pytest.mark.parametrize("own", ["GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_GEMINI_BASE_URL", "GEMINI_API_BASE"])
 def test_an_agent_with_a_key_or_address_of_googles_keeps_them_alone(own: str) -> None:
     assert {name: value for name, value in whole(**{own: "mine"}).items() if "GEMINI" in name or "GOOGLE" in name} == {
@@ -70,10 +76,13 @@ def test_an_agent_with_a_key_or_address_of_googles_keeps_them_alone(own: str) ->
 
 
 def test_secrets_of_a_pod_count_as_its_own() -> None:
-    runner = KubernetesRunner(image="agent:1", secrets={"GEMINI_API_KEY": SecretKey(name="tools", key="google")})
-    found = replace(lease_of(), runner=runner)
-    variables = environment_block(found, ENDPOINTS) | secrets_block(found, ENDPOINTS)
-    assert not {"GEMINI_API_KEY", "GOOGLE_GEMINI_BASE_URL"} & variables.keys()
+    """Those of Google's, of Azure's and the address of an Ollama: none of the platform's go beside them."""
+    own = ("GEMINI_API_KEY", "AZURE_API_BASE", "AZURE_API_KEY", "OLLAMA_HOST")
+    runner = KubernetesRunner(image="agent:1", secrets={name: SecretKey(name="tools", key="a") for name in own})
+    found = replace(lease_of(AZURE_API_VERSION="v"), runner=runner)
+    assert not {*own, "OLLAMA_API_KEY"} & secrets_block(found, ENDPOINTS).keys()
+    block = environment_block(found, ENDPOINTS)
+    assert [name for name in block if "GEMINI" in name or "AZURE" in name] == ["AZURE_API_VERSION"]
 
 
 def test_a_run_may_have_servers_of_azures_and_ollamas_of_its_own_which_never_get_the_attempts_key() -> None:
