@@ -127,14 +127,16 @@ def required_tools(
     given = [tool["function"]["name"] for tool in tools]
     if not given or names == []:
         raise BadRequest(f"{param} needs tools.", param=param, code="invalid_value")
+    offered = set(given)
     for name in names or ():
-        if name not in given:
+        if name not in offered:
             message = f"{param} names '{name[:100]}', but `tools` has no such tool."
             raise BadRequest(message, param=param, code="invalid_value")
     required = tuple(given if names is None else names)
+    strict = set(required)
     for index, tool in enumerate(tools):
         function = tool["function"]
-        if function["name"] in required and function.get("strict") and function.get("parameters"):
+        if function["name"] in strict and function.get("strict") and function.get("parameters"):
             check_schema(function["parameters"], f"tools[{index}].parameters")
     return required
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, Literal
@@ -48,17 +49,37 @@ class Content(Proto):
     parts: list[Part] | None = None
 
 
+class _OpenCalls:
+    """The calls of one turn that wait for their results. Thousands of results cost one look each."""
+
+    def __init__(self, calls: Sequence[ToolCall]) -> None:
+        self._by_id = defaultdict[str, deque[int]](deque)
+        self._by_name = defaultdict[str, deque[int]](deque)
+        self._open = dict(enumerate(calls))
+        for number, call in self._open.items():
+            self._by_id[call.id].append(number)
+            self._by_name[call.name].append(number)
+
+    def take(self, answered: FunctionResponse) -> ToolCall | None:
+        """Removes and returns the first open call with the response's id, or with its name where it has none."""
+        waiting = self._by_id.get(answered.id) if answered.id else self._by_name.get(answered.name)
+        while waiting:
+            if (call := self._open.pop(waiting.popleft(), None)) is not None:
+                return call
+        return None
+
+
 def turns_of(contents: Sequence[Content]) -> Iterator[Turn]:
     """Yields the turns. A stream's chunks come back as contents of their own: together they are one turn.
 
     Raises: BadRequest: the model cannot read a part
     """
-    asked: list[ToolCall] = []
+    asked = _OpenCalls(())
     for is_model, group in groupby(enumerate(contents), key=lambda pair: pair[1].role == "model"):
         placed = [(f"contents.{index}.parts", content.parts or []) for index, content in group]
         if is_model:
             turn = _assistant([part for place, parts in placed for part in _readable(parts, place)])
-            asked = list(turn.tool_calls)
+            asked = _OpenCalls(turn.tool_calls)
             yield turn
         else:
             for place, parts in placed:
@@ -84,7 +105,7 @@ def _assistant(parts: Sequence[Part]) -> Turn:
     return Turn("assistant", text, tool_calls=calls, reasoning="".join(thoughts) if thoughts else None)
 
 
-def _user(parts: Sequence[Part], asked: list[ToolCall], place: str) -> Iterator[Turn]:
+def _user(parts: Sequence[Part], asked: _OpenCalls, place: str) -> Iterator[Turn]:
     if not parts:
         yield Turn("user", "")
     for is_response, group in groupby(parts, key=lambda part: part.function_response is not None):
@@ -94,14 +115,12 @@ def _user(parts: Sequence[Part], asked: list[ToolCall], place: str) -> Iterator[
             yield Turn("user", "\n".join(part.text for part in group if part.text))
 
 
-def _result(answered: FunctionResponse, asked: list[ToolCall], place: str) -> Turn:
+def _result(answered: FunctionResponse, asked: _OpenCalls, place: str) -> Turn:
     """The turn of a result. Google's clients send no ids: it is for the first open call of the function."""
     if answered.parts:
         message = f"{place}: a function's response has parts: this model reads its `response` alone."
         raise BadRequest(message, param=place, code="unsupported_content")
-    wanted = (call for call in asked if (call.id == answered.id if answered.id else call.name == answered.name))
-    if (call := next(wanted, None)) is not None:
-        asked.remove(call)
+    call = asked.take(answered)
     response = answered.response or {}
     return Turn(
         "tool",

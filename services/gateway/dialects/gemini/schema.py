@@ -21,7 +21,7 @@ def json_schema(schema: Json) -> Json:
     """
     named = {name if name.startswith("$") else to_camel(name): value for name, value in schema.items()}
     found = {name: _value(name, value) for name, value in named.items() if name not in NOT_OF_JSON_SCHEMA}
-    if found.get("format") in NUMBER_FORMATS:
+    if isinstance(found.get("format"), str) and found["format"] in NUMBER_FORMATS:
         del found["format"]
     if named.get("nullable") is True:
         if isinstance(found.get("type"), str):
