@@ -157,13 +157,13 @@ _SETTLE = text("""
 
 
 _USE = text("""
-    INSERT INTO judge_usage AS j (run_id, tokens) VALUES (:run, :tokens)
+    INSERT INTO judge_usage AS j (run_id, tokens) SELECT id, :tokens FROM runs WHERE id = :run
     ON CONFLICT (run_id) DO UPDATE SET tokens = j.tokens + excluded.tokens
 """)
 
 
 async def add_judge_tokens(session: Session, run_id: str, tokens: int) -> None:
-    """Counts tokens that a run's judges have used. A repeat counts them again."""
+    """Counts tokens that a run's judges have used; a deleted run has none. A repeat counts them again."""
     await session.execute(_USE, {"run": run_id, "tokens": tokens})
 
 

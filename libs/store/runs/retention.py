@@ -79,7 +79,7 @@ _DELETE_ROWS = [
                     "step_replays",
                     "step_groups",
                 ),
-                *("step_samples", "steps", "rollouts", "groups", "evaluations", "policy_versions"),
+                *("step_samples", "steps", "rollouts", "groups", "evaluations", "policy_versions", "judge_usage"),
             )
         ),
     )

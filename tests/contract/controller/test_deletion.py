@@ -14,6 +14,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.locks import AdvisoryLock
 from leyden.libs.store.runs import retention
+from leyden.libs.store.runs.grading import add_judge_tokens
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.upkeep.deletion import delete_marked
 from tests.support import builders
@@ -46,6 +47,7 @@ async def full_run(database: Database, root: Path, phase: str = "completed") -> 
         now, checkpoint = datetime.now(tz=UTC), str(folder / "checkpoints" / "1")
         session.add(tables.Step(run_id=run.id, number=1, metrics={}, checkpoint=checkpoint, started_at=now))
         session.add(tables.ExternalReward(rollout_id=rollout.id, key="k", name="n", value=1.0))
+        await add_judge_tokens(session, run.id, 100)
         session.add(
             tables.Feedback(rollout_id=rollout.id, key="k", attempt=1, run_id=run.id, component="thumbs", value=1.0)
         )
@@ -102,6 +104,7 @@ async def test_a_deleted_run_leaves_neither_rows_nor_files_and_touches_no_other(
         "policy_versions",
         "external_rewards",
         "feedback",
+        "judge_usage",
     } <= set(before)
     await delete_marked(settings, database)
     assert await rows_of(database, gone) == before
@@ -119,6 +122,24 @@ async def test_a_deleted_run_leaves_neither_rows_nor_files_and_touches_no_other(
             )
             == 0
         )
+
+
+def test_every_table_that_holds_a_run_back_is_emptied_before_it() -> None:
+    holding = {
+        key.parent.table.name
+        for table in tables.Base.metadata.tables.values()
+        for key in table.foreign_keys
+        if key.target_fullname == "runs.id" and key.ondelete != "CASCADE"
+    }
+    emptied = {statement.text.split()[2] for statement in retention._DELETE_ROWS}
+    assert holding - emptied == {"runs", "run_status"}
+
+
+async def test_the_tokens_of_a_deleted_runs_judges_are_not_counted(database: Database) -> None:
+    async with database.session() as session:
+        await add_judge_tokens(session, "run-gone", 100)
+    async with database.read() as session:
+        assert await session.scalar(select(func.count()).select_from(tables.JudgeUsage)) == 0
 
 
 @pytest.mark.parametrize("statements", [0, 4, 11])
