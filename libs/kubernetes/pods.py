@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from leyden.libs.kubernetes.cluster import Object
 
@@ -43,6 +43,25 @@ class PodStatus:
     @property
     def is_over(self) -> bool:
         return self.exit_code is not None or self.disrupted is not None or self.evicted_for_limit is not None
+
+
+class InitStatus(NamedTuple):
+    """An init container; served_at: the start of one that runs by the API server's clock, as far as known."""
+
+    is_running: bool
+    has_ended: bool
+    served_at: datetime | None
+
+
+def init_status(pod: Object, container: str) -> InitStatus:
+    """Reads an init container of a pod as the API server lists it."""
+    status = pod.get("status", {})
+    state: Object = next(
+        (o.get("state", {}) for o in status.get("initContainerStatuses", ()) if o["name"] == container), {}
+    )
+    running = state.get("running")
+    served_at = None if running is None else _by_server(status, _time(running.get("startedAt")))
+    return InitStatus(running is not None, "terminated" in state, served_at)
 
 
 def pod_status(pod: Object, container: str) -> PodStatus:

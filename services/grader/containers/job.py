@@ -6,7 +6,6 @@ import base64
 import gzip
 import json
 import math
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -37,6 +36,8 @@ NETWORK = "leyden.dev/network"
 WRAPPED = f'"$0" "$@"; echo $? >{inside.VERIFIER}/{inside.EXIT}'
 LEFTOVER_SECONDS = 600
 """A Job whose grader is gone stays for so long after its end."""
+COLLECT_SECONDS = 120.0
+"""The longest time from the verifier's end to that of `collect`, whose image the node has."""
 SPARE_SECONDS = 60
 MAX_PACKED = 700_000
 """Bytes of the packed files. Why: a Secret holds 1 MiB, and base64 adds a third."""
@@ -65,11 +66,13 @@ def verifier_job(
     grader: Container,
     template: client.V1PodTemplateSpec,
     *,
+    secret: str,
     release: str,
     start_seconds: float,
 ) -> client.V1Job:
     """Builds the Job: one pod, one try, since a retry is another Job. It ends by itself where no grader lives to see.
 
+    Args:   secret: the name of the Secret for which its pod waits
     Raises: Misconfigured: the template lacks a container
     """
     key = one.attempt
@@ -94,14 +97,14 @@ def verifier_job(
     verifier.resources = verifier.resources or client.V1ResourceRequirements()
     verifier.resources.requests = {**(verifier.resources.requests or {}), **grader.resources.requests}
     verifier.resources.limits = {**(verifier.resources.limits or {}), **grader.resources.limits}
-    _mount(made.spec, f"{one.name}-{secrets.token_hex(4)}", unpack, verifier, collect)
+    _mount(made.spec, secret, unpack, verifier, collect)
     return client.V1Job(
         api_version="batch/v1",
         kind="Job",
         metadata=client.V1ObjectMeta(name=one.name, labels=labels),
         spec=client.V1JobSpec(
             backoff_limit=0,
-            active_deadline_seconds=math.ceil(start_seconds + grader.timeout_seconds + SPARE_SECONDS),
+            active_deadline_seconds=math.ceil(start_seconds + grader.timeout_seconds + COLLECT_SECONDS + SPARE_SECONDS),
             ttl_seconds_after_finished=LEFTOVER_SECONDS,
             pod_failure_policy=fail_on_disruption(),
             template=made,

@@ -7,8 +7,9 @@ the same one. Only then the Job goes.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-from datetime import UTC, datetime
+from enum import IntEnum
 
 from leyden.libs.contracts.config.graders import Container
 from leyden.libs.contracts.states import ComponentState
@@ -17,13 +18,14 @@ from leyden.libs.grading.grade import Grade, cut
 from leyden.libs.grading.pool import Graded
 from leyden.libs.kubernetes.cluster import Cluster, Object, Refused, connect
 from leyden.libs.kubernetes.jobs import QUOTA, job_statuses
-from leyden.libs.kubernetes.pods import PodStatus, pod_status
+from leyden.libs.kubernetes.pods import InitStatus, PodStatus, init_status, pod_status
 from leyden.libs.kubernetes.shared import SharedPoll
 from leyden.libs.kubernetes.templates import COMPONENT, INSTANCE, selector
 from leyden.libs.service.errors import Misconfigured
 from leyden.libs.telemetry import logger
 from leyden.services.grader.containers.job import (
     COLLECT,
+    COLLECT_SECONDS,
     VERIFIER,
     Verification,
     attempt_secret,
@@ -49,6 +51,14 @@ log = logger()
 
 class Failed(Exception):
     """The container has given no verdict."""
+
+
+class _Stage(IntEnum):
+    """The part of a pod's work that it has reached; each has a time limit of its own."""
+
+    START = 0
+    VERIFY = 1
+    COLLECT = 2
 
 
 class Containers:
@@ -124,10 +134,10 @@ class _Place:
         seconds, causes = self._settings.start_seconds, [""]
         try:
             async with asyncio.timeout(seconds):
-                await self._create(grader, one, causes)
+                adopted = await self._create(grader, one, causes)
         except TimeoutError as error:
             raise Failed(f"its Job was not created within {seconds:g} s{causes[-1]}") from error
-        status = await self._until_over(grader, one.name)
+        status = await self._until_over(grader, one.name, adopted=adopted)
         try:
             return grade_of_words(status.message, grader.key)
         except NoVerdict as error:
@@ -138,11 +148,22 @@ class _Place:
         await self._jobs.close()
         await self.cluster.close()
 
-    async def _create(self, grader: Container, one: Verification, causes: list[str]) -> None:
-        """Creates the Job and its Secret, or finds them. Args: causes: gets those of waits"""
+    async def _create(self, grader: Container, one: Verification, causes: list[str]) -> bool:
+        """Creates the Job and its Secret, or finds them; returns whether another try has created the Job.
+
+        Args: causes: gets those of waits
+        """
         content = packed(one.files)
         settings = self._settings
-        job = verifier_job(one, grader, self._template, release=settings.release, start_seconds=settings.start_seconds)
+        secret = f"{one.name}-{secrets.token_hex(4)}"
+        job = verifier_job(
+            one,
+            grader,
+            self._template,
+            secret=secret,
+            release=settings.release,
+            start_seconds=settings.start_seconds,
+        )
         while True:
             try:
                 uid = await self.cluster.create_job(job)
@@ -158,10 +179,11 @@ class _Place:
             await asyncio.sleep(JOB_POLL_SECONDS)
         fault_point("grader.container_created")
         await self.cluster.create_secret(attempt_secret(secret_of(found), one.name, uid, content))
+        return secret_of(found) != secret
 
-    async def _until_over(self, grader: Container, name: str) -> PodStatus:
+    async def _until_over(self, grader: Container, name: str, *, adopted: bool) -> PodStatus:
         """Returns the end of a pod whose `collect` has ended with 0. Raises: Failed"""
-        began, podless, reason = time.monotonic(), 0, "it has no pod"
+        stage, since, podless, reason = _Stage.START, time.monotonic(), 0, "it has no pod"
         while True:
             pod = (await self._pods.next()).get(name)
             if pod is None:
@@ -169,19 +191,40 @@ class _Place:
                 if podless >= PODLESS_POLLS:
                     reason = await self._podless_reason(grader, name) or reason
             else:
-                podless, status = 0, pod_status(pod, COLLECT)
+                podless, status, verifier = 0, pod_status(pod, COLLECT), init_status(pod, VERIFIER)
                 if status.is_over:
                     return await self._checked(pod, status)
                 reason = status.waiting or reason
                 if status.hopeless:
                     raise Failed(f"it cannot start: {reason}")
-                seconds = _seconds_at_work(pod)
-                if seconds is not None and seconds > grader.timeout_seconds:
-                    raise Failed(await self._with_log(_too_long(grader), status.name))
-                if seconds is not None or status.started_at is not None:
-                    continue
-            if time.monotonic() - began > self._settings.start_seconds:
-                raise Failed(f"it did not start within {self._settings.start_seconds:g} s: {reason}")
+                if (reached := _stage_of(verifier, status)) > stage:
+                    stage, since = reached, time.monotonic()
+                    # Nodes, API server and this machine may disagree about the time: no two clocks are compared.
+                    if adopted and stage is _Stage.VERIFY:
+                        since -= await self._ran_before(name, verifier)
+            if time.monotonic() - since > self._limit(stage, grader):
+                raise Failed(await self._late(stage, grader, pod, reason))
+
+    async def _ran_before(self, name: str, verifier: InitStatus) -> float:
+        """How many seconds an adopted verifier has run, by the API server's clock; 0 where that does not tell."""
+        now = await self.cluster.time(name)
+        began = verifier.served_at
+        return 0.0 if now is None or began is None else max(0.0, (now - began).total_seconds())
+
+    def _limit(self, stage: _Stage, grader: Container) -> float:
+        """Returns seconds."""
+        limits = {_Stage.START: self._settings.start_seconds, _Stage.VERIFY: grader.timeout_seconds}
+        return limits.get(stage, COLLECT_SECONDS)
+
+    async def _late(self, stage: _Stage, grader: Container, pod: Object | None, reason: str) -> str:
+        """Says which limit is over."""
+        match stage:
+            case _Stage.START:
+                return f"it did not start within {self._settings.start_seconds:g} s: {reason}"
+            case _Stage.VERIFY:
+                return await self._with_log(_too_long(grader), pod["metadata"]["name"]) if pod else _too_long(grader)
+            case _Stage.COLLECT:
+                return f"its verifier ended, but {COLLECT} did not within {COLLECT_SECONDS:g} s: {reason}"
 
     async def _podless_reason(self, grader: Container, name: str) -> str | None:
         """Says why a Job has no pod. Raises: Failed: it will never have one"""
@@ -226,10 +269,7 @@ def _too_long(grader: Container) -> str:
     return f"it took longer than {grader.timeout_seconds:g} s (timeout_seconds)"
 
 
-def _seconds_at_work(pod: Object) -> float | None:
-    """The time since the verifier began, while it runs; None before and after."""
-    for one in pod.get("status", {}).get("initContainerStatuses", ()):
-        running = one.get("state", {}).get("running")
-        if one["name"] == VERIFIER and running:
-            return (datetime.now(UTC) - datetime.fromisoformat(running["startedAt"])).total_seconds()
-    return None
+def _stage_of(verifier: InitStatus, collect: PodStatus) -> _Stage:
+    if verifier.has_ended or collect.started_at is not None:
+        return _Stage.COLLECT
+    return _Stage.VERIFY if verifier.is_running else _Stage.START

@@ -8,9 +8,9 @@ import gzip
 import json
 import os
 import subprocess
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from leyden.services.grader.containers.jobs import Containers
 from leyden.services.grader.containers.verdict import NoVerdict, grade_of_words
 from leyden.services.grader.settings import Settings
 from tests.fakes.kubernetes_api import FakeKubernetes, Object
+from tests.support.waiting import eventually
 
 JOB, POD = "grade-run-abc-12-3-1-0", "grade-run-abc-12-3-1-0-x7k2p"
 ATTEMPT = AttemptKey("run-abc.12.3", 1)
@@ -200,7 +201,7 @@ async def test_a_grading_is_one_job_with_the_attempts_files(server: FakeKubernet
     assert (found.grade.value, found.crashed) == (0.5, False)
     job, [secret] = server.objects["jobs"][JOB], server.objects["secrets"].values()
     body, pod = job["spec"], job["spec"]["template"]["spec"]
-    assert (body["backoffLimit"], body["activeDeadlineSeconds"]) == (0, 20 + 100 + 60)
+    assert (body["backoffLimit"], body["activeDeadlineSeconds"]) == (0, 20 + 100 + 120 + 60)
     assert job["metadata"]["labels"] == {
         "app.kubernetes.io/instance": "leyden",
         "app.kubernetes.io/component": "verifier",
@@ -283,10 +284,58 @@ async def test_a_verifier_without_a_verdict_shows_the_end_of_its_log(
     assert "it exited with 127" in said and said.endswith("/tests/test.sh: No such file or directory")
 
 
-async def test_a_verifier_that_hangs_ends_with_its_time(server: FakeKubernetes, containers: Containers) -> None:
-    began = (datetime.now(UTC) - timedelta(seconds=30)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    at_start(server, lambda: verifier_state(server, running={"startedAt": began}))
-    assert await failed(server, containers, timeout_seconds=20) == "it took longer than 20 s (timeout_seconds)"
+def verifying(server: FakeKubernetes, *, ago: float = 0.0, ahead: float = 0.0) -> None:
+    """The verifier runs since so many seconds, on a node whose clock is so many seconds ahead."""
+    found = server.running(JOB, container="collect", ago=ago, ahead=ahead)["status"]
+    state = found.pop("containerStatuses")[0]["state"]
+    verifier_state(server, **state)
+
+
+@pytest.mark.parametrize("ahead", [-3600, 3600])
+async def test_a_verifier_that_hangs_ends_with_its_time_whatever_its_nodes_clock_says(
+    server: FakeKubernetes, containers: Containers, ahead: int
+) -> None:
+    at_start(server, lambda: verifying(server, ahead=ahead))
+    began = time.monotonic()
+    async with asyncio.timeout(20):
+        said = await failed(server, containers, timeout_seconds=0.5)
+    assert said == "it took longer than 0.5 s (timeout_seconds)" and time.monotonic() - began >= 0.5
+
+
+@pytest.mark.parametrize("ahead", [-3600, 3600])
+async def test_an_adopted_verifiers_time_counts_from_its_start(
+    server: FakeKubernetes, tmp_path: Path, ahead: int
+) -> None:
+    at_start(server, lambda: verifying(server, ago=601, ahead=ahead))
+    async with opened(server, tmp_path) as first:
+        grading = asyncio.create_task(first.grade(grader(), one()))
+        await eventually(lambda: POD in server.objects["pods"])
+        grading.cancel()
+        await asyncio.gather(grading, return_exceptions=True)
+    async with opened(server, tmp_path) as second, asyncio.timeout(20):
+        assert await failed(server, second) == "it took longer than 600 s (timeout_seconds)"
+
+
+async def test_a_verifier_may_work_longer_than_a_start_may_take(server: FakeKubernetes, tmp_path: Path) -> None:
+    def work() -> None:
+        verifying(server)
+        later = asyncio.get_running_loop().call_later
+        later(2.2, lambda: verifier_state(server, terminated={"exitCode": 0}))
+        later(2.7, lambda: server.ended(JOB, 0, container="collect", message=words('{"reward": 0.5}')))
+
+    at_start(server, work)
+    async with opened(server, tmp_path, start_seconds=2.0) as made:
+        found = await made.grade(grader(), one())
+    assert (found.grade.value, found.grade.explanation[:10]) == (0.5, "reward 0.5")
+
+
+async def test_a_verdict_that_is_not_collected_fails(
+    server: FakeKubernetes, containers: Containers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_module, "COLLECT_SECONDS", 0.3)
+    at_start(server, lambda: verifier_state(server, terminated={"exitCode": 0}))
+    said = await failed(server, containers)
+    assert said.startswith("its verifier ended, but collect did not within 0.3 s")
 
 
 async def test_a_job_that_the_cluster_ended_in_time_says_so(server: FakeKubernetes, containers: Containers) -> None:
