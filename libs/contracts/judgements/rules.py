@@ -63,11 +63,17 @@ def _is_greedy(run: RunConfig) -> bool:
     return temperature is not None and temperature < GREEDY_BELOW and not decides
 
 
+def _is_a_group_of_one_compared(run: RunConfig) -> bool:
+    """False where a teacher alone teaches, or demonstrations: their tokens need no siblings."""
+    compares = run.credit.baseline.type in COMPARING and run.algorithm.learns_from_rewards
+    return run.sampling.group_size == 1 and compares
+
+
 def _no_rewards_differ(run: RunConfig) -> bool:
-    """Whether no two rewards of components differ by more than `min_spread`, whose default is 0."""
+    """Whether no two rewards of components differ by more than `min_spread`, whose default is 0, and rewards teach."""
     shaping, failure = run.credit.shaping, run.sampling.failure_reward
     ends = _reward_ends(run.reward) if run.reward else None
-    if ends is None or run.credit.air or (shaping and shaping.overlong):
+    if not run.algorithm.learns_from_rewards or ends is None or run.credit.air or (shaping and shaping.overlong):
         return False
     ends += [] if failure is None else [failure]
     scale = shaping.scale if shaping else 1.0
@@ -104,7 +110,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "sampling.group_size",
         "cannot",
-        lambda run: run.sampling.group_size == 1 and run.credit.baseline.type in COMPARING,
+        _is_a_group_of_one_compared,
         "a group of one has no siblings to compare, so every advantage is 0",
         "write 2 or more, or credit.baseline.type 'ema' (recipe 'online')",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, write_pools
 from tests.contract.api.test_runs import create, row_of, set_phase
 from tests.support import builders
+from tests.support.shared import ROOT
 
 
 def document(distillation: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -46,6 +48,14 @@ async def test_a_version_teaches_and_its_run_stays(api_http: httpx.AsyncClient, 
     refused = await api_http.delete(f"/v1/runs/{teacher}")
     assert refused.status_code == 409
     assert f"its version teaches run {made.json()['id']}; wait, or cancel that one" in refused.json()["detail"]
+
+
+async def test_the_document_of_the_how_to_makes_a_run(api_http: httpx.AsyncClient, teacher: str) -> None:
+    page = (ROOT / "docs" / "how-to" / "algorithms.md").read_text().partition("## Learn from a teacher")[2]
+    shown: dict[str, Any] = json.loads(page.partition("```json")[2].partition("```")[0])
+    shown["algorithm"]["distillation"] |= {"run": teacher, "version": 1}
+    made = await api_http.post("/v1/runs", json=builders.run_document(**shown))
+    assert made.status_code == 201, made.text
 
 
 async def test_a_teacher_that_does_not_exist_is_refused(api_http: httpx.AsyncClient, teacher: str) -> None:

@@ -17,6 +17,14 @@ CRITIC = {"credit": {"baseline": {"type": "value"}}, "algorithm": {"type": "ppo_
 DECOUPLED = {"type": "decoupled"}
 CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"sampling": {"group_size": 1, "min_siblings": 1}}, "sampling.group_size", "cannot"),
+    (
+        {
+            "sampling": {"group_size": 1, "min_siblings": 1},
+            "algorithm": {"type": "reinforce", "distillation": {"model": "/models/teacher", "rewards": "add"}},
+        },
+        "sampling.group_size",
+        "cannot",
+    ),
     ({"sampling": {"temperature": 0.0}}, "sampling.temperature", "cannot"),
     ({**CRITIC, "training": {"steps": 9}}, "algorithm.critic.warmup_steps", "cannot"),
     ({"optimizer": {"warmup_steps": 10}, "training": {"steps": 9}}, "optimizer.warmup_steps", "warns"),
@@ -43,8 +51,10 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
         "warns",
     ),
 ]
+TAUGHT = {"type": "importance_sampling", "distillation": {"model": "/models/teacher"}}
 SOUND: list[dict[str, Any]] = [
     {},
+    {"sampling": {"group_size": 1, "min_siblings": 1}, "algorithm": TAUGHT},
     {"sampling": {"group_size": 1, "min_siblings": 1}, "credit": {"baseline": {"type": "ema"}}},
     {"sampling": {"temperature": 0.0, "override": {}}},
     {"sampling": {"temperature": 0.0}, "training": {"steps": 0}},
@@ -108,6 +118,7 @@ GRADED = {"components": [{"name": "answer", "grader": {"type": "token_f1", "refe
         ({"reward": GRADED, "credit": {"baseline": {"min_spread": 1.0}, "shaping": {"scale": 2.0}}}, False),
         ({"reward": GRADED, "credit": {"baseline": {"min_spread": 1.0}}, "sampling": {"failure_reward": -1.0}}, False),
         ({"reward": {**GRADED, "clip": [0.5, 1.0]}, "credit": {"baseline": {"min_spread": 0.5}}}, True),
+        ({"reward": GRADED, "credit": {"baseline": {"min_spread": 1.0}}, "algorithm": TAUGHT}, False),
         # The agent's own line may have any reward.
         ({"credit": {"baseline": {"min_spread": 1e6}}}, False),
     ],
