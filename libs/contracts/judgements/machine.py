@@ -29,6 +29,11 @@ SMALLER: Sequence[Change] = (
     ("training.lora {}", {"training": {"lora": {}}}),
 )
 """Changes of a document that need less memory, the least intrusive first."""
+SMALLER_WITH_ROUTER: Sequence[Change] = (
+    *SMALLER[:-1],
+    ("training.lora {} with router 'frozen'", {"training": {"lora": {}, "router": "frozen"}}),
+)
+"""The same where routers train, which no adapters stand beside."""
 SETTINGS: Mapping[Place, str] = {"gpu": "trainer.gpusPerNode", "engine": "engine.gpus"}
 GPUS = (2, 4, 8)
 
@@ -81,12 +86,13 @@ def _remedies(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> I
     def suffice(changes: Sequence[Change]) -> bool:
         return _fits(_needs(_changed(run, changes), shape, machine, place), machine, place)
 
-    changes = [] if place == "engine" else list(SMALLER)
+    smaller = SMALLER_WITH_ROUTER if run.training.router == "trained" else SMALLER
+    changes = [] if place == "engine" else list(smaller)
     singles = [change for change in changes if suffice([change])]
     yield from (f"write {words}" for words, _ in singles)
     yield from _larger(run, shape, machine, place)
     if not singles and suffice(changes):
-        for change in reversed(SMALLER):
+        for change in reversed(smaller):
             fewer = [one for one in changes if one != change]
             changes = fewer if suffice(fewer) else changes
         yield f"write {', '.join(words for words, _ in changes)}"

@@ -121,6 +121,12 @@ def test_settings_that_suffice_together_are_named_together() -> None:
     assert found.remedy == "write training.activation_checkpointing true, training.lora {}"
 
 
+def test_adapters_are_named_with_frozen_routers_where_routers_train() -> None:
+    trained = run({"training": {"precision": "bfloat16", "router": "trained"}})
+    (found,) = judge_memory(trained, shape_of("Qwen3-30B-A3B"), Machine(1, 141 * GB))
+    assert "write training.lora {} with router 'frozen'" in found.remedy
+
+
 def test_a_mixture_needs_memory_for_all_experts_and_activations_for_those_of_a_token() -> None:
     config, _ = PUBLISHED["Qwen3-30B-A3B"]
     mixture = shape_of("Qwen3-30B-A3B")
