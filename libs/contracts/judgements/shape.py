@@ -170,7 +170,8 @@ def _layer(
 
 def _experts(config: Mapping[str, Any], hidden: int) -> dict[str, tuple[int, ...]]:
     """Router and experts of a layer, by their names in memory."""
-    count, inner = config["num_experts"], config["moe_intermediate_size"]
+    # A published config has num_experts; transformers 5 writes num_local_experts.
+    count, inner = config[_expert_count(config) or EXPERT_COUNTS[0]], config["moe_intermediate_size"]
     return {
         "mlp.gate.weight": (count, hidden),
         "mlp.experts.gate_up_proj": (count, 2 * inner, hidden),

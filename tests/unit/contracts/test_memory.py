@@ -144,6 +144,10 @@ def test_a_mixture_needs_memory_for_all_experts_and_activations_for_those_of_a_t
     dense = replace(mixture, routed=0)
     assert activation_bytes_a_token(mixture, 2) - activation_bytes_a_token(dense, 2) == 2 * 3 * 8 * 2048
     assert (mixture.inner, mixture.outside) == (8 * 768, 2 * 151936 * 2048 + 2048)
+    # transformers 5 writes the number by another name.
+    rewritten = {**config, "num_local_experts": config["num_experts"]}
+    del rewritten["num_experts"]
+    assert Shape.of(rewritten) == mixture
     some = shape_of("Qwen3-30B-A3B", mlp_only_layers=[0], decoder_sparse_step=2)
     assert [name for name in some.parameters if "layers.0." in name and "mlp" in name] == [
         f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")

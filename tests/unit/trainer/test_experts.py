@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from leyden.libs.contracts.config import PpoClip, RunConfig
+from leyden.libs.contracts.judgements import Shape, model_config
 from leyden.libs.contracts.weights import ADAPTER_FOLDER, weight_files
 from leyden.services.trainer.model.experts import expert_modules, hold_experts, router_names
 from leyden.services.trainer.model.held import hold_frozen
@@ -81,6 +82,14 @@ def test_a_trained_router_needs_one_and_weights_that_train(tiny_model: Path) -> 
         assemble_learner(tiny_model, config_of(router="trained"), CPU)
     with pytest.raises(ValidationError, match="remove one of them"):
         config_of(router="trained", lora={})
+
+
+def test_a_folder_that_transformers_wrote_has_the_shape_of_the_model(base: Path) -> None:
+    config = model_config(base)
+    assert config is not None
+    found = Shape.of(config)
+    assert found is not None
+    assert found.parameters == {name: tuple(one.shape) for name, one in tiny_experts().named_parameters()}
 
 
 def test_a_version_has_the_published_names_in_several_files(
