@@ -146,8 +146,14 @@ class RunConfig(Document):
         """
         own, shown = self.policies[policy], re.sub(r"[^\w .:-]", "-", policy[:90])
         training = self.training.model_copy(
-            # The patterns of `frozen` name parameters of the run's own model.
-            update={"lora": own.lora, "frozen": [], "early_stopping": None, **({"steps": 0} if own.frozen else {})}
+            update={
+                "lora": own.lora,
+                # Both are of the run's own model.
+                "frozen": [],
+                "router": "frozen",
+                "early_stopping": None,
+                **({"steps": 0} if own.frozen else {}),
+            }
         )
         changes: dict[str, Any] = {
             "name": f"{self.name[:100]}:{shown}",

@@ -103,7 +103,7 @@ class Training(Document):
     router: Literal["frozen", "trained"] = "frozen"
     """Routers of a mixture of experts, which choose each token's experts. `frozen`: they stay those of the base model,
     and gradients pass through their shares. `trained`: they learn with the other weights. Neither adds a loss that
-    balances experts. A model without routers refuses `trained`."""
+    balances experts. A model without routers refuses `trained`. Those of further policies stay frozen."""
     lora: Lora | None = None
     """Train LoRA adapters in place of the weights; null trains the weights."""
     micro_batch_tokens: int = Field(default=4096, ge=16, le=2**31 - 1)

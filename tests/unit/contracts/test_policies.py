@@ -38,6 +38,13 @@ def test_frozen_parameters_are_those_of_the_runs_own_model() -> None:
     assert run.policy_document("judge").training.frozen == []
 
 
+def test_routers_train_in_the_runs_own_model_alone() -> None:
+    policies = {"judge": {"pool": "second", "lora": {}}}
+    run = RunConfig.model_validate({**PAIR, "training": {"steps": 7, "router": "trained"}, "policies": policies})
+    judge = run.policy_document("judge").training
+    assert (run.training.router, judge.router, judge.lora is not None) == ("trained", "frozen", True)
+
+
 def test_a_run_of_evaluations_needs_no_call_of_its_own_model() -> None:
     roles = [{"name": "checker", "policy": "judge"}]
     RunConfig.model_validate({**PAIR, "roles": roles, "training": {"steps": 0}})
