@@ -286,21 +286,28 @@ def check_model(model: str | None, path: str = "model") -> None:
             f"{model!r} is no absolute path: write the folder of a model in Hugging Face format; download a model of"
             f" the Hub with `huggingface-cli download {model} --local-dir FOLDER`",
         )
-    if _exists(folder.parent) and not _exists(folder / "config.json"):
+    if _exists(folder.parent) and _is_missing(folder / "config.json"):
         raise refusal(path, f"{model!r} holds no config.json: write the folder of a model in Hugging Face format")
 
 
-def check_directory(config: RunConfig) -> None:
-    """Passes a run whose agents have their folder, or whose runner is on another machine.
+def check_directory(config: RunConfig, settings: Settings) -> list[Judgement]:
+    """Passes a run whose agents have their folder, or whose runner may be on another machine.
 
-    Raises: Problem: the folder is not there, though the folder above it is
+    Returns: a warning if the folder is missing beside others that this machine has, and the runner may have it
+    Raises:  Problem: the folder is missing, and the runner is on this machine
     """
     if config.agent.directory is None:
-        return
-    folder = Path(config.agent.directory)
+        return []
+    folder, field = Path(config.agent.directory), "agent.directory"
+    if not _is_missing(folder):
+        return []
+    remedy = "write the folder that holds the agent's files"
+    if settings.one_machine:
+        raise refusal(field, f"there is no folder {folder}: {remedy}")
     # Every machine has the root.
-    if folder.parent != folder.parent.parent and _exists(folder.parent) and not _exists(folder):
-        raise refusal("agent.directory", f"there is no folder {folder}: write the folder that holds the agent's files")
+    if folder.parent == folder.parent.parent or not _exists(folder.parent):
+        return []
+    return [Judgement(field, "warns", f"the API's machine has no folder {folder}; the runner's may have it", remedy)]
 
 
 def check_trainable(config: RunConfig, pools: Mapping[str, Pool], machine: Machine) -> list[Judgement]:
@@ -331,6 +338,17 @@ def _exists(path: Path) -> bool:
     except OSError:
         # A name too long, a folder that this process may not enter: only a trainer can tell.
         return False
+
+
+def _is_missing(path: Path) -> bool:
+    """Whether it is certain that nothing has this path: one that this process may not look at may be there."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def check_judgements(config: RunConfig, path: str = "") -> None:

@@ -58,6 +58,7 @@ from leyden.services.api.models import (
     check_trainable,
 )
 from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
+from leyden.services.api.settings import Settings
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=GuardedRoute)
 
@@ -98,9 +99,9 @@ def _check_runner(request: Request, config: RunConfig) -> None:
         raise Problem(422, "; ".join(refused), cause="agent_rules")
 
 
-def _warned(run: Run, of_memory: Sequence[Judgement]) -> Run:
+def _warned(run: Run, of_machines: Sequence[Judgement]) -> Run:
     """A new run with the alarms about its settings, before the controller judges it for the first time."""
-    found = [*(one for one in judge(run.config) if one.severity == "warns"), *of_memory]
+    found = [*(one for one in judge(run.config) if one.severity == "warns"), *of_machines]
     rule = ALARM_RULES["setting"]
     alarms = [
         Alarm(
@@ -120,13 +121,13 @@ def _warned(run: Run, of_memory: Sequence[Judgement]) -> Run:
 
 
 async def _check_references(request: Request, session: Session, config: RunConfig) -> list[Judgement]:
-    """Refuses pools, models and tasks that do not exist or do not fit; returns the warnings about memory."""
-    machine: Machine = request.app.state.settings.machine
+    """Refuses pools, models and tasks that do not exist or do not fit; returns warnings of memory and folders."""
+    settings: Settings = request.app.state.settings
+    machine: Machine = settings.machine
     pools = await read_pools(session)
     check_pool(config, pools)
     check_policies(config, pools)
-    await asyncio.to_thread(check_directory, config)
-    warnings = list[Judgement]()
+    warnings = await asyncio.to_thread(check_directory, config, settings)
     documents = {f"policies.{name}.": config.policy_document(name) for name in config.served_policies}
     for path, one in {"": config, **documents}.items():
         await check_teacher(session, one, pools, path)

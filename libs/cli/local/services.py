@@ -199,6 +199,7 @@ def _own_environment(service: str, facts: Facts) -> dict[str, str]:
             return {
                 "API_ADMIN_TOKEN_FILE": str(facts.home / ADMIN_TOKEN),
                 "API_RUNNER_TYPES": '["process"]',
+                "API_ONE_MACHINE": "true",
                 # A test's platform may lack these services.
                 **{
                     f"API_{name.upper()}_URL": facts.url(name)

@@ -325,17 +325,17 @@ async def test_a_model_that_is_no_folder_is_refused_with_the_remedy(
     assert (refused.status_code, refused.json()["errors"][0]["path"]) == (422, "algorithm.critic.model")
 
 
-async def test_an_agents_folder_that_is_not_there_is_refused_where_the_api_sees_it(
+async def test_a_folder_that_the_runners_machine_may_have_is_a_warning(
     api_http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    def agent(directory: object) -> dict[str, Any]:
-        return {"command": ["./agent"], "directory": str(directory)}
+    async def warned(directory: Path) -> list[str]:
+        run = await create(api_http, agent={"command": ["./agent"], "directory": str(directory)})
+        return [alarm["reason"] for alarm in run["alarms"]]
 
-    await create(api_http, agent=agent(tmp_path))
-    await create(api_http, agent=agent("/folder-of-another-machine/agent"))
-    refused = await api_http.post("/v1/runs", json=builders.run_document(agent=agent(tmp_path / "missing")))
-    assert (refused.status_code, refused.json()["errors"][0]["path"]) == (422, "agent.directory")
-    assert refused.json()["detail"].endswith("write the folder that holds the agent's files")
+    assert await warned(tmp_path) == []
+    assert await warned(Path("/folder-of-another-machine/agent")) == []
+    [reason] = await warned(tmp_path / "missing")
+    assert reason == f"the API's machine has no folder {tmp_path}/missing; the runner's may have it"
 
 
 @pytest.mark.parametrize(
