@@ -1,13 +1,12 @@
 """Trackio's local database: a run of Trackio for each run, with the run's id, in a project that `trackio show` opens.
 
-A row is the points of one step that were missing together. It has an id made of them, and Trackio ignores a second row
-with the same id: a killed writer, or two writers, double nothing.
+A row is one point. Its id is made of the run, the step and the name, and Trackio ignores a second row with the same id:
+a killed writer, or two writers who found different points missing, double nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -43,24 +42,20 @@ class TrackioLog:
 
     def write(self, points: Sequence[Point]) -> None:
         """All points in one transaction."""
-        by_step: dict[int, list[Point]] = defaultdict(list)
-        for point in sorted(points, key=lambda point: point.key):
-            by_step[point.step].append(point)
-        rows = [by_step[step] for step in sorted(by_step)]
+        rows = sorted(points, key=lambda point: (point.step, point.name))
         SQLiteStorage.bulk_log(
             self._project,
             self._subject.title,
-            [{point.name: point.value for point in row} for row in rows],
-            steps=[row[0].step for row in rows],
-            timestamps=[datetime.fromtimestamp(max(p.time for p in row), UTC).isoformat() for row in rows],
-            log_ids=[self._row_id(row) for row in rows],
+            [{point.name: point.value} for point in rows],
+            steps=[point.step for point in rows],
+            timestamps=[datetime.fromtimestamp(point.time, UTC).isoformat() for point in rows],
+            log_ids=[self._row_id(point) for point in rows],
             run_id=self._subject.id,
         )
         self.written |= {point.key for point in points}
 
-    def _row_id(self, row: Sequence[Point]) -> str:
-        names = "\n".join(point.name for point in row)
-        return hashlib.sha256(f"{self._subject.id}\n{row[0].step}\n{names}".encode()).hexdigest()[:32]
+    def _row_id(self, point: Point) -> str:
+        return hashlib.sha256(f"{self._subject.id}\n{point.step}\n{point.name}".encode()).hexdigest()[:32]
 
     def close(self, phase: str | None) -> None:
         """Trackio's rows have no end."""
