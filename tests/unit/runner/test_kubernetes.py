@@ -8,7 +8,9 @@ import os
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from leyden.libs.contracts.config import KubernetesRunner
 from leyden.libs.contracts.config.runners import SecretKey
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.kubernetes import cluster as cluster_module
+from leyden.libs.kubernetes.cluster import Cluster
 from leyden.libs.service.errors import Misconfigured
 from leyden.services.runner.backends.base import AttemptSpec, BackendError
 from leyden.services.runner.backends.kubernetes import backend as backend_module
@@ -255,17 +258,43 @@ async def test_an_adopted_agents_time_counts_from_its_start_whatever_its_nodes_c
     server.logs[POD] = b""
     limits = KubernetesRunner(image="a:1", timeout_seconds=600)
     at_start(server, lambda name: server.running(name, ago=601, ahead=ahead))
-    async with opened(server, tmp_path) as former:
-        work = asyncio.create_task(former.run(spec(limits=limits)))
-        await eventually(lambda: POD in server.objects["pods"])
-        assert former.detach()
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
+    await leave_behind(server, tmp_path, limits)
     async with opened(server, tmp_path) as heir:
         async with asyncio.timeout(20):
             ended = await heir.run(spec(limits=limits, adopted=True))
     assert (ended.timed_out, server.deleted) == (True, [JOB])
     assert 601 <= ended.seconds < 660
+
+
+async def test_an_adopted_agent_does_not_pay_twice_for_a_slow_answer_of_the_api_server(
+    server: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.logs[POD], passed = b"", 0.0
+    limits = KubernetesRunner(image="a:1", timeout_seconds=600)
+    at_start(server, lambda name: server.running(name, ago=100))
+    await leave_behind(server, tmp_path, limits)
+
+    async def answer_late(_: Cluster, job: str) -> datetime:
+        nonlocal passed
+        passed = 400.0
+        server.ended(job, 0)
+        return datetime.now(UTC) + timedelta(seconds=passed)
+
+    monkeypatch.setattr(Cluster, "time", answer_late)
+    monkeypatch.setattr(backend_module, "time", SimpleNamespace(monotonic=lambda: passed))
+    async with opened(server, tmp_path) as heir:
+        ended = await heir.run(spec(limits=limits, adopted=True))
+    assert (ended.timed_out, ended.exit_code) == (False, 0)
+
+
+async def leave_behind(server: FakeKubernetes, folder: Path, limits: KubernetesRunner) -> None:
+    """Starts an agent whose runner goes without it."""
+    async with opened(server, folder) as former:
+        work = asyncio.create_task(former.run(spec(limits=limits)))
+        await eventually(lambda: POD in server.objects["pods"])
+        assert former.detach()
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
 
 
 async def test_a_time_out_on_a_node_that_is_gone_is_the_clusters(

@@ -159,7 +159,9 @@ class KubernetesBackend:
             if pod is not None and pod.started_at is not None:
                 # Nodes, API server and this machine may disagree about the time: no two of their clocks are compared.
                 if running_since is None:
-                    running_since = time.monotonic() - (await self._ran_before(name, pod) if spec.adopted else 0.0)
+                    # The clock is read after the answer, which may have taken long and contains that time.
+                    ran = await self._ran_before(name, pod) if spec.adopted else 0.0
+                    running_since = time.monotonic() - ran
                 if (seconds := time.monotonic() - running_since) > spec.limits.timeout_seconds:
                     return await self._timed_out(spec, pod, seconds)
                 continue
