@@ -125,8 +125,12 @@ class Shape:
         return _values(self.parameters[name] for name in self._without(frozen))
 
     def adapters(self, rank: int, targets: str | Collection[str], frozen: Iterable[str]) -> int:
-        """The parameters of LoRA adapters beside the layers' matrices. Args: targets: `all-linear`, or last names"""
-        chosen = [name.split(".") for name in self._without(frozen) if name.endswith("_proj.weight")]
+        """The parameters of LoRA adapters beside the layers' matrices, in a mixture those of attention alone.
+
+        Args: targets: `all-linear`, or last names
+        """
+        without = [*frozen, "*.mlp.*"] if self.routed else frozen
+        chosen = [name.split(".") for name in self._without(without) if name.endswith("_proj.weight")]
         beside = [".".join(name) for name in chosen if targets == "all-linear" or name[-2] in targets]
         return sum(rank * sum(self.parameters[name]) for name in beside)
 

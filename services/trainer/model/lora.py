@@ -44,11 +44,13 @@ def add_adapters(model: PreTrainedModel, config: Lora, frozen: Sequence[str], ba
     layers = {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head
     }
-    kinds = {name.rpartition(".")[2] for name in layers}
+    # A mixture's layers without experts have matrices of the same names: peft reads these as the experts' own.
+    of_experts = EXPERT_MATRICES if expert_modules(model) else set()
+    kinds = {name.rpartition(".")[2] for name in layers} - of_experts
     wanted = kinds if config.target_modules == "all-linear" else set(config.target_modules)
-    if unknown := wanted & EXPERT_MATRICES if expert_modules(model) else set():
+    if refused := wanted & of_experts:
         raise ValueError(
-            f"training.lora.target_modules: {sorted(unknown)} are matrices of experts, which get no adapters: write"
+            f"training.lora.target_modules: {sorted(refused)} are matrices of experts, which get no adapters: write"
             f" some of {sorted(kinds)}, or 'all-linear', or train the weights without lora"
         )
     if unknown := wanted - kinds:

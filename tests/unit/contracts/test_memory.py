@@ -154,6 +154,7 @@ def test_a_mixture_needs_memory_for_all_experts_and_activations_for_those_of_a_t
     ]
     assert sum(name.endswith("experts.down_proj") for name in some.parameters) == 24
     assert some.layer == mixture.layer
+    assert some.adapters(32, "all-linear", ()) == mixture.adapters(32, "all-linear", ())
 
 
 def test_another_mixture_of_experts_cannot_train_and_an_unknown_shape_is_not_judged() -> None:

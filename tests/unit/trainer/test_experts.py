@@ -55,8 +55,8 @@ def trained(base: Path, **training: Any) -> Learner:
     return learner
 
 
-def moved(base: Path, learner: Learner) -> set[str]:
-    before, after = read_model(base).state_dict(), learner.model.state_dict()
+def moved(base: Path, after: dict[str, torch.Tensor]) -> set[str]:
+    before = read_model(base).state_dict()
     return {name for name, weight in before.items() if not torch.equal(after[name], weight)}
 
 
@@ -72,7 +72,7 @@ def test_gradients_are_those_of_separate_rows_whether_or_not_the_router_trains(r
 def test_a_router_learns_only_where_the_run_says_so(base: Path) -> None:
     routers = set(router_names(tiny_experts()))
     assert len(routers) == 2
-    frozen, learns = moved(base, trained(base)), moved(base, trained(base, router="trained"))
+    frozen, learns = (moved(base, trained(base, router=how).model.state_dict()) for how in ("frozen", "trained"))
     assert (frozen & routers, learns & routers) == (set(), routers)
     assert "model.layers.1.mlp.experts.down_proj" in frozen
 
@@ -109,12 +109,18 @@ def test_a_version_has_the_published_names_in_several_files(
 def test_adapters_stand_beside_attention_and_not_beside_experts(base: Path, tmp_path: Path) -> None:
     learner = trained(base, lora=LORA)
     export = export_version(learner, base, tmp_path / "1")
-    merged, before = read_model(export.path).state_dict(), read_model(base).state_dict()
-    changed = {name for name, weight in before.items() if not torch.equal(merged[name], weight)}
+    changed = moved(base, read_model(export.path).state_dict())
     assert changed == {f"model.layers.{n}.self_attn.{one}.weight" for n in range(3) for one in LORA["target_modules"]}
     assert (export.path / ADAPTER_FOLDER).is_dir()
     with pytest.raises(ValueError, match=r"\['down_proj'\] are matrices of experts.*train the weights"):
         assemble_learner(base, config_of(lora={"target_modules": ["q_proj", "down_proj"]}), CPU)
+
+
+def test_all_linear_is_attention_also_where_some_layers_have_no_experts(base: Path, tmp_path: Path) -> None:
+    learner = trained(base, lora={"rank": 3})
+    export = export_version(learner, base, tmp_path / "1")
+    changed = moved(base, read_model(export.path).state_dict())
+    assert changed == {f"model.layers.{n}.self_attn.{one}_proj.weight" for n in range(3) for one in "qkvo"}
 
 
 def test_frozen_experts_in_bfloat16_compute_what_rounded_ones_in_float32_do(base: Path) -> None:
