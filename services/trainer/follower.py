@@ -20,6 +20,7 @@ from leyden.services.trainer.state.checkpoints import checkpoint_state
 from leyden.services.trainer.state.folders import CheckpointDamaged
 from leyden.services.trainer.state.resume import restore_learner
 from leyden.services.trainer.state.shards import write_shards
+from leyden.services.trainer.state.teacher import TeacherDamaged
 from leyden.services.trainer.state.versions import adopt_weights, gather_weights
 from leyden.services.trainer.step.gradients import Interrupted
 from leyden.services.trainer.step.learner import Learner
@@ -71,7 +72,7 @@ def _follow(settings: Settings, ranks: Ranks, asked: Callable[[], bool]) -> None
                 thread.submit(write_shards, checkpoint_state(run[1]), message.folder, ranks)
             elif isinstance(message, Adopt) and run is not None:
                 _adopt(run[1], message)
-        except (CheckpointDamaged, Interrupted, RankFailed, TrainingDiverged) as error:
+        except (CheckpointDamaged, TeacherDamaged, Interrupted, RankFailed, TrainingDiverged) as error:
             # Rank 0 has raised the same, and decides what follows.
             log.info("message not completed", rank=ranks.rank, cause=str(error))
     thread.shutdown()

@@ -15,10 +15,9 @@ from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import Checks, pause
 from leyden.libs.store import training
-from leyden.libs.store.database import Database, ReadSession, StoreAway
+from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.store.engines import Pool, pool_of_run
 from leyden.libs.store.locks import AdvisoryLock, LockLost
-from leyden.libs.store.runs.teachers import read_teacher
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.trainer.loop import Trainer
 from leyden.services.trainer.model.families import check_family
@@ -28,9 +27,10 @@ from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.sender import WeightSender
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.state.assembly import make_accelerator, trainer_device
-from leyden.services.trainer.state.folders import CheckpointDamaged, clear_scratch, version_folder
+from leyden.services.trainer.state.folders import clear_scratch, version_folder
 from leyden.services.trainer.state.resume import RecordedRun
 from leyden.services.trainer.state.saving import lock_check
+from leyden.services.trainer.state.teacher import find_teacher
 from leyden.services.trainer.state.versions import copy_version, describe
 from leyden.services.trainer.step.gradients import Interrupted
 
@@ -123,7 +123,7 @@ class _Leader:
             version_0 = await training.read_version(session, run_id, 0)
             pool = await pool_of_run(session, run_id)
             parent = await training.read_parent(session, run_id)
-            teacher = await _teacher(session, config)
+            teacher = await find_teacher(session, config) if version_0 is None and config.training.steps > 0 else None
         base = _base_model(config, pool, self.settings)
         if version_0 is None:
             await asyncio.to_thread(require_served, base, pool, self.settings.model_path)
@@ -153,7 +153,7 @@ class _Leader:
         config = config.computed_as(computation)
         accelerator = make_accelerator(self.settings.device, computation.precision)
         of_run = (self.database, run_id, config, base, accelerator, lock_check(self.lock), self.ranks)
-        loader = RecordedRun(*of_run, start, inherited, teacher)
+        loader = RecordedRun(*of_run, start, inherited)
         learner = await loader.restore(self.stop.is_set)
         log.info("learner ready", step=learner.step, device=str(accelerator.device), ranks=self.ranks.size)
         return Trainer(self.settings, config, base, self.database, self.notifications, self.lock, learner)
@@ -182,27 +182,6 @@ def _check_families(base: Path, config: RunConfig) -> None:
     critic = config.algorithm.critic
     for folder in dict.fromkeys([base, *([Path(critic.model)] if critic and critic.model else [])]):
         check_family(folder)
-
-
-async def _teacher(session: ReadSession, config: RunConfig) -> tuple[Path, str | None] | None:
-    """The folder of a run's teacher, and the hash on record of one that is a version; None without distillation.
-
-    Raises: CheckpointDamaged: the version is gone
-    """
-    named = config.algorithm.distillation
-    if named is None or config.training.steps == 0:
-        return None
-    if named.model is not None:
-        return Path(named.model), None
-    assert named.run is not None
-    assert named.version is not None
-    found = await read_teacher(session, named.run, named.version)
-    if found is None or not found.is_there:
-        raise CheckpointDamaged(
-            f"algorithm.distillation: version {named.version} of run {named.run} is gone: name another teacher in a"
-            " run that continues this one"
-        )
-    return Path(found.path), found.content_sha256
 
 
 def _check_teacher(base: Path, teacher: Path, config: RunConfig) -> None:

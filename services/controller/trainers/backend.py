@@ -22,7 +22,7 @@ FINAL = re.compile(r"\b(PoliciesDisagree|UnsupportedModel): ")
 """A trainer's verdicts that every further start would repeat: from the run's rows, or from its model."""
 PASSING = re.compile(
     r"\b(OSError|gaierror|BrokenPipeError|Dist\w*Error|\w*Connection\w*|\w*Timeout\w*"
-    r"|RankLost|RankFailed|StoreAway|LockLost)\b|\bCheckpointDamaged: .* is missing"
+    r"|RankLost|RankFailed|StoreAway|LockLost)\b|\b(Checkpoint|Teacher)Damaged: .* is missing"
 )
 """Errors that may be of a moment: of a network, a disk or another process. A volume may be mounted late."""
 

@@ -24,6 +24,7 @@ from leyden.services.trainer.model.sharding import shard
 from leyden.services.trainer.model.value_model import ValueModel, require_same_tokens
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.rows.batch import Sample, trained_tokens
+from leyden.services.trainer.state.teacher import TeacherDamaged, unreadable_teacher
 from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
 from leyden.services.trainer.step.learner import BasePolicy, Learner, Reference, copied
 from leyden.services.trainer.step.metrics import Metrics, gap_metrics
@@ -69,6 +70,7 @@ def assemble_learner(
 
     Args: weights: of a version, None for the base model's; reference: of a KL reference that is a version, None for
         `weights`; teacher: the folder of the teacher, None without one
+    Raises: TeacherDamaged: its model cannot be loaded; OSError, LookupError, TypeError, ValueError: another cannot
     """
     weights = weights or base
     model, critic = _trained_model(base, weights, config, accelerator.device), config.algorithm.critic
@@ -88,8 +90,7 @@ def assemble_learner(
         found = _reference(base, reference or weights, policy, config, accelerator, ranks)
     judge = None
     if teacher is not None:
-        judge = _frozen(teacher, config, accelerator)
-        _place(judge, config, accelerator, ranks)
+        judge = _judge(teacher, config, accelerator, ranks)
     torch.manual_seed(config.sampling.seed)
     dtype = _export_dtype(config, accelerator.device)
     return Learner(
@@ -157,6 +158,16 @@ def _reference(
             read_adapter(policy.model, weights)
             reference.adapter = copied(own)
     return reference
+
+
+def _judge(teacher: Path, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> Policy:
+    with ranks.agreeing_on(TeacherDamaged):
+        try:
+            found = _frozen(teacher, config, accelerator)
+        except (OSError, LookupError, TypeError, ValueError) as error:
+            raise unreadable_teacher(teacher, error) from error
+    _place(found, config, accelerator, ranks)
+    return found
 
 
 def _frozen(weights: Path, config: RunConfig, accelerator: Accelerator) -> Policy:

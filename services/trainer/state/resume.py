@@ -12,7 +12,7 @@ whole is, and the steps after that one are made again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from leyden.services.trainer.state.assembly import assemble_learner
 from leyden.services.trainer.state.folders import CheckpointDamaged, LockCheck, no_lock
 from leyden.services.trainer.state.reading import check_checkpoint, read_checkpoint
 from leyden.services.trainer.state.saving import begin_checkpoint, save_checkpoint
+from leyden.services.trainer.state.teacher import TeacherDamaged, find_teacher, require_teacher
 from leyden.services.trainer.state.versions import adopt_weights, describe, export_again
 from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.step import optimizer_step
@@ -45,13 +46,13 @@ def restore_learner(load: Load, accelerator: Accelerator, ranks: Ranks = ALONE) 
     it continues bit for bit. All ranks call it.
 
     Raises: CheckpointDamaged: weights or optimiser state are missing or are not what the store recorded, on any rank;
-        torch.OutOfMemoryError
+        TeacherDamaged; torch.OutOfMemoryError
     """
     with naming_settings(load.config, "the learner"):
+        if load.teacher is not None:
+            with ranks.agreeing_on(TeacherDamaged):
+                require_teacher(*load.teacher)
         if load.resumed is None:
-            if load.teacher is not None:
-                with ranks.agreeing_on(CheckpointDamaged):
-                    _require_recorded([load.teacher])
             teacher = load.teacher[0] if load.teacher else None
             return assemble_learner(load.base, load.config, accelerator, ranks, load.start, teacher=teacher)
         try:
@@ -66,8 +67,9 @@ def _restored(
     load: Load, weights: Path, checkpoint: Path, expected: Progress, accelerator: Accelerator, ranks: Ranks
 ) -> Learner:
     with ranks.agreeing_on(CheckpointDamaged):
-        others = [one for one in (load.reference, load.teacher) if one is not None]
-        _require_recorded([(weights, expected.content_sha256), *others])
+        _require_recorded(weights, expected.content_sha256)
+        if load.reference is not None:
+            _require_recorded(*load.reference)
         check_checkpoint(checkpoint, expected, ranks)
     with ranks.agreeing_on(CheckpointDamaged):
         reference, teacher = (None if one is None else one[0] for one in (load.reference, load.teacher))
@@ -81,11 +83,10 @@ def _restored(
         return learner
 
 
-def _require_recorded(folders: Sequence[tuple[Path, str | None]]) -> None:
-    """Passes folders whose weights have the hash beside them; None passes any. Raises: CheckpointDamaged"""
-    for folder, sha256 in folders:
-        if sha256 is not None and describe(folder).content_sha256 != sha256:
-            raise CheckpointDamaged(f"{folder} is not what the store recorded of this version: restore it")
+def _require_recorded(folder: Path, sha256: str) -> None:
+    """Passes a folder whose weights have this hash. Raises: CheckpointDamaged"""
+    if describe(folder).content_sha256 != sha256:
+        raise CheckpointDamaged(f"{folder} is not what the store recorded of this version: restore it")
 
 
 async def recorded_samples(
@@ -114,8 +115,7 @@ class RecordedRun:
     """A run as the store, its base model and its files have it.
 
     Args: check_lock: called before a checkpoint is written; start: the weights of version 0, where the run continues
-        another one; inherited: that run's checkpoint and its high-water mark, None for a new optimiser; teacher: as in
-        `Load`
+        another one; inherited: that run's checkpoint and its high-water mark, None for a new optimiser
     """
 
     database: Database
@@ -127,18 +127,18 @@ class RecordedRun:
     ranks: Ranks = ALONE
     start: Path | None = None
     inherited: tuple[Path, Progress] | None = None
-    teacher: tuple[Path, str | None] | None = None
 
     async def restore(self, interrupted: Callable[[], bool]) -> Learner:
         """Returns the learner right after the run's last committed step, or of version 0 if no step is committed.
 
         Args:   interrupted: asked before every pack if a step is made again
-        Raises: CheckpointDamaged: files are missing or differ from the store's record; Interrupted.
+        Raises: CheckpointDamaged: files are missing or differ from the store's record; TeacherDamaged: so do those of
+            the teacher, and a step is to be made or made again; Interrupted.
         """
         async with self.database.read() as session:
             last = await training.last_committed_step(session, self.run_id)
         if last is None:
-            return await asyncio.to_thread(self._start)
+            return await self._start()
         learner = await self._restore_newest(last.number, Path(last.checkpoint))
         while learner.step < last.number:
             await self.remake_step(learner, Path(last.checkpoint), interrupted)
@@ -152,7 +152,7 @@ class RecordedRun:
         oldest, reasons = last - self.config.training.keep_checkpoints, list[str]()
         for step in await asyncio.to_thread(_steps_with_checkpoint, checkpoint, oldest, last):
             try:
-                return await asyncio.to_thread(self._start) if step == 0 else await self._restore_step(step, checkpoint)
+                return await self._start() if step == 0 else await self._restore_step(step, checkpoint)
             except CheckpointDamaged as damage:
                 log.warning("files of a step damaged", step=step, cause=str(damage))
                 reasons.append(str(damage))
@@ -173,17 +173,27 @@ class RecordedRun:
             found = await self._version(number)
             reference = Path(found.path), found.content_sha256
         resumed = Path(version.path), checkpoint.with_name(str(step)), expected
-        load = Load(self.base, self.config, resumed, reference=reference, teacher=self.teacher)
+        load = Load(self.base, self.config, resumed, reference=reference, teacher=await self._teacher(step))
         return await asyncio.to_thread(self._restore, load)
 
-    def _start(self) -> Learner:
+    async def _teacher(self, step: int) -> tuple[Path, str | None] | None:
+        """The teacher of a learner that is right after `step`; None where no step follows, or without distillation."""
+        if step >= self.config.training.steps:
+            return None
+        async with self.database.read() as session:
+            return await find_teacher(session, self.config)
+
+    async def _start(self) -> Learner:
+        teacher = await self._teacher(0)
         if self.inherited is not None and self.start is not None:
             try:
                 resumed = (self.start, *self.inherited)
-                return self._restore(Load(self.base, self.config, resumed, step=0, teacher=self.teacher))
+                load = Load(self.base, self.config, resumed, step=0, teacher=teacher)
+                return await asyncio.to_thread(self._restore, load)
             except CheckpointDamaged as error:
                 log.warning("optimiser starts anew", cause=str(error))
-        return self._restore(Load(self.base, self.config, start=self.start, teacher=self.teacher))
+        load = Load(self.base, self.config, start=self.start, teacher=teacher)
+        return await asyncio.to_thread(self._restore, load)
 
     def _restore(self, load: Load) -> Learner:
         with self.ranks.sending(load):

@@ -146,10 +146,15 @@ def _anchors(learner: Learner, samples: Sequence[Sample], tokens: TrainedTokens,
 
 
 def _with_teacher(samples: Sequence[Sample], anchors: Anchors, config: RunConfig) -> Sequence[Sample]:
-    """The samples with advantages that contain the teacher's judgement, where the run has one."""
+    """The samples with advantages that contain the teacher's judgement, where the run has one.
+
+    Raises: RuntimeError: the learner lacks it: rewards alone would train
+    """
     distillation = config.algorithm.distillation
-    if distillation is None or anchors.old_K is None or anchors.teacher_K is None:
+    if distillation is None:
         return samples
+    if anchors.old_K is None or anchors.teacher_K is None:
+        raise RuntimeError("algorithm.distillation: the learner was loaded without its teacher, for no further step")
     advantages_K = trained_tokens(samples).advantages_K
     return with_advantages(samples, teacher_advantages(distillation, advantages_K, anchors.old_K, anchors.teacher_K))
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import func, update
 
 from leyden.libs.faults import FaultInjector
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database
 from leyden.libs.store.runs import actions
-from leyden.services.trainer.state.folders import CheckpointDamaged
+from leyden.services.trainer.state.teacher import TeacherDamaged
 from tests.contract.trainer.test_kills import train
-from tests.contract.trainer.test_steps import Case, flip_a_bit
+from tests.contract.trainer.test_steps import Case, flip_a_bit, until_rows
 from tests.replay import differing_versions
 from tests.support import builders
 from tests.support.long import long_only
@@ -28,11 +28,11 @@ def case(database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path
     return Case(database, postgres_dsn, tiny_model, tmp_path / "runs", redis_url)
 
 
-async def taught(case: Case, teacher: tables.Run, version: int, **algorithm: Any) -> Case:
-    """A run of two steps whose groups have no variance of rewards."""
+async def taught(case: Case, teacher: tables.Run, version: int, *, steps: int = 2, **algorithm: Any) -> Case:
+    """A run with the groups of two steps, which have no variance of rewards."""
     other = Case(case.database, case._dsn, case.model, case.folder, case._redis_url)
     named = {"type": "importance_sampling", "distillation": {"run": teacher.id, "version": version}, **algorithm}
-    await other.open(steps=2, algorithm=named)
+    await other.open(steps=steps, algorithm=named)
     for number in range(4):
         await other.add_group(number, version=number // 2, has_variance=False)
     return other
@@ -75,14 +75,43 @@ async def test_a_taught_trainer_killed_within_and_between_its_steps_trains_what_
     assert await asyncio.to_thread(differing_versions, case._dsn, student.run.id, case.model) == []
 
 
-async def test_a_teacher_that_is_damaged_or_gone_ends_the_run_with_the_remedy(case: Case) -> None:
-    student = await taught(case, await trained_teacher(case), 1)
-    flip_a_bit(Path((await case.versions())[1].path) / "model.safetensors")
-    with pytest.raises(CheckpointDamaged, match="is not what the store recorded of this version: restore it"):
+async def test_a_teacher_that_is_damaged_or_gone_ends_the_run_and_blames_no_step(case: Case) -> None:
+    student, stop = await taught(case, await trained_teacher(case), 1, steps=3), asyncio.Event()
+    learning = asyncio.create_task(student.train(stop))
+    await until_rows(student, tables.Step, 2)
+    stop.set()
+    await learning
+    folder = Path((await case.versions())[1].path)
+    described = (folder / "config.json").read_text()
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(TeacherDamaged, match=r"^algorithm\.distillation: .* cannot be loaded .*: restore it"):
         await student.train()
+    (folder / "config.json").write_text(described)
+    flip_a_bit(folder / "model.safetensors")
+    with pytest.raises(TeacherDamaged, match="is not what the store recorded of this version: restore it"):
+        await student.train()
+    shutil.rmtree(folder)
+    with pytest.raises(TeacherDamaged, match="is missing: restore it"):
+        await student.train()
+    assert await student.rows(tables.DamagedStep) == []
     unknown = await taught(case, case.run, 7)
-    with pytest.raises(CheckpointDamaged, match=r"version 7 of run .* is gone: name another teacher"):
+    with pytest.raises(TeacherDamaged, match=r"version 7 of run .* is gone: name another teacher"):
         await unknown.train()
+
+
+async def test_a_pupil_that_has_finished_needs_its_teacher_only_to_make_a_step_again(case: Case) -> None:
+    student = await taught(case, await trained_teacher(case), 1)
+    await student.train()
+    async with case.database.session() as session:
+        await session.execute(
+            update(tables.PolicyVersion)
+            .values(pruned_at=func.now())
+            .where(tables.PolicyVersion.run_id == case.run.id, tables.PolicyVersion.version == 1)
+        )
+    await student.train()
+    flip_a_bit(Path((await student.versions())[2].path) / "model.safetensors")
+    with pytest.raises(TeacherDamaged, match=r"version 1 of run .* is gone: name another teacher"):
+        await student.train()
 
 
 async def test_a_folder_teaches_and_one_with_other_tokens_is_refused(case: Case, tmp_path: Path) -> None:

@@ -295,10 +295,11 @@ def test_a_worker_that_a_signal_ends_is_killed_like_a_trainer_alone(number: int,
     assert end_of(1, line, "").state is end_of(-number, "", "").state is TrainerState.KILLED
 
 
-def test_a_checkpoint_that_is_missing_may_come_back() -> None:
+@pytest.mark.parametrize("error", ["CheckpointDamaged", "TeacherDamaged"])
+def test_files_that_are_missing_may_come_back(error: str) -> None:
     found = []
     for words in ("is missing: restore it", "differs"):
-        reason = f"exit code 1: x.CheckpointDamaged: /c/1 {words}"
+        reason = f"exit code 1: x.{error}: /c/1 {words}"
         found.append(verdict([TrainerEnd("r", number, "ended", reason) for number in (1, 2)], Settings()))
     assert [one is None for one in found] == [True, False]
 

@@ -97,6 +97,14 @@ def test_no_step_changes_the_teacher() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in teacher.state_dict().items())
 
 
+def test_a_learner_without_its_teacher_does_not_train_on_rewards() -> None:
+    alone = learner()
+    with pytest.raises(RuntimeError, match="loaded without its teacher"):
+        optimizer_step(alone, agent_samples(0), config(TEACHER))
+    pairs = zip(weights(alone).values(), weights(learner()).values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
 def drawn(policy: Policy, count: int, length: int, random: torch.Generator) -> list[Sample]:
     """Rows that the policy samples itself after one prompt token."""
     ids = torch.zeros(count, 1, dtype=torch.long)
