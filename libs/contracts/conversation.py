@@ -104,6 +104,8 @@ def parse_turns(documents: Iterable[Mapping[str, Any]]) -> tuple[Turn, ...]:
 def conversation_fault(row: Mapping[str, Any]) -> str | None:
     """Why a row is no conversation in OpenAI's fine-tuning format; None for one that has an answer to learn.
 
+    The arguments of a tool call may be an object, too, as in TRL's rows.
+
     >>> conversation_fault({"messages": [{"role": "user", "content": "hi"}]})
     'messages: none is an assistant\'s after another message, so that nothing would train: add the answer'
     """
@@ -112,12 +114,58 @@ def conversation_fault(row: Mapping[str, Any]) -> str | None:
         return "messages: write a list of messages, each with role and content"
     if tools is not None and not isinstance(tools, list):
         return "tools: write a list of tools, or leave it out"
-    roles = ("system", "developer", "user", "assistant", "tool")
+    for number, tool in enumerate(tools or ()):
+        if not isinstance(tool, dict) or tool.get("type") != "function" or not _name_of(tool):
+            return f"tools.{number}: write an object with type 'function' and a function that has a name"
+    if not isinstance(row.get("chat_template_kwargs"), dict | None):
+        return "chat_template_kwargs: write an object, or leave it out"
     for number, message in enumerate(messages):
-        if not isinstance(message, dict) or message.get("role") not in roles:
-            return f"messages.{number}: write an object with role {', '.join(roles[:-1])} or {roles[-1]}"
-        if message.get("content") is None and not message.get("tool_calls"):
-            return f"messages.{number}: write content, or tool_calls of an assistant"
+        if fault := _message_fault(message):
+            return f"messages.{number}{fault}"
     if not any(message["role"] == "assistant" for message in messages[1:]):
         return "messages: none is an assistant's after another message, so that nothing would train: add the answer"
     return None
+
+
+def _message_fault(message: Any) -> str | None:
+    """A message's fault, after its place; None for a message that the gateway reads."""
+    roles = ("system", "developer", "user", "assistant", "tool")
+    if not isinstance(message, dict) or message.get("role") not in roles:
+        return f": write an object with role {', '.join(roles[:-1])} or {roles[-1]}"
+    content, calls = message.get("content"), message.get("tool_calls")
+    if not isinstance(calls, list | None):
+        return ".tool_calls: write a list, or leave it out"
+    if content is None and not (calls and message["role"] == "assistant"):
+        return ": write content, or tool_calls of an assistant"
+    parts = content if isinstance(content, list) else []
+    if not isinstance(content, str | list | None) or not all(map(_is_text_part, parts)):
+        return ".content: write text, or a list of parts of type text"
+    for name in ("name", "tool_call_id"):
+        if not isinstance(message.get(name), str | None):
+            return f".{name}: write text, or leave it out"
+    faults = ((number, _call_fault(call)) for number, call in enumerate(calls or ()))
+    return next((f".tool_calls.{number}{fault}" for number, fault in faults if fault), None)
+
+
+def _is_text_part(part: Any) -> bool:
+    if not isinstance(part, dict) or part.get("type") not in ("text", "refusal"):
+        return False
+    others = (part.get(name) for name in ("text", "refusal"))
+    return isinstance(part.get(part["type"]), str) and all(isinstance(one, str | None) for one in others)
+
+
+def _call_fault(call: Any) -> str | None:
+    if not isinstance(call, dict) or _name_of(call) is None:
+        return ".function: write an object with name and arguments"
+    if not isinstance(call.get("id", ""), str):
+        return ".id: write text, or leave it out"
+    if not isinstance(call["function"].get("arguments", ""), str | dict):
+        return ".function.arguments: write JSON as text, or an object"
+    return None
+
+
+def _name_of(document: Mapping[str, Any]) -> str | None:
+    """The name of a tool's or a call's function; None where it has none that is text."""
+    function = document.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None

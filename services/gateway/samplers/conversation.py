@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from leyden.libs.contracts.conversation import CONVERSATION, Json, conversation_fault
 from leyden.services.gateway.calls.context import Answer, Attempt, ModelRequest
 from leyden.services.gateway.dialects.chat_client import ProvidedAnswer
@@ -29,7 +31,7 @@ class TaskConversation:
         fault = "the store has no task of this attempt" if row is None else conversation_fault(row)
         if row is None or fault:
             raise BadRequest(f"The task holds no conversation: {fault}.", param="messages")
-        conversation, count = _parsed(row), len(request.turns)
+        conversation, count = parse_conversation(row), len(request.turns)
         if request.turns != conversation.turns[:count]:
             raise BadRequest("The task's messages begin otherwise: send those before an answer.", param="messages")
         if count >= len(conversation.turns) or conversation.turns[count].role != "assistant":
@@ -40,6 +42,22 @@ class TaskConversation:
         return ProvidedAnswer((Answer(0, turn, "tool_calls" if turn.tool_calls else "stop", None),), 0, 0)
 
 
-def _parsed(row: Json) -> ModelRequest:
+def parse_conversation(row: Json) -> ModelRequest:
+    """Reads a row in which `conversation_fault` finds nothing as the request of all its messages."""
     document = {name: value for name, value in row.items() if name in SHAPE and value is not None}
-    return parse_document({"model": CONVERSATION, **document}, b"", max_choices=1)
+    messages = [_with_text(message) for message in document["messages"]]
+    return parse_document({"model": CONVERSATION, **document, "messages": messages}, b"", max_choices=1)
+
+
+def _with_text(message: Json) -> Json:
+    """The message with the arguments of its tool calls as text, where TRL's rows have objects."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _text(call["function"].get("arguments", ""))}}
+        for call in message.get("tool_calls") or ()
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _text(arguments: Json | str) -> str:
+    """As agents write it, so that the messages that they send back are the task's."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

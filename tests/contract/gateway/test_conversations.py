@@ -41,15 +41,23 @@ MESSAGES: list[Any] = [
 TOOL = {"type": "function", "function": {"name": "search", "parameters": {}}}
 
 
+def holding(**fields: Any) -> dict[str, Any]:
+    """A row with an answer of these fields."""
+    return {"messages": [MESSAGES[1], {"role": "assistant", **fields}]}
+
+
 async def set_task(database: Database, row: dict[str, Any]) -> None:
     async with database.session() as session:
         await session.execute(update(tables.Task).values(payload=row))
 
 
+@pytest.mark.parametrize("is_trl", [False, True])
 async def test_the_agent_replays_a_row_and_the_record_is_the_whole_conversation_of_the_runs_template(
-    tmp_path: Path, database: Database
+    tmp_path: Path, database: Database, is_trl: bool
 ) -> None:
-    row = {"messages": MESSAGES, "tools": [TOOL]}
+    """TRL's rows have the arguments of a tool call as an object, and calls without ids."""
+    call = {"type": "function", "function": {"name": "search", "arguments": {"q": 1}}} if is_trl else CALL
+    row = {"messages": [*MESSAGES[:2], {**MESSAGES[2], "tool_calls": [call]}, *MESSAGES[3:]], "tools": [TOOL]}
     async with scene(tmp_path, database, run=RUN, template=CHATML_WITH_TOOLS) as stage, stage.client() as client:
         await set_task(database, row)
         (tmp_path / "task.json").write_text(json.dumps(row))
@@ -105,8 +113,18 @@ async def test_a_request_that_the_task_does_not_answer_is_refused(
         ({"messages": ["hi"]}, "messages.0: write an object with role"),
         ({"messages": [{"role": "robot", "content": "hi"}]}, "messages.0: write an object with role"),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0: write content"),
+        ({"messages": [{"role": "user", "tool_calls": [CALL]}]}, "messages.0: write content"),
+        (holding(content=[{"type": "image_url", "image_url": {"url": "a"}}]), "messages.1.content: write text"),
+        (holding(content=7), "messages.1.content: write text"),
+        (holding(tool_calls={}, content="a"), "messages.1.tool_calls: write a list"),
+        (holding(tool_calls=[{"function": {"arguments": "{}"}}]), "messages.1.tool_calls.0.function: write an object"),
+        (holding(tool_calls=[{"function": {"name": "a", "arguments": 7}}]), "0.function.arguments: write JSON as text"),
+        (holding(tool_calls=[{**CALL, "id": 7}]), "messages.1.tool_calls.0.id: write text"),
+        (holding(content="a", name=7), "messages.1.name: write text"),
         ({"messages": MESSAGES[:2]}, "nothing would train: add the answer"),
         ({"messages": MESSAGES, "tools": {}}, "tools: write a list"),
+        ({"messages": MESSAGES, "tools": [{"name": "search"}]}, "tools.0: write an object with type 'function'"),
+        ({"messages": MESSAGES, "chat_template_kwargs": 1}, "chat_template_kwargs: write an object"),
     ],
 )
 def test_a_row_that_is_no_conversation_says_why(row: dict[str, Any], words: str) -> None:
