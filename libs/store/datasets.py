@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
+from typing import Any, cast
 
-from sqlalchemy import ARRAY, ColumnElement, Text, delete, or_, select, text, tuple_
+from sqlalchemy import ARRAY, ColumnElement, Text, delete, func, or_, select, text, tuple_
 from sqlalchemy import cast as cast_as
 from sqlalchemy.orm import aliased
 
@@ -19,6 +19,9 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session, raw_connection
 from leyden.libs.store.policies import IS_RUN
 from leyden.libs.store.read.paging import decode_cursor, page
+
+ROWS_AT_ONCE = 20
+"""Rows of a dataset that lie in memory together while they are checked."""
 
 
 class DatasetConflict(ValueError):
@@ -108,11 +111,33 @@ async def find_dataset(session: ReadSession, id_or_name: str) -> Dataset:
     return _dataset(found)
 
 
-async def first_tasks(session: ReadSession, dataset_id: str, count: int) -> list[dict[str, object]]:
-    """The rows of the first tasks of a dataset, in order."""
-    task = tables.Task
-    query = select(task.payload).where(task.dataset_id == dataset_id).order_by(task.number).limit(count)
-    return [cast(dict[str, object], payload) for payload in await session.scalars(query)]
+async def first_fault(
+    session: ReadSession,
+    dataset_id: str,
+    fault: Callable[[Mapping[str, Any]], str | None],
+    *,
+    first: int,
+    size_bytes: int,
+) -> tuple[int, str] | None:
+    """The number of the first task whose row has a fault, and that; None if none of those that are read has any.
+
+    Args: fault: of a row, None for a good one; first: at most so many tasks are read, and no more once their rows have
+        `size_bytes` as JSON together
+    """
+    task, read_bytes = tables.Task, 0
+    columns = task.number, task.payload, func.octet_length(cast_as(task.payload, Text))
+    # A row may have a MiB: all at once would be a GiB in memory, beside those of other requests.
+    for start in range(0, first, ROWS_AT_ONCE):
+        of_part = task.number.between(start, min(start + ROWS_AT_ONCE, first) - 1)
+        query = select(*columns).where(task.dataset_id == dataset_id, of_part).order_by(task.number)
+        rows = (await session.execute(query)).all()
+        for number, payload, size in rows:
+            if found := fault(payload):
+                return number, found
+            read_bytes += size
+        if len(rows) < ROWS_AT_ONCE or read_bytes >= size_bytes:
+            break
+    return None
 
 
 async def task_of_rollout(session: ReadSession, rollout_id: str) -> dict[str, object] | None:

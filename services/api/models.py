@@ -19,7 +19,7 @@ from leyden.libs.contracts.judgements import Judgement, Machine, judge, judge_mo
 from leyden.libs.contracts.model_folder import serving_mismatch, token_mismatch
 from leyden.libs.service import Problem
 from leyden.libs.store.database import ReadSession, Session
-from leyden.libs.store.datasets import find_dataset, first_tasks, has_field, task_without
+from leyden.libs.store.datasets import find_dataset, first_fault, has_field, task_without
 from leyden.libs.store.demonstrations import has_demonstrations
 from leyden.libs.store.engines import Pool
 from leyden.libs.store.runs.facts import run_configs
@@ -28,6 +28,8 @@ from leyden.services.api.settings import Settings
 
 CHECKED_TASKS = 1000
 """The tasks of a dataset that are checked when a run is created; a later one without a field fails its rollouts."""
+CHECKED_BYTES = 16 * 2**20
+"""Rows of conversations, as JSON, after which the API checks no more."""
 
 
 def check_pool(config: RunConfig, pools: Mapping[str, Pool], path: str = "") -> None:
@@ -121,7 +123,8 @@ async def check_task_fields(session: ReadSession, config: RunConfig) -> None:
 
 
 async def check_conversations(session: ReadSession, config: RunConfig) -> None:
-    """Passes a run without the provider `conversation`, and one whose first tasks are conversations.
+    """Passes a run without the provider `conversation`, and one whose first tasks are conversations:
+    `CHECKED_TASKS` of them, or fewer that have `CHECKED_BYTES`.
 
     Raises: Problem: a task is none, with its number and the remedy; UnknownDataset
     """
@@ -132,13 +135,16 @@ async def check_conversations(session: ReadSession, config: RunConfig) -> None:
         places["dataset"] = config.dataset
     for place, name in places.items():
         dataset = await find_dataset(session, name)
-        for number, row in enumerate(await first_tasks(session, dataset.id, CHECKED_TASKS)):
-            if fault := conversation_fault(row):
-                raise refusal(
-                    place,
-                    f"task {number} of dataset {dataset.name!r} (row {number + 1} of the upload) is no conversation in"
-                    f" OpenAI's format: {fault}; upload the corrected rows under another name",
-                )
+        found = await first_fault(
+            session, dataset.id, conversation_fault, first=CHECKED_TASKS, size_bytes=CHECKED_BYTES
+        )
+        if found is not None:
+            number, fault = found
+            raise refusal(
+                place,
+                f"task {number} of dataset {dataset.name!r} (row {number + 1} of the upload) is no conversation in"
+                f" OpenAI's format: {fault}; upload the corrected rows under another name",
+            )
 
 
 def _check_schema(place: str, schema: dict[str, Any]) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import httpx
 import pytest
 
 from leyden.libs.store.database import Database
-from leyden.libs.store.datasets import list_tasks, store_dataset
+from leyden.libs.store.datasets import first_fault, list_tasks, store_dataset
 from leyden.services.api.app import create_app
 from leyden.services.api.settings import Settings
 from leyden.services.api.upload import Limits, read_rows
@@ -43,6 +44,30 @@ async def test_two_equal_uploads_at_once_make_one_dataset(api_http: httpx.AsyncC
     answers = await asyncio.gather(*(upload(api_http, '{"a": 1}') for _ in range(4)))
     assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 201]
     assert len({answer.json()["id"] for answer in answers}) == 1
+
+
+async def test_a_check_reads_rows_in_parts_up_to_the_first_fault_or_its_bounds(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    made = (await upload(api_http, "\n".join(json.dumps({"n": number}) for number in range(50)))).json()
+
+    async def checked(bad: int, first: int = 1000, size_bytes: int = 2**20) -> tuple[int, object]:
+        seen: list[object] = []
+
+        def fault(row: Mapping[str, Any]) -> str | None:
+            seen.append(row["n"])
+            return "bad" if row["n"] == bad else None
+
+        async with database.read() as session:
+            found = await first_fault(session, made["id"], fault, first=first, size_bytes=size_bytes)
+        assert seen == list(range(len(seen)))
+        return len(seen), found
+
+    assert await checked(45) == (46, (45, "bad"))
+    assert await checked(50) == (50, None)
+    assert await checked(45, first=30) == (30, None)
+    # Of the first part alone is its size known.
+    assert await checked(45, size_bytes=1) == (20, None)
 
 
 async def test_bad_rows_are_reported_by_line_and_nothing_is_stored(api_http: httpx.AsyncClient) -> None:
