@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from leyden.libs.contracts.config import PoolName
+from leyden.libs.contracts.conversation import CONVERSATION
 from leyden.libs.service import HttpAddress, HttpSettings
 from leyden.libs.service.providers import Provider
 from leyden.services.gateway.prompt.reasoning import ReasoningParserName
@@ -49,7 +50,8 @@ class Settings(HttpSettings):
     providers: dict[str, Provider] = Field(default_factory=dict)
     """Servers of OpenAI's API whose models play roles of runs or make their embeddings (`policies` and `embeddings` in
     a run's document), as a JSON object by name:
-    `{"openai": {"url": "https://api.openai.com/v1", "api_key_file": "/secrets/openai"}}`."""
+    `{"openai": {"url": "https://api.openai.com/v1", "api_key_file": "/secrets/openai"}}`. None is `conversation`,
+    which is the platform itself."""
     engine_poll_seconds: float = Field(default=0.2, gt=0)
     """Time between reads of the engines' table; ten times as long while no requests arrive."""
     engine_silence_seconds: float = Field(default=600.0, gt=0)
@@ -86,3 +88,13 @@ class Settings(HttpSettings):
     """Memory of the cache of completed calls, of all models; the gateway reads dropped attempts from the store."""
     context_length: int | None = Field(default=None, ge=16)
     """Tokens of prompt and answer together in a pool that names no model, if engines allow fewer than config.json."""
+
+    @field_validator("providers")
+    @classmethod
+    def _no_server_has_the_platforms_name(cls, providers: dict[str, Provider]) -> dict[str, Provider]:
+        if CONVERSATION in providers:
+            raise ValueError(
+                f"{CONVERSATION!r} is the platform itself, which answers with a task's own messages: give the server"
+                " another name"
+            )
+        return providers
