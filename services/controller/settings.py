@@ -106,7 +106,7 @@ class Settings(ServiceSettings):
         default_factory=lambda: [sys.executable, "-m", "leyden.services.trainer"], min_length=1
     )
     """Command that starts a trainer, as a JSON list; `--run-id` and the run follow. For several processes it begins
-    with `torchrun`."""
+    with `torchrun`, which takes the place of a first `python` in Kubernetes."""
     trainer_restarts: int = Field(default=3, ge=0)
     """Restarts of a trainer that ended by itself, in a row without a step, before the run fails with the reason. One
     cause fails it the second time, unless it may pass, such as a lost connection; so does want of memory."""

@@ -90,7 +90,7 @@ def _processes(template: client.V1PodTemplateSpec) -> str:
 
 def _command(settings: Settings, run_id: str, several: bool) -> list[str]:
     first, *rest = settings.trainer_command
-    if first != sys.executable:
+    if first not in {sys.executable, "python"}:
         return [first, *rest, "--run-id", run_id]
     # The controller's own interpreter is not that of the trainer's image.
     return [*COUNTED, "torchrun" if several else "python", *rest, "--run-id", run_id]

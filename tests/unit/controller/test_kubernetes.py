@@ -123,14 +123,15 @@ async def test_the_pods_of_one_trainer_find_each_other_by_torchruns_variables(
     assert "job-completion-index" in variables["PET_NODE_RANK"]["fieldRef"]["fieldPath"]
 
 
+@pytest.mark.parametrize("own", [{}, {"trainer_command": ["python", "-m", "mine"]}])
 async def test_several_processes_of_one_pod_start_under_torchrun(
-    server: FakeKubernetes, make: Make, monkeypatch: pytest.MonkeyPatch
+    server: FakeKubernetes, make: Make, monkeypatch: pytest.MonkeyPatch, own: dict[str, Any]
 ) -> None:
     several = TEMPLATE.replace("env: [", 'env: [{name: PET_NPROC_PER_NODE, value: "8"}, ')
     monkeypatch.setitem(globals(), "TEMPLATE", several)
-    await make().start(FIRST, MODELS)
+    await make(**own).start(FIRST, MODELS)
     [trainer] = server.objects["jobs"]["trainer-run-abc-1"]["spec"]["template"]["spec"]["containers"]
-    assert trainer["command"][3] == "torchrun"
+    assert trainer["command"][:5] == [*COUNTED, "torchrun", "-m"]
     assert {"PET_NPROC_PER_NODE", "PET_NNODES"} <= {one["name"] for one in trainer["env"]}
 
 
