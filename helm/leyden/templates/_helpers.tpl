@@ -223,8 +223,9 @@ key: {{ .key }}
 {{- end -}}
 {{- end }}
 
-{{/* Waits until the model is in the storage. Arguments: root, image, model (a path; the base model without it). The
-controller puts a run's own models into a trainer's MODEL_PATH, one a line. */}}
+{{/* Waits until the model is in the storage. Arguments: root, image, mounts (those that the pod's values add, where models
+may lie, too), model (a path; the base model without it). The controller puts a run's own models into a trainer's MODEL_PATH,
+one a line. */}}
 {{- define "leyden.waitForModel" -}}
 - name: wait-for-model
   image: {{ .image }}
@@ -247,6 +248,9 @@ controller puts a run's own models into a trainer's MODEL_PATH, one a line. */}}
   - name: storage
     mountPath: /var/lib/leyden
     readOnly: true
+  {{- with .mounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 
 {{- define "leyden.storageVolume" -}}

@@ -68,7 +68,7 @@ spec:
         securityContext:
           {{- include "leyden.containerSecurity" (dict "readOnly" true) | nindent 10 }}
       {{- if eq (.storage | default "") "read" }}
-      {{- include "leyden.waitForModel" (dict "root" $root "image" $image) | nindent 6 }}
+      {{- include "leyden.waitForModel" (dict "root" $root "image" $image "mounts" $values.extraVolumeMounts) | nindent 6 }}
       {{- end }}
       {{- if $sync }}
       - name: copy-code

@@ -191,6 +191,19 @@ def test_a_trainer_waits_for_each_model_of_its_run(tmp_path: Path) -> None:
         assert process.wait(timeout=30) == 0
 
 
+def test_a_pod_waits_for_models_where_its_own_container_finds_them(tmp_path: Path) -> None:
+    mount = {"name": "models", "mountPath": "/models", "readOnly": True}
+    claim = {"name": "models", "persistentVolumeClaim": {"claimName": "models"}}
+    extra = {"extraVolumes": [claim], "extraVolumeMounts": [mount]}
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(dict.fromkeys(("trainer", "engine", "gateway"), extra)))
+    found = [one for one in yaml.safe_load_all(template("--values", str(tmp_path / "values.yaml")).stdout) if one]
+    pods = [one["spec"]["template"] for one in found if one["kind"] in {"Deployment", "StatefulSet"}]
+    texts = [one["data"]["trainer.yaml"] for one in found if "trainer.yaml" in (one.get("data") or {})]
+    begins = [pod["spec"] for pod in [*pods, *map(yaml.safe_load, texts)] if "initContainers" in pod["spec"]]
+    waits = [one for pod in begins for one in pod["initContainers"] if one["name"] == "wait-for-model"]
+    assert [mount in one["volumeMounts"] for one in waits] == [True] * 3
+
+
 def test_two_releases_of_one_name_share_no_namespace_of_agents() -> None:
     def namespace(release: str, place: str) -> str:
         command = [str(HELM), "template", release, str(CHART), "--namespace", place]

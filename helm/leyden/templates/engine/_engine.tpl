@@ -109,7 +109,7 @@ spec:
     {{- include "leyden.podSecurity" $root | nindent 4 }}
   {{- include "leyden.scheduling" (dict "root" $root "values" $engine) | nindent 2 }}
   initContainers:
-  {{- include "leyden.waitForModel" (dict "root" $root "image" $image "model" .model) | nindent 2 }}
+  {{- include "leyden.waitForModel" (dict "root" $root "image" $image "mounts" $engine.extraVolumeMounts "model" .model) | nindent 2 }}
   containers:
   - name: engine
     image: {{ $image }}

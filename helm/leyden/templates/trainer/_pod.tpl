@@ -25,7 +25,7 @@ spec:
     {{- include "leyden.podSecurity" . | nindent 4 }}
   {{- include "leyden.scheduling" (dict "root" . "values" $trainer) | nindent 2 }}
   initContainers:
-  {{- include "leyden.waitForModel" (dict "root" . "image" $image) | nindent 2 }}
+  {{- include "leyden.waitForModel" (dict "root" . "image" $image "mounts" $trainer.extraVolumeMounts) | nindent 2 }}
   containers:
   - name: trainer
     image: {{ $image }}
