@@ -73,8 +73,7 @@ async def create_run(
     request: Request, config: RunConfig, caller: Writer, store: Store, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Create a run from its document; it begins as soon as an engine is free."""
-    _check_runner(request, config)
-    check_sources(config.reward, request.app.state.settings)
+    _check_services(request, config)
     check_frozen_policies(config)
     check_judgements(config)
 
@@ -85,7 +84,9 @@ async def create_run(
     return await create_once(request, create_request(request, caller, idempotency_key, config), work)
 
 
-def _check_runner(request: Request, config: RunConfig) -> None:
+def _check_services(request: Request, config: RunConfig) -> None:
+    """Refuses a runner, an agent's pod or a grader that this platform does not run or its operator does not allow."""
+    check_sources(config.reward, request.app.state.settings)
     executed = request.app.state.settings.runner_types
     if config.runner.type == EXTERNAL:
         context_of(request)
@@ -213,7 +214,7 @@ async def resume_run(
     async def work(session: Session) -> tuple[BaseModel, bool]:
         ended, version = await actions.resumable_version(session, run_id, asked.from_version)
         config = amended(ended, version, asked, await read_pools(session))
-        _check_runner(request, config)
+        _check_services(request, config)
         check_judgements(config, "changes.")
         warnings = await _check_references(request, session, config)
         continued = continued_policies(ended, config, asked)

@@ -74,6 +74,16 @@ async def test_an_ended_run_continues_with_an_amended_document(
         ({"changes": {"sampling": {"min_siblings": 9}}}, 422, "changes.sampling: min_siblings 9 exceeds"),
         ({"changes": {"sampling": {"temperature": 0.0}}}, 422, "changes.sampling.temperature: calls at temperature 0"),
         ({"changes": {"pool": "huge"}}, 422, "there is no pool 'huge'"),
+        (
+            {
+                "changes": {
+                    "reward": {"components": [{"name": "a", "grader": {"type": "container", "image": "a:1"}}]},
+                    "runner": {"stdout_reward": False},
+                }
+            },
+            422,
+            "this platform's graders start no containers",
+        ),
         ({"changes": {"recipe": "lora-1gpu"}}, 422, "changes.recipe: a recipe only begins a document"),
     ],
 )
