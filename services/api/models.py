@@ -180,6 +180,12 @@ def _check_container(path: str, grader: Container, settings: Settings) -> None:
             "this platform's graders start no containers: write type: command with the tests' folder as directory on"
             " one machine, or set grader.containers.enabled in the chart of a cluster",
         )
+    if grader.network and not settings.container_internet:
+        raise refusal(
+            f"{path}.network",
+            "this platform's operator has closed the internet to graders: write network: false and put what the tests"
+            " need into the image, or ask the operator for grader.containers.allowInternet in the chart",
+        )
     if refused := settings.agent_rules.refusals_of_grader(path, grader):
         raise refusal(path, "; ".join(refused))
 

@@ -43,6 +43,9 @@ class Settings(HttpSettings):
     container_graders: bool = False
     """Whether the platform's graders start containers: their GRADER_CONTAINER_JOBS is above 0, as in a cluster with
     `grader.containers.enabled`. The API refuses runs with a grader of type `container` elsewhere."""
+    container_internet: bool = False
+    """Whether such a container may have `network: true`, as with the chart's `grader.containers.allowInternet`, which
+    opens their network. The API refuses it elsewhere."""
     agent_rules: AgentRules = AgentRules()
     """Secrets, images, nodes, tolerations and resources that a run with `runner.type: kubernetes` may name, as JSON:
     `{"secrets": ["tools"], "images": ["registry.example/*"], "limits": {"cpu": "4"}}`."""

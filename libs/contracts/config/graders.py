@@ -298,7 +298,8 @@ class Container(Document):
     resources: Resources = Field(default_factory=Resources)
     """Added to those of the platform's pod template."""
     network: bool = False
-    """Whether the container may open connections to the internet. It reaches nothing of the platform."""
+    """Whether the container may open connections to the internet, if the operator allows it (chart:
+    `grader.containers.allowInternet`). It reaches nothing of the platform."""
 
 
 CODE = (PythonFunction, Command)

@@ -156,6 +156,8 @@ async def test_a_container_is_refused_where_graders_start_none_and_beyond_an_ope
 ) -> None:
     said = await refused(database, {"image": "tests/sort:1"})
     assert "reward.components.3.grader.type" in said and "write type: command with the tests' folder" in said
+    said = await refused(database, {"image": "tests/sort:1", "network": True}, container_graders=True)
+    assert "reward.components.3.grader.network" in said and "grader.containers.allowInternet" in said
     rules = AgentRules(images=("registry.example/*",), limits={"cpu": "2"})
     fields = {"image": "tests/sort:1", "resources": {"limits": {"cpu": "4"}}}
     said = await refused(database, fields, container_graders=True, agent_rules=rules)

@@ -8,7 +8,7 @@ import json
 import pytest
 import yaml
 
-from tests.contract.chart.chart import CASES, FULLNAME, NAMESPACE, containers, objects, of_kind, pods, template
+from tests.contract.chart.chart import CASES, CHART, FULLNAME, NAMESPACE, containers, objects, of_kind, pods, template
 
 RIGHTS = {
     (f"{FULLNAME}-test", NAMESPACE): {("deployments", "list"), ("statefulsets", "list")},
@@ -141,6 +141,21 @@ def test_agents_reach_gateway_and_collector_alone() -> None:
         assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == component
         assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": NAMESPACE}
         assert {port["port"] for port in rule["ports"]} == ports
+
+
+def test_containers_that_grade_reach_no_internet_without_the_operators_word() -> None:
+    for allowed in (False, True):
+        rendered = template(
+            *("-f", str(CHART / "ci" / "all-on-values.yaml")),
+            *("--set", f"grader.containers.allowInternet={str(allowed).lower()}"),
+        ).stdout
+        found = [one for one in yaml.safe_load_all(rendered) if one]
+        policies = {one["metadata"]["name"] for one in found if one["kind"] == "NetworkPolicy"}
+        assert f"{FULLNAME}-verifier" in policies
+        assert (f"{FULLNAME}-verifier-network" in policies) is allowed
+        [api] = [one for one in found if one["kind"] == "Deployment" and one["metadata"]["name"] == f"{FULLNAME}-api"]
+        variables = api["spec"]["template"]["spec"]["containers"][0]["env"]
+        assert {"name": "API_CONTAINER_INTERNET", "value": str(allowed).lower()} in variables
 
 
 def test_containers_that_grade_reach_nothing_but_the_internet_where_a_run_asks_for_it() -> None:
