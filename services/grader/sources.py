@@ -10,7 +10,9 @@ from typing import Any
 from leyden.libs.contracts.config import Component, Reward
 from leyden.libs.contracts.config.graders import Command, Container, PythonFunction, RelativeModel, ScoreModel
 from leyden.libs.contracts.ids import run_of
+from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading.facts import AttemptFacts
+from leyden.libs.grading.grade import Grade
 from leyden.libs.grading.pool import Graded, Pool
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database
@@ -18,7 +20,7 @@ from leyden.libs.store.read.trajectory import conversations_of
 from leyden.services.grader.code import Code
 from leyden.services.grader.containers.job import Verification
 from leyden.services.grader.containers.jobs import Containers
-from leyden.services.grader.containers.trajectory import files_of
+from leyden.services.grader.containers.trajectory import TooLarge, files_of, read_calls
 from leyden.services.grader.judge import Judge
 
 Sibling = tuple[AttemptKey, AttemptFacts]
@@ -86,8 +88,12 @@ class Sources:
 
     async def _verified(self, grader: Container, siblings: Sequence[Sibling], place: int, trial: str) -> list[Graded]:
         async def graded(attempt: AttemptKey, facts: AttemptFacts) -> Graded:
-            async with self.database.read() as session:
-                files = await files_of(session, attempt, facts)
+            try:
+                async with self.database.read() as session:
+                    rollout, calls = await read_calls(session, attempt)
+                files = await asyncio.to_thread(files_of, rollout, calls, facts)
+            except TooLarge as error:
+                return Graded(Grade(ComponentState.FAILED, explanation=str(error)), 0.0)
             name = _job_name(attempt, place, trial)
             return await self.containers.grade(grader, Verification(name, run_of(attempt.rollout_id), attempt, files))
 

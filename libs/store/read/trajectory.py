@@ -21,6 +21,18 @@ _CALLS = text("""
     ORDER BY sequence, choice, id
 """)
 
+_BYTES = text("""
+    SELECT coalesce(sum(octet_length(turns::text) + coalesce(octet_length(tools::text), 0)
+                        + coalesce(octet_length(answer::text), 0)), 0)
+    FROM model_calls
+    WHERE run_id = :run AND rollout_id = :rollout AND attempt = :attempt
+""")
+
+
+async def conversation_bytes(session: ReadSession, attempt: AttemptKey) -> int:
+    """Returns the size of all that the attempt's calls add to their conversations, as JSON."""
+    return int(await session.scalar(_BYTES, _scope(attempt)))
+
 
 async def conversations_of(session: ReadSession, attempt: AttemptKey) -> list[Json]:
     """Returns each conversation once, with the agent's name and its role: a call that a later one continues is part
@@ -28,8 +40,7 @@ async def conversations_of(session: ReadSession, attempt: AttemptKey) -> list[Js
 
     Raises: MissingParent: an earlier call is not in the store
     """
-    scope = {"run": run_of(attempt.rollout_id), "rollout": attempt.rollout_id, "attempt": attempt.attempt}
-    rows: Sequence[Any] = (await session.execute(_CALLS, scope)).all()
+    rows: Sequence[Any] = (await session.execute(_CALLS, _scope(attempt))).all()
     by_id = {row.id: row for row in rows}
     completed = [row for row in rows if row.status == CallStatus.COMPLETED and row.answer is not None]
     turns = {row.id: _turns(by_id, row) for row in completed}
@@ -40,6 +51,10 @@ async def conversations_of(session: ReadSession, attempt: AttemptKey) -> list[Js
         for row in completed
         if row.id not in continued
     ]
+
+
+def _scope(attempt: AttemptKey) -> dict[str, str | int]:
+    return {"run": run_of(attempt.rollout_id), "rollout": attempt.rollout_id, "attempt": attempt.attempt}
 
 
 def _turns(by_id: Mapping[str, Any], row: Any) -> list[Turn] | None:

@@ -55,7 +55,7 @@ class Verification:
 
 def packed(files: Mapping[str, str]) -> bytes:
     """Raises: ValueError: they are too large for a Secret"""
-    found = gzip.compress(json.dumps(files, ensure_ascii=False).encode(), mtime=0)
+    found = gzip.compress(json.dumps(files, ensure_ascii=False).encode("utf-8", "replace"), mtime=0)
     if len(found) > MAX_PACKED:
         raise ValueError(f"the attempt has {len(found)} packed bytes, and a grader's Secret holds {MAX_PACKED}")
     return found

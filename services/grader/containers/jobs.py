@@ -153,7 +153,7 @@ class _Place:
 
         Args: causes: gets those of waits
         """
-        content = packed(one.files)
+        content = await asyncio.to_thread(packed, one.files)
         settings = self._settings
         secret = f"{one.name}-{secrets.token_hex(4)}"
         job = verifier_job(

@@ -21,6 +21,7 @@ from leyden.libs.store.database import Database
 from leyden.libs.store.runs.grading import Lane, lease_gradings
 from leyden.libs.store.runs.trials import graded_by_trial
 from leyden.services.grader.containers import jobs as jobs_module
+from leyden.services.grader.containers import trajectory
 from tests.contract.grader.test_code_worker import turns
 from tests.contract.grader.test_worker import F1, add_ungraded, grading, gradings, killed_at, rewards, settled
 from tests.fakes import kubernetes_api
@@ -120,12 +121,31 @@ async def test_a_container_gets_the_trajectory_and_its_job_goes_once_the_verdict
     assert pods.made == [f"grade-{rollout.id.replace('.', '-')}-1-0"]
     files = pods.files()
     assert (json.loads(files["task.json"]), files["output.txt"]) == ({"answer": "Eiffel Tower"}, '{"answer": "Tower"}')
-    trajectory = json.loads(files["trajectory.json"])
-    assert (trajectory["schema_version"], trajectory["session_id"]) == ("ATIF-v1.7", rollout.id)
-    said = [(step["source"], step["message"]) for step in trajectory["steps"]]
+    longest = json.loads(files["trajectory.json"])
+    assert (longest["schema_version"], longest["session_id"]) == ("ATIF-v1.7", rollout.id)
+    said = [(step["source"], step["message"]) for step in longest["steps"]]
     assert said == [("user", "hello"), ("agent", "hi"), ("user", "go on"), ("agent", "done")]
-    assert "logprobs" not in trajectory["steps"][1]["metrics"]
+    assert "logprobs" not in longest["steps"][1]["metrics"]
     assert len(json.loads(files["trajectories.json"])) == 2
+
+
+@pytest.mark.parametrize(("most", "part"), [(200, "conversations"), (1500, "trajectories")])
+async def test_an_attempt_that_no_secret_holds_fails_without_a_job(
+    database: Database, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, part: str
+) -> None:
+    monkeypatch.setattr(trajectory, "MAX_BYTES", most)
+    run, (rollout,) = await add_ungraded(database, TESTS, outputs=["x"])
+    first = await builders.add_call(database, rollout, **turns("x" * 200, answer="hi"))
+    # Each fork adds little, and its trajectory has all that came before it.
+    for said in "abcd":
+        forked = {"parent_call_id": first.id, "shared_turns": 2}
+        await builders.add_call(database, rollout, **turns(said, answer=said), **forked)
+    async with FakeKubernetes().serving() as server:
+        pods = Pods(server, monkeypatch, tmp_path)
+        async with grading(database, redis_url, **pods.settings):
+            (found,) = await settled(database, run, 1)
+    said = f"tests: the attempt's {part} have more than {most} bytes, and no grader's Secret holds them"
+    assert (found.total, found.reason, found.tries, pods.made) == (None, said, 1, [])
 
 
 async def test_a_verdict_that_is_none_is_tried_three_times_in_new_jobs_and_is_no_0(

@@ -8,8 +8,9 @@ import gzip
 import json
 import os
 import subprocess
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from leyden.libs.kubernetes import cluster as cluster_module
 from leyden.libs.store.attempts import AttemptKey
 from leyden.services.grader.containers import jobs as jobs_module
 from leyden.services.grader.containers import pod as inside
-from leyden.services.grader.containers.job import MAX_PACKED, WRAPPED, Verification
+from leyden.services.grader.containers.job import MAX_PACKED, WRAPPED, Verification, packed
 from leyden.services.grader.containers.jobs import Containers
 from leyden.services.grader.containers.verdict import NoVerdict, grade_of_words
 from leyden.services.grader.settings import Settings
@@ -387,6 +388,22 @@ async def test_files_that_no_secret_holds_are_refused(server: FakeKubernetes, co
     found = await containers.grade(grader(), one(huge))
     assert found.crashed and "packed bytes, and a grader's Secret holds 700000" in found.grade.explanation
     assert server.requests["POST jobs"] == 0
+
+
+async def test_files_are_packed_beside_the_event_loop(
+    server: FakeKubernetes, containers: Containers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def noted(files: Mapping[str, str]) -> bytes:
+        threads.append(threading.current_thread())
+        return packed(files)
+
+    monkeypatch.setattr(jobs_module, "packed", noted)
+    server.on_job = ends(server)
+    # Half of a surrogate pair has no UTF-8.
+    assert (await containers.grade(grader(), one({"output.txt": "\ud800"}))).grade.value == 0.5
+    assert threads and threading.main_thread() not in threads
 
 
 async def test_without_jobs_a_component_fails_and_is_not_tried_again(tmp_path: Path) -> None:
