@@ -95,6 +95,11 @@ def of_missing(error: MissingField) -> Grade:
     return Grade(ComponentState.SCORED, 0.0, None, cut(str(error)))
 
 
+def storable(text: str) -> str:
+    """The text without characters that Postgres refuses: a grader may show any of an agent's."""
+    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+
+
 def cut(text: str) -> str:
     """Returns the text as a row shows it."""
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"

@@ -28,7 +28,7 @@ from leyden.libs.store.runs.actions import ActionRefused
 from leyden.libs.store.runs.feedback import FeedbackRefused, UnknownComponent
 from leyden.libs.store.runs.regrades import RegradeRefused
 from leyden.libs.store.runs.retention import RecordsInUse
-from leyden.libs.store.runs.trials import NoGrader
+from leyden.libs.store.runs.trials import NoGrader, TrialFailed
 from leyden.libs.store.schema import check_schema
 from leyden.services.api import access, audit, console_page, datasets, docs_page, platform, rollouts, runs, session
 from leyden.services.api.attempts import routes as attempts
@@ -64,6 +64,7 @@ _STATUSES: dict[type[Exception], tuple[int, str]] = {
     UploadTooLarge: (413, "too_large"),
     RecordsInUse: (503, "in_use"),
     NoGrader: (503, "no_grader"),
+    TrialFailed: (500, "grader_failed"),
 }
 
 

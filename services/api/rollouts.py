@@ -188,7 +188,7 @@ async def create_regrade(
 async def _graded(request: Request, store: Database, rollout_id: str, reward: RewardConfig) -> Graded:
     """Grades with built-in graders here, and with others by the service grader.
 
-    Raises: Problem: this platform cannot run one; UnknownRollout; NoGrader
+    Raises: Problem: this platform cannot run one; UnknownRollout; NoGrader; TrialFailed
     """
     check_sources(reward, request.app.state.settings)
     async with store.read() as session:

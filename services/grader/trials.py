@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from leyden.libs.contracts.api.rollouts import ComponentGrade, Graded
+from leyden.libs.grading.grade import cut, storable
 from leyden.libs.grading.ledger import ledger
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.read.attempt_facts import attempt_facts, facts_beside
-from leyden.libs.store.read.views import UnknownRollout
-from leyden.libs.store.runs.trials import Trial, answer_trial, lease_trials
+from leyden.libs.store.runs.trials import Trial, answer_trial, fail_trial, lease_trials
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.grader.sources import Sources
 
@@ -37,7 +38,9 @@ class Trials:
                     task = asyncio.create_task(self._grade(trial), name=f"trial of {trial.rollout_id}")
                     self._tasks.add(task)
                     task.add_done_callback(self._ended)
-                await asyncio.wait([asyncio.ensure_future(stop.wait())], timeout=POLL_SECONDS)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_SECONDS):
+                        await stop.wait()
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -59,19 +62,32 @@ class Trials:
             log.error("a trial broke", trial=task.get_name(), exc_info=task.exception())
 
     async def _grade(self, trial: Trial) -> None:
+        """Writes the answer, or why there is none: somebody waits for either."""
         try:
-            async with self._database.read() as session:
-                attempt, facts = await attempt_facts(session, trial.rollout_id)
-                others = await facts_beside(session, trial.rollout_id) if trial.reward.compares else []
-            one = AttemptKey(trial.rollout_id, attempt), facts
-            try:
-                (graded,) = await self._sources.grade(trial.reward, [one], others, trial.id)
-            finally:
-                await self._sources.forget(trial.reward, [one[0]], trial.id)
-            found = ledger(trial.reward, graded)
-            components = [ComponentGrade.model_validate(one._asdict()) for one in found.components]
-            answer = Graded(attempt=attempt, total=found.total, reason=found.reason, components=components)
+            answer = await self._graded(trial)
             async with self._database.session() as session:
                 await answer_trial(session, trial.id, answer.model_dump(mode="json"))
-        except (StoreAway, Refused, UnknownRollout) as error:
-            limited_log.warning("trial not graded", cause=str(error))
+        except Exception as error:  # noqa: BLE001  # else its asker would wait until the trial's end
+            await self._fail(trial, error)
+
+    async def _graded(self, trial: Trial) -> Graded:
+        async with self._database.read() as session:
+            attempt, facts = await attempt_facts(session, trial.rollout_id)
+            others = await facts_beside(session, trial.rollout_id) if trial.reward.compares else []
+        one = AttemptKey(trial.rollout_id, attempt), facts
+        try:
+            (graded,) = await self._sources.grade(trial.reward, [one], others, trial.id)
+        finally:
+            await self._sources.forget(trial.reward, [one[0]], trial.id)
+        found = ledger(trial.reward, graded)
+        components = [ComponentGrade.model_validate(one._asdict()) for one in found.components]
+        return Graded(attempt=attempt, total=found.total, reason=found.reason, components=components)
+
+    async def _fail(self, trial: Trial, error: Exception) -> None:
+        log.warning("trial not graded", rollout_id=trial.rollout_id, exc_info=error)
+        reason = storable(cut(f"{type(error).__name__}: {error}"))
+        try:
+            async with self._database.session() as session:
+                await fail_trial(session, trial.id, reason)
+        except (StoreAway, Refused) as away:
+            limited_log.warning("trial not answered", cause=str(away))

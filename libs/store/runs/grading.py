@@ -266,7 +266,7 @@ async def settle_gradings(session: Session, settled: Sequence[Settled]) -> set[s
     columns = {
         "lease_ids": list(by_id),
         "totals": [one.total for one in by_id.values()],
-        "reasons": [None if one.reason is None else _storable(one.reason) for one in by_id.values()],
+        "reasons": [one.reason for one in by_id.values()],
     }
     live = set(await session.scalars(_SETTLE, columns))
     fault_point("grader.total_written")
@@ -283,18 +283,4 @@ def _keys(lease: GradingLease) -> dict[str, Any]:
 
 def rows_of(keys: Mapping[str, Any], components: Sequence[NewComponent]) -> list[dict[str, Any]]:
     """Returns rows of `rollout_rewards`, in the order of the components. Args: keys: of the attempt"""
-    return [
-        {
-            **keys,
-            "position": position,
-            **one._asdict(),
-            "explanation": _storable(one.explanation),
-            "extracted": None if one.extracted is None else _storable(one.extracted),
-        }
-        for position, one in enumerate(components)
-    ]
-
-
-def _storable(words: str) -> str:
-    """The text without characters that Postgres refuses: a grader may show any of an agent's."""
-    return words.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+    return [{**keys, "position": position, **one._asdict()} for position, one in enumerate(components)]

@@ -21,6 +21,8 @@ from leyden.libs.contracts.config import Reward
 from leyden.libs.store.database import Database, ReadSession, Session
 
 POLL_SECONDS = 0.2
+_FAILED = "failed"
+"""The member of an answer without a grade: its reason."""
 
 _ASK = text("""
     INSERT INTO grading_trials (id, rollout_id, reward, expires_at)
@@ -31,7 +33,7 @@ _LEASE = text("""
     UPDATE grading_trials SET leased_at = clock_timestamp()
     WHERE id IN (SELECT id FROM grading_trials WHERE leased_at IS NULL AND expires_at > clock_timestamp()
                  ORDER BY expires_at LIMIT :count FOR UPDATE SKIP LOCKED)
-    RETURNING id, rollout_id, reward
+    RETURNING id, rollout_id, reward, extract(epoch FROM expires_at - clock_timestamp())::float8 AS seconds
 """)
 _ANSWER = text("UPDATE grading_trials SET answer = CAST(:answer AS jsonb) WHERE id = :id AND answer IS NULL")
 _STATE = text("SELECT leased_at IS NOT NULL AS is_leased, answer FROM grading_trials WHERE id = :id")
@@ -39,11 +41,12 @@ _END = text("DELETE FROM grading_trials WHERE id = :id")
 
 
 class Trial(NamedTuple):
-    """A stored attempt of a rollout, and the components with which it is graded."""
+    """A stored attempt of a rollout, and the components with which it is graded within so many seconds."""
 
     id: str
     rollout_id: str
     reward: Reward
+    seconds: float
 
 
 class TrialState(NamedTuple):
@@ -65,12 +68,19 @@ async def lease_trials(session: Session, count: int) -> list[Trial]:
     """Gives trials to a grader, each once, and removes those whose time is over."""
     await session.execute(_EXPIRED)
     rows: Sequence[Any] = (await session.execute(_LEASE, {"count": count})).all()
-    return [Trial(row.id, row.rollout_id, Reward.model_validate(row.reward, extra="ignore")) for row in rows]
+    return [
+        Trial(row.id, row.rollout_id, Reward.model_validate(row.reward, extra="ignore"), row.seconds) for row in rows
+    ]
 
 
 async def answer_trial(session: Session, trial: str, answer: dict[str, Any]) -> None:
     """Writes the answer; the second one changes nothing."""
     await session.execute(_ANSWER, {"id": trial, "answer": json.dumps(answer)})
+
+
+async def fail_trial(session: Session, trial: str, reason: str) -> None:
+    """Answers that nothing could be graded."""
+    await answer_trial(session, trial, {_FAILED: reason})
 
 
 async def trial_state(session: ReadSession, trial: str) -> TrialState | None:
@@ -88,13 +98,17 @@ class NoGrader(TimeoutError):
     """No grader has begun, or none has answered, in time."""
 
 
+class TrialFailed(RuntimeError):
+    """The grader has begun and could not grade; the message has its reason."""
+
+
 async def graded_by_trial(
     database: Database, rollout_id: str, reward: Reward, *, begin_seconds: float, seconds: float
 ) -> dict[str, Any]:
     """Returns a grader's answer to a trial.
 
     Args: begin_seconds: the longest wait for a grader; seconds: for its answer
-    Raises: NoGrader
+    Raises: NoGrader, TrialFailed
     """
     async with database.session() as session:
         trial = await ask_trial(session, rollout_id, reward, seconds)
@@ -104,6 +118,8 @@ async def graded_by_trial(
             async with database.read() as session:
                 found = await trial_state(session, trial)
             if found is not None and found.answer is not None:
+                if _FAILED in found.answer:
+                    raise TrialFailed(f"the grader could not grade rollout {rollout_id}: {found.answer[_FAILED]}")
                 return found.answer
             if (found is None or not found.is_leased) and time.monotonic() > began + begin_seconds:
                 raise NoGrader(f"no grader has begun within {begin_seconds:g} s: does the service grader run?")

@@ -17,7 +17,15 @@ from leyden.libs.contracts.agent_rules import AgentRules
 from leyden.libs.contracts.config import Reward
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.libs.store.runs.trials import Trial, answer_trial, ask_trial, end_trial, lease_trials, trial_state
+from leyden.libs.store.runs.trials import (
+    Trial,
+    answer_trial,
+    ask_trial,
+    end_trial,
+    fail_trial,
+    lease_trials,
+    trial_state,
+)
 from leyden.services.api import rollouts
 from leyden.services.api.app import create_app
 from leyden.services.api.settings import Settings
@@ -88,6 +96,13 @@ async def test_judges_and_code_wait_for_the_service_grader(
     async with database.session() as session:
         await answer_trial(session, trial.id, given)
     assert (await asking).json() == given
+    asking = asyncio.create_task(api_http.post(f"/v1/rollouts/{rollout.id}/grades", json={"reward": JUDGED}))
+    (trial,) = await eventually(lambda: leased(database))
+    async with database.session() as session:
+        await fail_trial(session, trial.id, "Broken: why")
+    failed = await asking
+    assert (failed.status_code, failed.json()["cause"]) == (500, "grader_failed")
+    assert failed.json()["detail"] == f"the grader could not grade rollout {rollout.id}: Broken: why"
     monkeypatch.setattr(rollouts, "BEGIN_SECONDS", 0.0)
     nobody = await api_http.post(f"/v1/rollouts/{rollout.id}/grades", json={"reward": JUDGED})
     assert (nobody.status_code, nobody.json()["cause"]) == (503, "no_grader")

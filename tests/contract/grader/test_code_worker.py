@@ -16,7 +16,7 @@ from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database
 from leyden.libs.store.read.trajectory import conversations_of
 from leyden.libs.store.runs.grading import Lane, lease_gradings
-from leyden.libs.store.runs.trials import graded_by_trial
+from leyden.libs.store.runs.trials import TrialFailed, graded_by_trial
 from tests.contract.grader.test_worker import F1, FORMAT, add_ungraded, grading, gradings, rewards, settled
 from tests.support import builders
 
@@ -129,6 +129,24 @@ async def test_a_trial_runs_code_once_and_stores_nothing(database: Database, red
     assert [one.component for one in await rewards(database, run)] == ["answer"]
     async with database.read() as session:
         assert await session.scalar(select(func.count()).select_from(tables.GradingTrial)) == 0
+
+
+@pytest.mark.parametrize(("bad", "shown"), [("\\u0000", "\ufffd"), ("\\ud800", "?")])
+async def test_a_trial_shows_any_text_of_an_agent(database: Database, redis_url: str, bad: str, shown: str) -> None:
+    run, (rollout,) = await add_ungraded(database, F1, outputs=[f'{{"answer": "Tower{bad}"}}'])
+    async with grading(database, redis_url):
+        await settled(database, run, 1)
+        reward = Reward.model_validate({"components": [F1]})
+        found = await graded_by_trial(database, rollout.id, reward, begin_seconds=30.0, seconds=30.0)
+    assert found["components"][0]["extracted"] == f"Tower{shown}"
+    assert [one.extracted for one in await rewards(database, run)] == [f"Tower{shown}"]
+
+
+async def test_a_trial_that_fails_is_answered_at_once(database: Database, redis_url: str) -> None:
+    reward = Reward.model_validate({"components": [F1]})
+    async with grading(database, redis_url):
+        with pytest.raises(TrialFailed, match=r"could not grade rollout run-1\.0\.0: UnknownRollout: no rollout"):
+            await graded_by_trial(database, "run-1.0.0", reward, begin_seconds=30.0, seconds=30.0)
 
 
 async def test_each_lane_leases_its_own_runs(database: Database) -> None:
