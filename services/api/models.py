@@ -173,6 +173,20 @@ def check_sources(reward: Reward | None, settings: Settings) -> None:
             _check_container(path, one.grader, settings)
 
 
+def check_patience(reward: Reward, seconds: float) -> None:
+    """Passes a reward whose programs and containers each end while somebody waits for the grades.
+
+    Raises: Problem
+    """
+    for number, one in enumerate(reward.components):
+        if isinstance(one.grader, (*CODE, Container)) and one.grader.timeout_seconds > seconds:
+            raise refusal(
+                f"reward.components.{number}.grader.timeout_seconds",
+                f"a rollout is graded again within {seconds:g} s, and {one.grader.timeout_seconds:g} s is longer: write"
+                f" at most {seconds:g} here; the run's own document may have more",
+            )
+
+
 def _check_container(path: str, grader: Container, settings: Settings) -> None:
     if not settings.container_graders:
         raise refusal(

@@ -38,7 +38,7 @@ from leyden.libs.store.runs.regrades import add_regrade
 from leyden.libs.store.runs.trials import graded_by_trial
 from leyden.services.api.auth import Caller, GuardedRoute, Reader, Writer
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
-from leyden.services.api.models import check_sources
+from leyden.services.api.models import check_patience, check_sources
 from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
 
 BEGIN_SECONDS = 15.0
@@ -188,9 +188,10 @@ async def create_regrade(
 async def _graded(request: Request, store: Database, rollout_id: str, reward: RewardConfig) -> Graded:
     """Grades with built-in graders here, and with others by the service grader.
 
-    Raises: Problem: this platform cannot run one; UnknownRollout; NoGrader; TrialFailed
+    Raises: Problem: this platform cannot run one, or it may take too long; UnknownRollout; NoGrader; TrialFailed
     """
     check_sources(reward, request.app.state.settings)
+    check_patience(reward, TRIAL_SECONDS)
     async with store.read() as session:
         attempt, facts = await attempt_facts(session, rollout_id)
     if reward.needs_service:

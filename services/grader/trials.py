@@ -62,13 +62,19 @@ class Trials:
             log.error("a trial broke", trial=task.get_name(), exc_info=task.exception())
 
     async def _grade(self, trial: Trial) -> None:
-        """Writes the answer, or why there is none: somebody waits for either."""
+        """Writes the answer, or why there is none: somebody waits for either until the trial's time is over. Then it
+        leaves no Job."""
+        limit = asyncio.timeout(trial.seconds)
         try:
-            answer = await self._graded(trial)
+            async with limit:
+                answer = await self._graded(trial)
             async with self._database.session() as session:
                 await answer_trial(session, trial.id, answer.model_dump(mode="json"))
         except Exception as error:  # noqa: BLE001  # else its asker would wait until the trial's end
-            await self._fail(trial, error)
+            if limit.expired():
+                log.warning("trial ended with its time", rollout_id=trial.rollout_id)
+            else:
+                await self._fail(trial, error)
 
     async def _graded(self, trial: Trial) -> Graded:
         async with self._database.read() as session:

@@ -155,6 +155,22 @@ async def test_a_platform_whose_graders_run_no_code_refuses_it_with_the_remedy(
         assert "reward.components.3.grader.type" in answer.text and "take its reward line by from: agent" in answer.text
 
 
+@pytest.mark.parametrize(
+    "grader", [{"type": "container", "image": "tests:1"}, {"type": "command", "command": ["true"]}]
+)
+@pytest.mark.parametrize("path", ["grades", "regrades"])
+async def test_a_grader_that_may_take_longer_than_the_request_waits_is_refused(
+    database: Database, grader: dict[str, Any], path: str
+) -> None:
+    settings = Settings(database_url=database.dsn, admin_token="secret-of-tests", container_graders=True)
+    reward = {"components": [{"name": "tests", "grader": {**grader, "timeout_seconds": 601}}]}
+    with served(create_app(settings)) as url:
+        async with httpx.AsyncClient(base_url=url, headers={"authorization": "Bearer secret-of-tests"}) as http:
+            answer = await http.post(f"/v1/rollouts/run-1.0.0/{path}", json={"reward": reward})
+    assert answer.status_code == 422, answer.text
+    assert "reward.components.0.grader.timeout_seconds" in answer.text and "write at most 600 here" in answer.text
+
+
 async def refused(database: Database, grader: dict[str, Any], **settings: Any) -> str:
     """The refusal of a run with such a grader."""
     reward = {"components": [*REWARD["components"], {"name": "tests", "grader": {"type": "container", **grader}}]}

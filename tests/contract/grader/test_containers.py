@@ -19,7 +19,7 @@ from leyden.libs.contracts.config import Reward
 from leyden.libs.faults import FaultInjector
 from leyden.libs.store.database import Database
 from leyden.libs.store.runs.grading import Lane, lease_gradings
-from leyden.libs.store.runs.trials import graded_by_trial
+from leyden.libs.store.runs.trials import ask_trial, graded_by_trial
 from leyden.services.grader.containers import jobs as jobs_module
 from leyden.services.grader.containers import trajectory
 from tests.contract.grader.test_code_worker import turns
@@ -233,6 +233,23 @@ async def test_a_trial_has_a_job_of_its_own(
             await eventually(lambda: not server.objects["jobs"])
     assert [one["total"] for one in found] == [0.5, 0.5]
     assert len(set(pods.made)) == 2
+
+
+async def test_a_trial_ends_its_container_with_its_time(
+    database: Database, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await builders.add_run(database)
+    _, [rollout] = await builders.add_group(database, run, size=1)
+    await builders.finish_rollout(database, rollout, stdout_tail="x")
+    async with FakeKubernetes().serving() as server:
+        pods = Pods(server, monkeypatch, tmp_path)
+        pods.say = lambda _: None
+        async with grading(database, redis_url, **pods.settings):
+            # Its API dies.
+            async with database.session() as session:
+                await ask_trial(session, rollout.id, Reward.model_validate({"components": [TESTS]}), 5.0)
+            await eventually(lambda: server.objects["jobs"])
+            await eventually(lambda: not server.objects["jobs"])
 
 
 async def test_containers_have_a_lane_of_their_own(database: Database) -> None:
