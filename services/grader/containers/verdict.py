@@ -14,7 +14,8 @@ from leyden.services.grader.containers.pod import MAX_BYTES, VERDICTS
 REWARD = "reward"
 """The name of the number that counts where the document names none."""
 SIGNALLED = 128
-"""Exit statuses above it are those of a shell whose program was ended by a signal."""
+"""A shell whose program was ended by a signal exits with this more than the signal's number."""
+LAST_SIGNAL = 64
 
 
 class _Words(BaseModel):
@@ -42,7 +43,7 @@ def grade_of_words(words: str, key: str | None) -> Grade:
         raise NoVerdict(f"its verdict is lost: {words[:100]!r}") from error
     how = f"it exited with {(found.exit or '').strip() or 'no status'}"
     status = int(found.exit) if found.exit and found.exit.strip().isdecimal() else None
-    if status is not None and status > SIGNALLED:
+    if status is not None and SIGNALLED < status <= SIGNALLED + LAST_SIGNAL:
         raise NoVerdict(f"it was ended by signal {status - SIGNALLED}")
     if found.file is None:
         raise NoVerdict(f"it wrote neither {' nor '.join(VERDICTS)} in /logs/verifier, and {how}")

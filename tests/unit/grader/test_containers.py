@@ -116,6 +116,9 @@ def verifier_state(server: FakeKubernetes, phase: str = "Pending", **state: Any)
         (words("0.75\n", "reward.txt"), None, 0.75, "in reward.txt"),
         # Harbor's scripts end with the status of their tests.
         (words('{"reward": 0}', status="1\n"), None, 0.0, "it exited with 1"),
+        # No signal has the number 65 or 127.
+        (words('{"reward": 0}', status="193\n"), None, 0.0, "it exited with 193"),
+        (words('{"reward": 0}', status="255\n"), None, 0.0, "it exited with 255"),
     ],
 )
 def test_a_verdict_is_named_numbers_or_one_number(said: str, key: str | None, value: float, explained: str) -> None:
@@ -130,6 +133,7 @@ def test_a_verdict_is_named_numbers_or_one_number(said: str, key: str | None, va
         ("", "its verdict is lost"),
         (words(None, status="1\n"), "wrote neither reward.json nor reward.txt in /logs/verifier, and it exited with 1"),
         (words('{"reward": 1}', status="137\n"), "ended by signal 9"),
+        (words('{"reward": 1}', status="192\n"), "ended by signal 64"),
         (words('{"reward": NaN}'), "reward nan, which is not within"),
         (words('{"reward": 1e400}'), "reward inf, which is not within"),
         (words('{"reward": 1' + "0" * 400 + "}"), "a number that is too large"),
