@@ -96,6 +96,10 @@ class Judge:
         """Returns the tokens of a run's judges since the last time."""
         return self._tokens.pop(run_id, 0)
 
+    def return_tokens(self, run_id: str, tokens: int) -> None:
+        """Takes tokens back that could not be counted, for the next time."""
+        self._tokens[run_id] += tokens
+
     async def compare(
         self, grader: graders.RelativeModel, siblings: Sequence[AttemptFacts], run_id: str | None = None
     ) -> list[Graded]:

@@ -238,8 +238,12 @@ class Grader:
 
     async def _count_tokens(self, run_id: str) -> None:
         if tokens := self._sources.judge.take_tokens(run_id):
-            async with self._database.session() as session:
-                await add_judge_tokens(session, run_id, tokens)
+            try:
+                async with self._database.session() as session:
+                    await add_judge_tokens(session, run_id, tokens)
+            except BaseException:
+                self._sources.judge.return_tokens(run_id, tokens)
+                raise
 
     async def _postpone(self, leases: Sequence[GradingLease], causes: Sequence[str]) -> None:
         RETRIES.inc(len(leases))

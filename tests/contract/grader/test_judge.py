@@ -18,10 +18,13 @@ from leyden.libs.grading.facts import AttemptFacts
 from leyden.libs.grading.judging import tokens_of
 from leyden.libs.grading.pool import Graded
 from leyden.libs.service.providers import Provider
+from leyden.libs.store import tables
 from leyden.libs.store.alarms.gradings import of_rewards
-from leyden.libs.store.database import Database
+from leyden.libs.store.database import Database, Session, StoreAway
+from leyden.libs.store.runs.grading import add_judge_tokens
+from leyden.services.grader import worker
 from leyden.services.grader.judge import Judge
-from tests.contract.grader.test_worker import FORMAT, add_ungraded, grading, gradings, rewards, settled
+from tests.contract.grader.test_worker import FORMAT, add_ungraded, grading, gradings, rewards, rows, settled
 from tests.fakes.judge import Said, ScriptedJudge, scored, scripted_judge
 
 KEY = "the-key-of-the-judge"
@@ -218,6 +221,27 @@ async def test_a_run_whose_judges_have_used_their_tokens_waits_and_says_so(datab
     assert (found.name, "judge_budget" in others) == ("judge_budget", False)
     assert "the run's judges have used 360 of 300 tokens (reward.judge_tokens)" in found.reason
     assert (found.evidence["tokens"], found.evidence["judge_tokens"]) == (360, 300)
+
+
+async def test_tokens_that_could_not_be_written_are_counted_the_next_time(
+    database: Database, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = iter([True])
+
+    async def add(session: Session, run_id: str, tokens: int) -> None:
+        if next(away, False):
+            raise StoreAway
+        await add_judge_tokens(session, run_id, tokens)
+
+    monkeypatch.setattr(worker, "add_judge_tokens", add)
+    judged = {"name": "helpful", "grader": {**DOCUMENT, "rubric": "Helpful?"}}
+    async with scripted_judge() as scripted:
+        run, _ = await add_ungraded(database, judged, outputs=["a"], judge_tokens=300)
+        settings = {"providers": {"judge": {"url": scripted.url}}, "lease_seconds": 0.9}
+        async with grading(database, redis_url, **settings):
+            (found,) = await settled(database, run, 1)
+        assert (found.tries > 1, len(scripted.bodies)) == (True, 1)
+    assert [one.tokens for one in await rows(database, tables.JudgeUsage, run)] == [120]
 
 
 def test_a_provider_that_counts_no_tokens_has_used_one_for_each_four_bytes() -> None:
