@@ -30,6 +30,7 @@ from tests.support import builders
 from tests.support.waiting import eventually
 from tests.unit.grader.test_containers import TEMPLATE, words
 
+POINTS = ("grader.container_created",)
 TESTS = {"name": "tests", "grader": {"type": "container", "image": "tests/sort:1"}}
 
 
@@ -163,9 +164,7 @@ async def test_a_verdict_that_is_none_is_tried_three_times_in_new_jobs_and_is_no
     assert [(one.state, one.value) for one in await rewards(database, run)] == [("failed", None)]
 
 
-@pytest.mark.parametrize(
-    "point", ["grader.container_created", "grader.graded", "grader.total_written", "grader.settled"]
-)
+@pytest.mark.parametrize("point", [*POINTS, "grader.graded", "grader.total_written", "grader.settled"])
 async def test_a_killed_grader_leaves_its_job_and_the_next_one_reads_its_verdict(
     database: Database, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:

@@ -72,7 +72,7 @@ def test_a_part_that_cannot_be_compiled_names_the_setting(compiled: bool, remedy
 
 
 def test_a_learner_that_cannot_be_compiled_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise TorchDynamoException("no compiler")
 
     monkeypatch.setattr(resume, "assemble_learner", fail)
