@@ -217,6 +217,12 @@ class Run(Base):
     )
     baseline: Mapped[str | None] = _of_document("({credit,baseline,type})", "credit.baseline.type")
     algorithm: Mapped[str | None] = _of_document("({algorithm,type})", "algorithm.type")
+    teacher: Mapped[str | None] = _of_document(
+        "({algorithm,distillation,run})", "the run, or policy, whose version teaches this one"
+    )
+    teacher_version: Mapped[int | None] = _of_document(
+        "({algorithm,distillation,version})::integer", "the version that teaches"
+    )
     awaits_rewards: Mapped[bool | None] = _of_document(
         "(((config -> 'reward'::text) IS NULL) AND (({runner,stdout_reward}) = 'false'::text))",
         "whether all rewards come from outside",

@@ -4,6 +4,7 @@ lack a field of its command."""
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -370,10 +371,8 @@ def _is_missing(path: Path) -> bool:
     """Whether it is certain that nothing has this path: one that this process may not look at may be there."""
     try:
         path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
     return False
 
 

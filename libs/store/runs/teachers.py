@@ -11,10 +11,9 @@ from leyden.libs.store.database import ReadSession, Session
 
 # A further policy of a run may have a teacher of its own, and a version may be a further policy's.
 _LEARNING = """
-    SELECT policies.run_id, r.config #>> '{algorithm,distillation,run}' AS teacher,
-        (r.config #>> '{algorithm,distillation,version}')::integer AS version
+    SELECT policies.run_id, r.teacher, r.teacher_version AS version
     FROM runs r JOIN policies ON policies.id = r.id LEFT JOIN run_status s ON s.run_id = r.id
-    WHERE r.config #>> '{algorithm,distillation,run}' IS NOT NULL AND r.intent NOT IN ('cancelled', 'deleted')
+    WHERE r.teacher IS NOT NULL AND r.intent NOT IN ('cancelled', 'deleted')
     AND coalesce(s.phase, 'pending') NOT IN ('completed', 'failed', 'cancelled')
 """
 _TAUGHT_BY = text(f"""
