@@ -29,7 +29,8 @@ def test_a_missing_folder_is_refused_on_one_machine(tmp_path: Path, place: str) 
 
 def test_a_folder_that_the_api_cannot_look_at_is_not_missing(tmp_path: Path) -> None:
     # The error is another than that of a missing file, as it is for a folder that the API may not enter.
-    hidden = tmp_path / ("x" * 300)
+    hidden = tmp_path / "hidden"
+    hidden.symlink_to(hidden)
     assert check_directory(run_in(hidden), ONE_MACHINE) == []
     loop = tmp_path / "loop"
     loop.mkdir()
