@@ -43,7 +43,7 @@ def cities(found, kept):
         here = [city for city in here if city["name"] not in names]
         here.sort(key=lambda city: (city["name"] != country["capital"], -city["population"]))
         for city in here[: CITIES + 1]:
-            # Where two cities have one name, the first has the entry.
+            # The first of two cities with one name has the entry.
             if city["name"] not in names:
                 names.add(city["name"])
                 yield code, city["name"], city["population"]

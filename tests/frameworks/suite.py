@@ -174,7 +174,7 @@ async def test_of_repeats_after_a_slow_answer_and_a_cut_stream_one_answer_trains
 
 
 def _record(call: tables.ModelCall) -> dict[str, Any]:
-    """What credit reads of a call's tokens, request and end."""
+    """The tokens, request and end of a call, as credit reads them."""
     return {
         "completed": call.status == "completed",
         "trainable": call.trainable,

@@ -66,7 +66,7 @@ async def test_a_check_reads_rows_in_parts_up_to_the_first_fault_or_its_bounds(
     assert await checked(45) == (46, (45, "bad"))
     assert await checked(50) == (50, None)
     assert await checked(45, first=30) == (30, None)
-    # Of the first part alone is its size known.
+    # A part is read whole: the bound ends the reading after the first.
     assert await checked(45, size_bytes=1) == (20, None)
 
 
