@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +61,7 @@ class ModelTokenizer:
         own_length: int = config.get("max_position_embeddings", 2**20)
         self.context_length = min(own_length, context_length or own_length)
         self.eos_ids = self._find_eos_ids(folder, config)
+        self._byte_ids = byte_tokens(self._tokenizer)
 
     def encode(self, text: str, *, after: int | None = None) -> TokenIds:
         """Encodes a text without the special tokens that the tokenizer adds around a text.
@@ -101,7 +102,7 @@ class ModelTokenizer:
 
     def stream(self) -> TextStream:
         """Returns an incremental decoder."""
-        return TextStream(self._tokenizer)
+        return TextStream(self._tokenizer, self._byte_ids)
 
     def _encode_segment(self, segment: str, after: int | None) -> TokenIds:
         with self._lock:
@@ -138,15 +139,37 @@ class ModelTokenizer:
 
 
 class TextStream:
-    """Decodes tokens while they arrive; a character whose bytes span several tokens waits for the last of them."""
+    """Decodes tokens while they arrive, and returns text that no later token changes.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    A character whose bytes span several tokens waits for the last of them. So does a run of tokens that are single
+    bytes: all of it becomes U+FFFD where one of its bytes is wrong, as after valid characters.
+
+    Args: byte_ids: those of `byte_tokens`
+    """
+
+    def __init__(self, tokenizer: Tokenizer, byte_ids: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
+        self._byte_ids = byte_ids
+        self._waiting: list[int] = []
         self._stream = DecodeStream(skip_special_tokens=False)
 
     def feed(self, ids: Sequence[int]) -> str:
         """Returns the characters that these tokens complete."""
-        return "".join(text for token in ids if (text := self._stream.step(self._tokenizer, token)) is not None)
+        texts = []
+        for token in ids:
+            self._waiting.append(token)
+            if token not in self._byte_ids:
+                texts.append(self._stream.step(self._tokenizer, self._waiting) or "")
+                self._waiting = []
+        return "".join(texts)
+
+
+def byte_tokens(tokenizer: Tokenizer) -> frozenset[int]:
+    """Returns the tokens that are single bytes, as those of Llama 2, Mistral and Gemma are; none for other families."""
+    named = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+    ids = [token for token in named if token is not None]
+    is_whole = len(ids) == 256 and "é" in tokenizer.decode([ids[byte] for byte in "é".encode()])
+    return frozenset(ids if is_whole else ())
 
 
 def split_marks(tokenizer: Tokenizer) -> list[str]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from leyden.services.engine.convert import convert
-from leyden.services.gateway.prompt.tokenizer import ModelTokenizer, split_marks
+from leyden.services.gateway.prompt.tokenizer import ModelTokenizer, TextStream, byte_tokens, split_marks
 from tests.fakes.chat_model import EOS, HE, make_chat_model
 
 # Pieces of marks overlap, spaces stand beside them, and words end where marks begin.
@@ -187,3 +187,34 @@ def test_incomplete_characters_wait_for_their_last_byte(letters):
     stream = letters.stream()
     assert stream.feed([a, *day[:-1]]) == "a"
     assert stream.feed(day[-1:]) == "\u65e5"
+
+
+def with_fallback(*words: str) -> Tokenizer:
+    """Like Llama 2: characters without a token of their own are runs of tokens that are single bytes."""
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
+    parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(parts)
+    return tokenizer
+
+
+FALLBACK = with_fallback("\u2581", "\u2581a", "b", "\u00e9", "\ufffd")
+of_bytes = st.integers(0, 255).map(lambda byte: byte + 1)
+
+
+@given(st.lists(st.one_of(of_bytes, st.integers(0, FALLBACK.get_vocab_size() - 1)), max_size=30))
+def test_a_stream_of_single_bytes_shows_nothing_that_the_answer_has_not(ids):
+    whole = FALLBACK.decode(ids, skip_special_tokens=False)
+    stream, shown = TextStream(FALLBACK, byte_tokens(FALLBACK)), ""
+    for token in ids:
+        shown += stream.feed([token])
+        assert whole.startswith(shown)
+
+
+def test_a_run_of_bytes_waits_for_its_end_since_one_wrong_byte_changes_all_of_it():
+    first, second = (FALLBACK.token_to_id(name) for name in ("<0xC3>", "<0xA9>"))
+    stream = TextStream(FALLBACK, byte_tokens(FALLBACK))
+    assert stream.feed([first, second]) == ""
+    assert stream.feed([FALLBACK.token_to_id("b")]) == "\u00e9b"
+    assert not byte_tokens(byte_level())
