@@ -400,6 +400,32 @@ async def test_a_pod_that_vanishes_is_the_clusters_failure(server: FakeKubernete
         await backend.run(spec(limits=KubernetesRunner(image="a:1", timeout_seconds=86400)))
 
 
+async def suspended(server: FakeKubernetes, backend: KubernetesBackend) -> asyncio.Task[Any]:
+    """An attempt whose Job is suspended after the backend has seen its agent run, as Kueue preempts one."""
+    at_start(server, server.running)
+    attempt = asyncio.create_task(backend.run(spec(limits=KubernetesRunner(image="a:1", timeout_seconds=86400))))
+    await eventually(lambda: server.requests["GET pods"] > 2 and JOB in server.objects["jobs"])
+    server.objects["pods"].clear()
+    server.objects["jobs"][JOB]["spec"]["suspend"] = True
+    return attempt
+
+
+async def test_an_agent_that_the_cluster_starts_again_is_no_one_attempt(
+    server: FakeKubernetes, backend: KubernetesBackend
+) -> None:
+    attempt = await suspended(server, backend)
+    server.objects["jobs"][JOB]["spec"]["suspend"] = False
+    server.ended(JOB, 0)["metadata"]["name"] = f"{POD}-again"
+    server.logs[f"{POD}-again"] = b'{"reward": 1.0}\n'
+    with pytest.raises(BackendError, match=f"started the agent again, in pod {POD}-again after {POD}"):
+        await attempt
+
+
+async def test_the_pod_of_a_suspended_job_is_gone(server: FakeKubernetes, backend: KubernetesBackend) -> None:
+    with pytest.raises(BackendError, match=f"pod {POD} is gone: queued: the Job is suspended"):
+        await (await suspended(server, backend))
+
+
 async def test_a_job_that_somebody_deletes_is_the_clusters_failure(
     server: FakeKubernetes, backend: KubernetesBackend
 ) -> None:

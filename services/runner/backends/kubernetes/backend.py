@@ -29,6 +29,8 @@ POD_POLL_SECONDS = 1.0
 JOB_POLL_SECONDS = 3.0
 PODLESS_POLLS = 3
 """A Job has a pod by then, unless something keeps the cluster from making one."""
+LOST_POLLS = 10
+"""The pod of an agent that ran is gone for good by then, whatever its Job still says."""
 CLEAN_UP_SECONDS = 20.0
 LOG_SECONDS = 60.0
 OUT_OF_MEMORY = "the agent used more memory than allowed (runner.resources.limits.memory)"
@@ -151,12 +153,17 @@ class KubernetesBackend:
     async def _until_over(self, spec: AttemptSpec, name: str) -> Ended:
         began, podless, reason = time.monotonic(), 0, "it has no pod"
         running_since: float | None = None
+        ran_in: str | None = None
         while True:
             pod = (await self._pods.next()).get(name)
             podless = 0 if pod is not None else podless + 1
+            if pod is not None and pod.name != (ran_in or pod.name):
+                # As Kueue does with a Job that it suspended. The calls of two agents would be one attempt's.
+                raise BackendError(f"the cluster started the agent again, in pod {pod.name} after {ran_in}")
             if pod is not None and pod.is_over:
                 return await self._exit(spec, pod)
             if pod is not None and pod.started_at is not None:
+                ran_in = pod.name
                 # Nodes, API server and this machine may disagree about the time: no two of their clocks are compared.
                 if running_since is None:
                     # The clock is read after the answer, which may have taken long and contains that time.
@@ -169,6 +176,8 @@ class KubernetesBackend:
                 reason = pod.waiting or reason
             elif podless >= PODLESS_POLLS:
                 reason = await self._podless_reason(name) or reason
+            if ran_in is not None and podless >= LOST_POLLS:
+                raise BackendError(f"the agent's pod {ran_in} is gone: {reason}")
             if pod is not None and pod.hopeless:
                 raise BackendError(f"the agent cannot start: {reason}")
             if time.monotonic() - began > self._settings.start_seconds:
