@@ -97,7 +97,7 @@ def request_body(
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
         "no_stop_trim": True,
-        **_optional_parameters(sampling, sampled),
+        **_shaping(sampling, sampled),
         **request.constraint,
     }
     if not request.stream:
@@ -121,18 +121,17 @@ def request_body(
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _optional_parameters(sampling: Sampling, sampled: int) -> Json:
+def _shaping(sampling: Sampling, sampled: int) -> Json:
+    """Returns every parameter that changes the distribution, neutral ones too: SGLang would take those that are left
+    out from its `--preferred-sampling-params`, and the tokens would train as if it had not."""
     values: Json = {
         "min_p": sampling.min_p,
         "min_new_tokens": max(0, sampling.min_tokens - sampled),
         "frequency_penalty": sampling.frequency_penalty,
         "presence_penalty": sampling.presence_penalty,
-        "logit_bias": sampling.logit_bias,
+        "repetition_penalty": sampling.repetition_penalty,
     }
-    chosen = {name: value for name, value in values.items() if value}
-    if sampling.repetition_penalty != 1.0:
-        chosen["repetition_penalty"] = sampling.repetition_penalty
-    return chosen
+    return values | ({"logit_bias": sampling.logit_bias} if sampling.logit_bias else {})
 
 
 class SampleBuilder:

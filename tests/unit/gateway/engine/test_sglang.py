@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.services.gateway.calls.context import SampledTokens, Sampling
+from leyden.services.engine.request import SamplingParams
+from leyden.services.gateway.calls.context import SampledTokens, Sampling, seed_of_rollout
 from leyden.services.gateway.engine.sglang import EngineLost, EngineRequest, SampleBuilder, refusal, request_body
 from leyden.services.gateway.errors import BadRequest, Unavailable
 
@@ -405,9 +406,12 @@ def test_the_body_requests_the_rest_of_an_answer() -> None:
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,
             "no_stop_trim": True,
+            "min_p": 0.0,
             "min_new_tokens": 1,
-            "logit_bias": {"5": 1},
+            "frequency_penalty": 0.0,
+            "presence_penalty": 0.0,
             "repetition_penalty": 1.5,
+            "logit_bias": {"5": 1},
             "sampling_seed": 7,
         },
         "return_logprob": True,
@@ -415,6 +419,22 @@ def test_the_body_requests_the_rest_of_an_answer() -> None:
         "stream": True,
         "extra_key": "run-a:3",
     }
+
+
+def test_a_seed_is_one_rollouts_and_siblings_with_the_same_one_differ() -> None:
+    seeds = [seed_of_rollout(seed, f"run-a.0.{sibling}") for seed in (42, -3) for sibling in range(8)]
+    assert seeds == [seed_of_rollout(seed, f"run-a.0.{sibling}") for seed in (42, -3) for sibling in range(8)]
+    assert len(set(seeds)) == 16
+    assert all(0 <= seed < 2**62 for seed in seeds)
+
+
+def test_what_an_agent_leaves_out_is_neutral_whatever_the_engine_prefers() -> None:
+    """SGLang fills parameters that a request lacks from its `--preferred-sampling-params`."""
+    body = orjson.loads(request_body(request(), SampledTokens("c", 0, None), "c", None))
+    preferred = {"top_k": 20, "top_p": 0.8, "min_p": 0.1, "min_new_tokens": 9}
+    penalties = {"frequency_penalty": 0.1, "presence_penalty": 1.5, "repetition_penalty": 1.05}
+    merged = SamplingParams.model_validate({**preferred, **penalties, **body["sampling_params"]})
+    assert not (merged.truncates or merged.reshapes)
 
 
 def test_an_answer_in_one_piece_comes_in_large_ones() -> None:
