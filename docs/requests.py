@@ -31,7 +31,7 @@ CHAT = SAMPLING | {
     **dict.fromkeys(("top_k", "min_p", "min_tokens", "frequency_penalty", "presence_penalty"), CHANGED),
     **dict.fromkeys(("repetition_penalty", "logit_bias"), CHANGED),
     "stop": "One text, or several.",
-    "seed": "Choice *i* gets `seed + i`.",
+    "seed": "It repeats within a rollout: siblings that send the same one get different answers, and so do choices.",
     "logprobs": "Of the temperature-scaled distribution.",
     "top_logprobs": "Needs `logprobs`.",
     "response_format": "`json_schema` and `json_object` constrain decoding; the prompt does not name the schema.",

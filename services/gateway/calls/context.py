@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import dataclass, field
 from typing import Literal
@@ -40,6 +41,15 @@ class Attempt:
     @property
     def of_run(self) -> AttemptOfRun:
         return AttemptOfRun(self.run_id, self.rollout_id, self.attempt)
+
+
+def seed_of_rollout(seed: int, rollout_id: str) -> int:
+    """Returns the seed that engines get for an agent's seed, from 0 to 2^62 - 1: another one in each rollout.
+
+    Agents send one seed in all rollouts. Siblings would sample equal answers, and a group of equals teaches nothing.
+    """
+    digest = hashlib.blake2b(f"{seed}:{rollout_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 2
 
 
 @dataclass(frozen=True, slots=True)

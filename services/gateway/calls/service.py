@@ -34,6 +34,7 @@ from leyden.services.gateway.calls.context import (
     Completion,
     ModelRequest,
     SampledTokens,
+    seed_of_rollout,
 )
 from leyden.services.gateway.calls.override import overridden
 from leyden.services.gateway.calls.prepare import NAME_HEADER, agent_of, role_of
@@ -278,7 +279,7 @@ class CallService:
         temperature = request.sampling.temperature
         metrics.PROMPTS.labels(sampler.indexed.continuation).inc()
         parent = parse_traceparent(headers.get("traceparent"))
-        choices = _choices(request)
+        choices = _choices(request, attempt.rollout_id)
         context = CallContext(
             attempt=attempt,
             request=request,
@@ -428,10 +429,11 @@ def _delivery(attempt: Attempt, request_id: str, sequence: int, digest: bytes) -
     return NewDelivery(attempt.run_id, request_id, attempt.rollout_id, attempt.attempt, "", sequence, digest)
 
 
-def _choices(request: ModelRequest) -> list[SampledTokens]:
+def _choices(request: ModelRequest, rollout_id: str) -> list[SampledTokens]:
     seed = request.sampling.seed
+    first = None if seed is None else seed_of_rollout(seed, rollout_id)
     return [
-        SampledTokens(new_call_id(), index, None if seed is None else (seed + index) % 2**63)
+        SampledTokens(new_call_id(), index, None if first is None else first + index)
         for index in range(request.choices)
     ]
 

@@ -46,6 +46,7 @@ from leyden.libs.store.migrate import migrate
 from leyden.libs.store.records.chains import FullCall
 from leyden.libs.store.records.chains import full_calls as read_full_calls
 from leyden.services.gateway.app import create_app
+from leyden.services.gateway.calls.context import seed_of_rollout
 from leyden.services.gateway.settings import Settings
 from tests.contract.gateway.recorded_models import FAMILIES, Family
 from tests.fakes.scripted_engine import ScriptedEngine, running
@@ -98,17 +99,18 @@ def _ids(data: bytes) -> list[int]:
 class Speller:
     """Turns the script's texts into the engine's tokens.
 
-    `script` has a text for each choice of the next request, which the choice's seed selects.
+    `script` has a text for each choice of the next request, which the choice's seed selects; `first` is the first's.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: str) -> None:
         self.script: Sequence[str] = ()
+        self.first = SEED
         self.tokenizer = tokenizer
         self._stop = tokenizer.token_to_id(stop)
 
     def says(self, body: Json) -> list[int]:
         """The tokens of a text; every second word is spelled letter by letter, the first one included."""
-        text = self.script[body["sampling_params"].get("sampling_seed", SEED) - SEED]
+        text = self.script[body["sampling_params"].get("sampling_seed", self.first) - self.first]
         spelled, words = list[int](), 0
         for token in self.tokenizer.encode(text, add_special_tokens=False).ids:
             word = self.tokenizer.id_to_token(token)
@@ -205,6 +207,7 @@ class Play:
         stream = len(self.statuses) % 2 == 1
         body = {"model": "m", "messages": messages, "stream": stream, "seed": SEED, "n": len(says), **fields}
         rollout_id = self.rollouts[sibling].id
+        self.stage.speller.first = seed_of_rollout(SEED, rollout_id)
         address = f"/r/{rollout_id}/{attempt}/v1/chat/completions"
         headers = {"authorization": f"Bearer {self._key(rollout_id, attempt)}"}
         response = await self.http.post(address, json=body, headers=headers)

@@ -17,6 +17,7 @@ from leyden.libs.contracts.capability import Scope
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
+from leyden.services.gateway.calls.context import seed_of_rollout
 from tests.fakes.chat_model import EOS
 from tests.fakes.gateway import scene
 from tests.fakes.scripted_engine import logprob_of
@@ -66,7 +67,12 @@ async def test_an_answer_has_the_sampled_text_and_its_record_every_token(tmp_pat
         "spaces_between_special_tokens": False,
         "no_stop_trim": True,
         "stream_interval": 1024,
-        "sampling_seed": 7,
+        "min_p": 0.0,
+        "min_new_tokens": 0,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "sampling_seed": seed_of_rollout(7, stage.rollout_id),
     }
     assert (call.rollout_id, call.attempt, call.request_id, call.choice) == (stage.rollout_id, 1, call.id, 0)
     assert (call.status, call.trainable, call.finish_reason) == ("completed", True, "stop")
@@ -110,11 +116,14 @@ async def test_a_character_of_several_tokens_is_never_shown_in_halves(tmp_path, 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_n_answers_are_n_records_of_one_request_with_seeds_of_their_own(tmp_path, database, stream):
-    texts = ["one", "two", "three"]
+    texts, first = ["one", "two", "three"], list[int]()
     async with (
-        scene(tmp_path, database, says=lambda body: _by_seed(body, texts), engine={"tokens_per_chunk": 2}) as stage,
+        scene(
+            tmp_path, database, says=lambda body: _by_seed(body, texts, first), engine={"tokens_per_chunk": 2}
+        ) as stage,
         stage.client() as client,
     ):
+        first.append(seed_of_rollout(40, stage.rollout_id))
         answer: Any = await client.chat.completions.create(model="m", messages=HI, n=3, seed=40, stream=stream)
         chunks = await collect(answer) if stream else []
         calls = await stage.calls()
@@ -125,9 +134,9 @@ async def test_n_answers_are_n_records_of_one_request_with_seeds_of_their_own(tm
     assert len({call.id for call in calls}) == 3
 
 
-def _by_seed(body: dict[str, Any], texts: list[str]) -> list[int]:
+def _by_seed(body: dict[str, Any], texts: list[str], first: list[int]) -> list[int]:
     # A letter's token is its place in the byte alphabet, which begins with "!".
-    return [*(ord(letter) - ord("!") for letter in texts[body["sampling_params"]["sampling_seed"] - 40]), EOS]
+    return [*(ord(letter) - ord("!") for letter in texts[body["sampling_params"]["sampling_seed"] - first[0]]), EOS]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from leyden.services.gateway.calls.context import seed_of_rollout
 from tests.contract.gateway.test_calls import ids
 from tests.fakes.chat_model import CHATML_WITH_TOOLS
 from tests.fakes.gateway import Scene, attempt_environment, scene
@@ -31,7 +32,11 @@ async def test_options_reach_the_engine_and_the_record_has_unknown_ones(tmp_path
     asked = sent["sampling_params"]
     assert [asked[name] for name in ("temperature", "max_new_tokens", "stop")] == [0.5, 7, ["x", "y"]]
     assert call.request == {"model": "m", "stream": False, "options": options, "keep_alive": "5m", "new": {"a": 1}}
-    assert (call.dialect, call.trainable, asked["sampling_seed"]) == ("ollama_chat", True, 3)
+    assert (call.dialect, call.trainable, asked["sampling_seed"]) == (
+        "ollama_chat",
+        True,
+        seed_of_rollout(3, stage.rollout_id),
+    )
     assert (answer["message"], answer["done_reason"]) == ({"role": "assistant", "content": "Hello."}, "stop")
     assert (answer["model"], answer["prompt_eval_count"], answer["eval_count"]) == (
         "m", call.prompt_tokens, call.completion_tokens
