@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from leyden.libs.cli.view.output import Part, heading, mean_and_interval, table
+from leyden.libs.cli.view.output import Part, counted_rollouts, heading, mean_and_interval, table
 from leyden.libs.contracts.api.comparison import Comparison, TaskComparison
 from leyden.libs.contracts.api.runs import Evaluation, Run
 
@@ -28,14 +28,19 @@ def _figures(found: Comparison) -> Iterator[tuple[object, ...]]:
     yield ("phase", *(run.phase for run in runs))
     yield ("step", *(f"{run.progress.step} of {run.progress.steps}" for run in runs))
     yield ("last reward", *(run.progress.reward_mean for run in runs))
-    yield ("held-out reward", *map(_held_out, found.evaluations))
+    yield ("held-out reward", *map(held_out_reward, found.evaluations))
     yield ("best version", *(run.best_version for run in runs))
     yield ("dataset", *(run.dataset_id for run in runs))
 
 
-def _held_out(evaluations: Sequence[Evaluation]) -> str | None:
-    measured = [one.results.reward for one in evaluations if one.results.reward is not None]
-    return mean_and_interval(measured[-1], ".3f") if measured else None
+def held_out_reward(evaluations: Sequence[Evaluation]) -> str | None:
+    """The reward of the newest version that the run's own evaluations have measured as a whole."""
+    whole = [one for one in evaluations if one.results.complete and one.dataset_id == evaluations[0].dataset_id]
+    newest = max(whole, key=lambda one: (one.measured_version or 0, one.number), default=None)
+    if newest is None or newest.results.reward is None:
+        return None
+    words, counted = mean_and_interval(newest.results.reward, ".3f"), counted_rollouts(newest.results)
+    return f"{words} ({counted})" if " of " in counted else words
 
 
 def _tasks(one: TaskComparison, runs: Sequence[Run]) -> tuple[object, ...]:

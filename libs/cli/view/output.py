@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leyden.libs.cli.view.safe_text import is_unsafe, safe_line, safe_lines
-from leyden.libs.contracts.api.runs import Statistic
+from leyden.libs.contracts.api.runs import EvaluationResults, Statistic
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Count = Annotated[int, typer.Option("--limit", "-n", min=1, help="Number of rows.")]
@@ -76,6 +76,14 @@ def mean_and_interval(statistic: Statistic, form: str) -> str:
     if statistic.low is None or statistic.high is None:
         return f"{statistic.mean:{form}}"
     return f"{statistic.mean:{form}} [{statistic.low:{form}}, {statistic.high:{form}}]"
+
+
+def counted_rollouts(results: EvaluationResults) -> str:
+    """How many of an evaluation's rollouts its reward counts: `50 rollouts`, `45 of 50 rollouts` where the others have
+    none, and `12 of 30 rollouts so far` while it goes on."""
+    every, counted = sum(results.rollouts.values()), results.reward.count if results.reward else 0
+    share = str(every) if counted == every and results.complete else f"{counted} of {every}"
+    return f"{share} rollouts{'' if results.complete else ' so far'}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, justify: JustifyMethod = "left") -> Table:

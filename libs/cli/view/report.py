@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape as html_escape
 from pathlib import PurePath
 
-from leyden.libs.cli.view.output import mean_and_interval
+from leyden.libs.cli.view.output import counted_rollouts, mean_and_interval
 from leyden.libs.cli.view.safe_text import safe_lines
 from leyden.libs.cli.view.watch import policy_words
 from leyden.libs.contracts.api.rollouts import Call, RolloutDetail, Span
@@ -210,7 +210,7 @@ def _evaluations(evaluations: Sequence[Evaluation]) -> str:
     if not measured:
         return ""
     names = list(dict.fromkeys(fact.name for e, _ in measured for fact in e.results.facts if fact.name != "reward"))
-    head = ["", *(f"version {e.measured_version} ({reward.count} rollouts)" for e, reward in measured)]
+    head = ["", *(f"version {e.measured_version} ({counted_rollouts(e.results)})" for e, _ in measured)]
     rows = [["reward", *(_statistic(reward) for _, reward in measured)]]
     for name in names:
         facts = [next((fact for fact in e.results.facts if fact.name == name), None) for e, _ in measured]

@@ -18,7 +18,7 @@ async def measured_run(database: Database, dataset: str, rate: float, rewards: l
     document = builders.run_document(dataset=dataset, name=f"rate {rate}", optimizer={"learning_rate": rate})
     run = await builders.add_run(database, config=document, dataset_id=dataset)
     evaluation = ids.evaluation_id(run.id, 1)
-    columns = {"dataset_id": dataset, "policy_version": 0, "rollouts_per_task": 1}
+    columns = {"dataset_id": dataset, "policy_version": 0, "rollouts_per_task": 1, "max_tasks": len(rewards)}
     async with database.session() as session:
         session.add(tables.Evaluation(id=evaluation, run_id=run.id, number=1, **columns))
         started = datetime(2026, 1, 1, tzinfo=UTC)

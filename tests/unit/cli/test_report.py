@@ -8,6 +8,7 @@ from typing import Any
 
 from leyden.libs.cli.commands.demo import DemoOptions, check_rise, run_document
 from leyden.libs.cli.errors import CommandError
+from leyden.libs.cli.view.comparison import held_out_reward
 from leyden.libs.cli.view.report import Trajectory, answer_text, last_question, render_report
 from leyden.libs.contracts.api.rollouts import Call, CallCredit, RolloutDetail, Span
 from leyden.libs.contracts.api.runs import (
@@ -179,6 +180,30 @@ def test_the_headline_names_the_model_and_goes_from_the_first_to_the_last_reward
         assert f"<p class='headline'>tiny: {change}</p>" in text
     assert "tiny: held-out reward 0.100 (version 0)" in render_report(run(), [], measured[1:], [], model="/models/tiny")
     assert "the platform&#x27;s model: no reward yet" in render_report(run(), [], [], [])
+
+
+def partial(version: int, share: float, *, dataset: str = "d", **results: Any) -> Evaluation:
+    whole = evaluation(version, share)
+    changed = whole.results.model_copy(update=results)
+    return whole.model_copy(update={"dataset_id": dataset, "results": changed})
+
+
+def test_a_part_of_an_evaluation_is_shown_as_a_part() -> None:
+    begun = partial(3, 0.9, complete=False, rollouts={"finished": 100, "queued": 300})
+    lossy = partial(2, 0.8, rollouts={"finished": 100, "excluded": 25})
+    text = render_report(run(), [], [evaluation(0, 0.1), lossy, begun], [])
+    assert "version 0 (100 rollouts)" in text
+    assert "version 2 (100 of 125 rollouts)" in text
+    assert "version 3 (100 of 400 rollouts so far)" in text
+
+
+def test_the_held_out_reward_of_a_run_is_that_of_its_newest_whole_evaluation() -> None:
+    begun = partial(3, 0.9, complete=False, rollouts={"finished": 100, "queued": 300})
+    elsewhere, again = partial(4, 1.0, dataset="other"), evaluation(0, 0.2).model_copy(update={"number": 9})
+    assert held_out_reward([evaluation(0, 0.1), evaluation(2, 0.8), begun, elsewhere, again]) == "0.800 [0.700, 0.900]"
+    lossy = partial(2, 0.8, rollouts={"finished": 100, "excluded": 25})
+    assert held_out_reward([lossy]) == "0.800 [0.700, 0.900] (100 of 125 rollouts)"
+    assert held_out_reward([begun]) is None and held_out_reward([]) is None
 
 
 def test_the_axis_of_rewards_without_a_negative_one_begins_at_0() -> None:

@@ -27,6 +27,13 @@ export interface Page<Item> {
   next_cursor?: string | null;
 }
 
+/** The evaluations that measured a version on all tasks of the run's own evaluations, in the order of versions: means
+ * of a part, or of other tasks, compare no versions. */
+export const wholeEvaluations = (evaluations: Evaluation[]) =>
+  evaluations
+    .filter((one) => one.results.complete && one.dataset_id === evaluations[0]?.dataset_id)
+    .sort((one, other) => (one.measured_version ?? 0) - (other.measured_version ?? 0) || one.number - other.number);
+
 export const POLL_MILLISECONDS = 3000;
 /** While a stream tells of changes. */
 const STREAMED_MILLISECONDS = 30_000;

@@ -2,7 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { usePolled, type Comparison, type Evaluation, type Page, type Run, type TaskComparison } from "../api";
+import { usePolled, wholeEvaluations, type Comparison, type Evaluation, type Page, type Run, type TaskComparison } from "../api";
 import { Curves, type Curve } from "../curves";
 import { AgentLine, Commands, Loaded, State, Table, link, number, signed, time } from "../parts";
 
@@ -107,9 +107,9 @@ function curves(found: Comparison, metric: string, axis: keyof typeof AXES): Cur
 }
 
 function heldOut(evaluations: Evaluation[]): [number, number][] {
-  return evaluations
-    .flatMap(({ measured_version: x, results: { reward } }): [number, number][] => (x === null || reward === null ? [] : [[x, reward.mean]]))
-    .sort(([one], [other]) => one - other);
+  return wholeEvaluations(evaluations).flatMap(({ measured_version: x, results: { reward } }): [number, number][] =>
+    x === null || reward === null ? [] : [[x, reward.mean]],
+  );
 }
 
 function Figures({ found }: { found: Comparison }) {
@@ -135,7 +135,7 @@ function Figures({ found }: { found: Comparison }) {
   );
 }
 
-const lastHeldOut = (evaluations: Evaluation[]) => evaluations.flatMap((one) => one.results.reward?.mean ?? []).pop();
+const lastHeldOut = (evaluations: Evaluation[]) => heldOut(evaluations).pop()?.[1];
 
 function Tasks({ found }: { found: Comparison }) {
   const name = (one: TaskComparison) => found.runs.find((run) => run.id === one.run_id)?.name ?? one.run_id;

@@ -1,5 +1,5 @@
 import { Alarms } from "../alarms";
-import { usePolled, type Evaluation, type Metrics, type Page, type Run } from "../api";
+import { usePolled, wholeEvaluations, type Evaluation, type Metrics, type Page, type Run } from "../api";
 import { Chart, type Point } from "../chart";
 import { useRunEvents } from "../live";
 import { AgentLine, Commands, Facts, Loaded, State, Table, number, time } from "../parts";
@@ -38,11 +38,9 @@ function trained(metrics: Metrics): Point[] {
 }
 
 function heldOut(evaluations: Evaluation[]): Point[] {
-  return evaluations
-    .flatMap(({ measured_version: x, results: { reward } }) =>
-      x === null || reward === null ? [] : [{ x, y: reward.mean, low: reward.low, high: reward.high }],
-    )
-    .sort((one, other) => one.x - other.x);
+  return wholeEvaluations(evaluations).flatMap(({ measured_version: x, results: { reward } }) =>
+    x === null || reward === null ? [] : [{ x, y: reward.mean, low: reward.low, high: reward.high }],
+  );
 }
 
 function Overview({ run }: { run: Run }) {
