@@ -312,7 +312,9 @@ SELECT id, status FROM model_calls JOIN pg_temp.full_calls(:'run') f USING (id) 
     OR (min_policy_version IS NULL) <> (completion_tokens = 0)
     OR parent_call_id IS NULL AND tools IS NULL OR answer ->> 'role' <> 'assistant'
     OR status = 'completed' AND (answer IS NULL OR finish_reason IS NULL OR prompt_tokens = 0)
-    OR status <> 'completed' AND (answer IS NOT NULL OR trainable));
+    OR status <> 'completed' AND (answer IS NOT NULL OR trainable)
+    OR status = 'refused' AND completion_tokens > 0
+    OR finish_reason = 'context_length_exceeded' AND status <> 'refused');
 
 \echo question: sampled tokens with an impossible probability
 SELECT c.id, p FROM model_calls c CROSS JOIN unnest(pg_temp.float32s(c.generator_logprobs)) AS p
@@ -534,14 +536,15 @@ GROUP BY s.run_id, u.config HAVING count(*) >= least(2, (u.config #>> '{training
     AND NOT EXISTS (SELECT FROM step_replays g WHERE g.run_id = s.run_id AND g.step = n.number));
 
 \echo question: groups whose calls were counted otherwise than they are stored
-SELECT c.group_id, c.calls, m.calls, m.untrainable FROM group_credits c
+SELECT c.group_id, c.calls, m.calls, m.untrainable, m.overflows FROM group_credits c
 CROSS JOIN LATERAL (
-    SELECT count(*) AS calls, count(*) FILTER (WHERE m.status <> 'completed' OR NOT m.trainable) AS untrainable
+    SELECT count(*) AS calls, count(*) FILTER (WHERE m.status <> 'completed' OR NOT m.trainable) AS untrainable,
+           count(*) FILTER (WHERE m.finish_reason = 'context_length_exceeded') AS overflows
     FROM rollouts r JOIN model_calls m ON m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = r.attempt
     WHERE r.group_id = c.group_id AND r.state = 'finished' AND NOT r.greedy) m
 WHERE c.run_id = :'run' AND c.calls IS NOT NULL AND NOT EXISTS (SELECT FROM runs WHERE id = c.run_id AND algorithm = 'sft')
 AND NOT EXISTS (SELECT FROM policies WHERE name <> '' AND c.run_id IN (id, run_id))
-AND ((c.calls ->> 'calls')::bigint <> m.calls
+AND ((c.calls ->> 'calls')::bigint <> m.calls OR (c.calls ->> 'overflows')::bigint <> m.overflows
      OR (SELECT coalesce(sum(value::bigint), 0) FROM jsonb_each_text(c.calls -> 'untrainable')) < m.untrainable);
 
 \echo question: tokens older than the lag allows

@@ -16,6 +16,7 @@ from leyden.libs.contracts import untrainable
 from leyden.libs.contracts.api.rollouts import Call, RolloutDetail, Span
 from leyden.libs.contracts.api.runs import Run
 from leyden.libs.contracts.config import Override
+from leyden.libs.contracts.states import CONTEXT_EXCEEDED
 
 POLL_SECONDS = 0.5
 
@@ -106,6 +107,11 @@ def problems_of(rollout: RolloutDetail, calls: Sequence[Call], replaced: Collect
             hint = f" {same[0].temperature:g}" if left.endswith("temperature") else ""
             words = f"{len(same)} of {len(calls)} model calls cannot be trained: {left}{hint}"
             yield f"{words}; {untrainable.remedy_of(left)}"
-    unfinished = [call.status for call in calls if call.status != "completed"]
+    unfinished = [
+        call.status for call in calls if call.status != "completed" and call.finish_reason != CONTEXT_EXCEEDED
+    ]
+    if overflows := sum(call.finish_reason == CONTEXT_EXCEEDED for call in calls):
+        words = f"{overflows} of {len(calls)} model calls were refused: their messages exceed the model's context"
+        yield f"{words}; {untrainable.CONTEXT_REMEDY}"
     if unfinished:
         yield f"{len(unfinished)} of {len(calls)} model calls did not complete: {', '.join(sorted(set(unfinished)))}"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from leyden.libs.contracts.api.alarms import Severity
+from leyden.libs.contracts.untrainable import CONTEXT_REMEDY
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,14 @@ _RULES = (
         "share of the model calls without a complete answer",
         *(0.05, 100, "attempts", 20),
         "look at the calls (`leyden rollout show`), at the agent's time-outs and at the engines (`leyden status`)",
+    ),
+    AlarmRule(
+        "context_overflows",
+        "warning",
+        "Agents send messages beyond the model's context, and the gateway or the engine refuses them.",
+        "share of the attempts with a refused call",
+        *(0.1, 100, "attempts", 4),
+        CONTEXT_REMEDY,
     ),
     AlarmRule(
         "tool_fails",

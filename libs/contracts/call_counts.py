@@ -24,6 +24,8 @@ class CallCounts(BaseModel):
     """Complete answers without a text and without a tool call."""
     cut: int = 0
     """Answers that `max_tokens` or the model's context cut off."""
+    overflows: int = 0
+    """Calls that were refused because their messages exceed the model's context."""
     tools: dict[str, dict[str, int]] = {}
     """Tool calls by tool and status (`ok`, `error` or `unset`)."""
     roles: dict[str, int] | None = None
@@ -57,6 +59,7 @@ def total(counts: Iterable[CallCounts]) -> CallCounts:
         malformed=sum(one.malformed for one in every),
         empty=sum(one.empty for one in every),
         cut=sum(one.cut for one in every),
+        overflows=sum(one.overflows for one in every),
         tools={tool: dict(statuses) for tool, statuses in sorted(tools.items())},
         roles=None if any(one.roles is None for one in every) else dict(sorted(roles.items())),
     )

@@ -92,11 +92,19 @@ class Continuation(StrEnum):
 
 
 class CallStatus(StrEnum):
-    """The result of a model call; only `completed` calls are trained."""
+    """The result of a model call; only `completed` calls are trained.
+
+    The platform answers for a `failed` call, the agent for a `refused` one.
+    """
 
     COMPLETED = "completed"
     ABORTED = "aborted"
     FAILED = "failed"
+    REFUSED = "refused"
+
+
+CONTEXT_EXCEEDED = "context_length_exceeded"
+"""The code of the error, and the finish reason of the refused call, where messages exceed the model's context."""
 
 
 class SpanStatus(StrEnum):

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 GREEDY_ROLLOUT = "greedy rollout: the baseline of its siblings"
 NO_ROLE = "no role, and the run's train names those that train"
 UNFINISHED = "without a complete answer"
+OVERFLOW = "beyond the model's context"
 NO_TOKENS = "without a sampled token"
 FORCED = "forced by a grammar token by token"
 NOT_DELIVERED = "nobody received the answer"
@@ -14,6 +15,11 @@ REPEATED = "the agent asked again and went on from a later answer"
 AUXILIARY = "beside the agent's work"
 UNKNOWN = "not trainable"
 SAMPLED_WITH = "sampled with "
+
+CONTEXT_REMEDY = (
+    "let the agent shorten tool results and earlier messages, and its answers by `max_tokens`; or give the engines a"
+    " longer context (SGLang's `--context-length`), which GATEWAY_CONTEXT_LENGTH and the pool's must not lower"
+)
 
 
 def of_frozen_policy(role: str) -> str:
@@ -65,6 +71,8 @@ def remedy_of(reason: str) -> str:
             "let the agent leave out these parameters; a temperature must be above 0, best 1"
             " (or write `sampling.override`: training then samples without them)"
         )
+    if reason == OVERFLOW:
+        return CONTEXT_REMEDY
     if reason in {UNFINISHED, NO_TOKENS, NOT_DELIVERED}:
         return "look at the calls (`leyden rollout show`) and at the agent's time-outs"
     if reason == AUXILIARY:

@@ -595,7 +595,9 @@ class ModelCall(Base):
     sequence: Mapped[int] = mapped_column(
         BigInteger, comment="Arrival in nanoseconds since the epoch: orders the calls of an attempt."
     )
-    status: Mapped[str] = mapped_column(comment="completed, aborted (the client hung up) or failed.")
+    status: Mapped[str] = mapped_column(
+        comment="completed, aborted (the client hung up), failed, or refused (the request is at fault)."
+    )
     trainable: Mapped[bool] = mapped_column(Boolean, comment="True when the loss may see its tokens.")
     untrainable_reason: Mapped[str | None] = mapped_column(
         comment="The parameters that a trainer cannot reproduce, or how the call ended."
@@ -662,7 +664,9 @@ class ModelCall(Base):
         JSONB(none_as_null=True),
         comment="Sampling parameters as the agent asked, where the run's override replaced them; null: none.",
     )
-    finish_reason: Mapped[str | None] = mapped_column(comment="stop, length, tool_calls or abort; null when it failed.")
+    finish_reason: Mapped[str | None] = mapped_column(
+        comment="stop, length or tool_calls; of a refused call the code of its error, as context_length_exceeded."
+    )
     trace_id: Mapped[str | None] = mapped_column(comment="Hex, from the traceparent header.")
     parent_span_id: Mapped[str | None] = mapped_column(comment="Hex, from the traceparent header.")
     agent: Mapped[str | None] = mapped_column(

@@ -38,6 +38,7 @@ def _counts(calls: Sequence[Call], uses: Mapping[str, Sequence[ToolUse]]) -> Cal
         malformed=sum(any(one.is_malformed for one in call.asked) for call in calls),
         empty=sum(call.completed and not call.asked and not call.text.strip() for call in calls),
         cut=sum(call.is_cut for call in calls),
+        overflows=sum(call.is_overflow for call in calls),
         tools={tool: dict(statuses) for tool, statuses in sorted(tools.items())},
         roles=dict(sorted(Counter(call.role for call in calls if call.role is not None).items())),
     )

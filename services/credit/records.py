@@ -53,6 +53,7 @@ class Call:
     `delivered` is None where nobody knows whether the agent got the answer, which was complete `seconds` after the
     request came; requests with the same body have one `request_sha256`. `policy` is None for the run's own model,
     `offers_tools` where the call has the tools of its parent. `is_cut`: the answer ended for its length.
+    `is_overflow`: it was refused because its messages exceed the model's context.
     `written`: another provider's answer in tokens of the run's own model, which nobody sampled.
     `recorded_reason`: the gateway's, for a call that is not `trainable`. `asked` and `text` are the sampled answer's
     tool calls and its text beside them; `results` are those of earlier calls' tools, which the conversation adds.
@@ -74,6 +75,7 @@ class Call:
     recorded_reason: str | None = None
     masks_forced: bool = False
     is_cut: bool = False
+    is_overflow: bool = False
     role: str | None = None
     request_sha256: bytes = b""
     seconds: float = 0.0
@@ -108,7 +110,7 @@ class Call:
     def untrainable_reason(self) -> str | None:
         """Why the loss may not see its tokens; None when it may."""
         if not self.completed:
-            return untrainable.UNFINISHED
+            return untrainable.OVERFLOW if self.is_overflow else untrainable.UNFINISHED
         if not self.trainable:
             return self.recorded_reason or untrainable.UNKNOWN
         if self.temperature <= 0:

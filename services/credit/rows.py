@@ -14,7 +14,7 @@ import numpy as np
 from leyden.libs.contracts.call_counts import CallCounts, total, why_nothing_trains
 from leyden.libs.contracts.conversation import ToolCall, parse_turn
 from leyden.libs.contracts.ids import sample_id
-from leyden.libs.contracts.states import CallStatus, GroupVerdict, OutcomeKind
+from leyden.libs.contracts.states import CONTEXT_EXCEEDED, CallStatus, GroupVerdict, OutcomeKind
 from leyden.libs.store.records.chains import MissingParent, full_prompt
 from leyden.libs.store.samples import NewCallCredit, NewGroupCredit, NewSample, PendingGroup, SiblingRows
 from leyden.services.credit.group import CREDIT_VERSION, CallCredit, Credited, Excluded
@@ -133,6 +133,7 @@ def _call(row: Any, by_id: Mapping[str, Any], policy: str | None) -> Call:
         trainable=row.trainable,
         recorded_reason=row.untrainable_reason,
         is_cut=row.finish_reason == "length",
+        is_overflow=row.finish_reason == CONTEXT_EXCEEDED,
         masks_forced=row.masks_forced,
         prompt=prompt,
         sampled=row.sampled_ids,

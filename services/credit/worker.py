@@ -47,7 +47,9 @@ from leyden.services.credit.settings import Settings
 
 GROUPS = Counter("credit_groups_total", "Groups that got a verdict.", ["verdict", "has_variance"])
 SAMPLES = Counter("credit_samples_total", "Samples written.")
-CALLS = Counter("credit_calls_total", "Model calls of credited groups: all, malformed, empty or cut.", ["kind"])
+CALLS = Counter(
+    "credit_calls_total", "Model calls of credited groups: all, malformed, empty, cut or overflows.", ["kind"]
+)
 UNTRAINABLE = Counter("credit_untrainable_calls_total", "Model calls of credited groups that do not train.", ["reason"])
 TOOL_CALLS = Counter("credit_tool_calls_total", "Tool calls of credited groups by status.", ["status"])
 BATCH_SECONDS = Histogram(
@@ -287,7 +289,7 @@ async def _wait(notifications: Notifications, stop: asyncio.Event, seconds: floa
 
 
 def _count_calls(counts: CallCounts) -> None:
-    for kind in ("malformed", "empty", "cut"):
+    for kind in ("malformed", "empty", "cut", "overflows"):
         CALLS.labels(kind).inc(getattr(counts, kind))
     CALLS.labels("all").inc(counts.calls)
     for reason, count in counts.untrainable.items():

@@ -18,6 +18,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from leyden.libs.contracts.states import CONTEXT_EXCEEDED
 from leyden.libs.service import JsonResponse
 
 
@@ -55,12 +56,11 @@ class ContextOverflow(BadRequest):
     """The prompt leaves no room in the model's context."""
 
     def __init__(self, context_length: int, prompt_tokens: int) -> None:
-        self.prompt_tokens = prompt_tokens
         super().__init__(
             f"This model's maximum context length is {context_length} tokens, and the messages are"
             f" {prompt_tokens} tokens. Send fewer or shorter messages.",
             param="messages",
-            code="context_length_exceeded",
+            code=CONTEXT_EXCEEDED,
         )
 
 

@@ -145,6 +145,14 @@ BROKEN = [
     ("calls of attempts that never were", "UPDATE model_calls SET attempt = 2"),
     ("calls whose parent is none of their attempt", "UPDATE model_calls SET parent_call_id = 'c0'"),
     ("calls whose columns contradict each other", "UPDATE model_calls SET prompt_tokens = 9"),
+    (
+        "calls whose columns contradict each other",
+        "UPDATE model_calls SET status = 'refused', trainable = false, answer = NULL",
+    ),
+    (
+        "calls whose columns contradict each other",
+        "UPDATE model_calls SET finish_reason = 'context_length_exceeded'",
+    ),
     (OF_SHARED, "UPDATE model_calls SET shared_turns = 1"),
     (
         "sampled tokens with an impossible probability",
@@ -206,6 +214,10 @@ BROKEN = [
     (
         "groups whose calls were counted otherwise than they are stored",
         """UPDATE group_credits SET calls = '{"calls": 7, "untrainable": {}}'""",
+    ),
+    (
+        "groups whose calls were counted otherwise than they are stored",
+        """UPDATE group_credits SET calls = calls || '{"overflows": 1}'""",
     ),
     ("tokens older than the lag allows", "UPDATE samples SET min_policy_version = -2"),
     (

@@ -125,7 +125,12 @@ def call_lines(counts: CallCounts) -> list[Text]:
     """The counts of a run's model calls and tools, in lines; none before its first credited group."""
     if not counts.calls:
         return []
-    odd = (("malformed", counts.malformed), ("empty", counts.empty), ("cut off", counts.cut))
+    odd = (
+        ("malformed", counts.malformed),
+        ("empty", counts.empty),
+        ("cut off", counts.cut),
+        ("beyond the context", counts.overflows),
+    )
     words = [f"{counts.calls} model calls", *(f"{count} {name}" for name, count in odd if count)]
     lines = [", ".join(words)]
     lines += [f"{count} calls do not train: {reason}" for reason, count in counts.untrainable.items()]

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import text
 
 from leyden.libs.contracts.alarms import ALARM_RULES, Finding
+from leyden.libs.contracts.states import CONTEXT_EXCEEDED
 from leyden.libs.contracts.untrainable import UNKNOWN, remedy_of
 from leyden.libs.store.database import ReadSession
 
@@ -20,12 +21,14 @@ Attempt = Mapping[str, Any]
 
 _NEWEST = text("""
     SELECT o.kind, o.detail, right(o.stderr_tail, 2000) AS stderr, r.reason,
-           c.calls, c.unfinished, c.untrainable, c.untrainable_reason
+           c.calls, c.overflows, c.unfinished, c.untrainable, c.untrainable_reason
     FROM (SELECT * FROM outcomes WHERE run_id = :run_id AND kind <> 'cancelled'
           ORDER BY created_at DESC LIMIT :attempts) o
     JOIN rollouts r ON r.id = o.rollout_id
     CROSS JOIN LATERAL (
-        SELECT count(*) AS calls, count(*) FILTER (WHERE m.status <> 'completed') AS unfinished,
+        SELECT count(*) AS calls, count(*) FILTER (WHERE m.finish_reason = :overflow) AS overflows,
+               count(*) FILTER (WHERE m.status <> 'completed' AND m.finish_reason IS DISTINCT FROM :overflow)
+                   AS unfinished,
                count(*) FILTER (WHERE m.status = 'completed' AND NOT m.trainable AND NOT r.greedy) AS untrainable,
                max(m.untrainable_reason) FILTER (WHERE m.status = 'completed') AS untrainable_reason
         FROM model_calls m WHERE m.run_id = :run_id AND m.rollout_id = o.rollout_id AND m.attempt = o.attempt) c
@@ -34,13 +37,14 @@ _NEWEST = text("""
 
 async def of_attempts(session: ReadSession, run_id: str) -> list[Finding]:
     """The rules about attempts that hold for a run with records."""
-    rows = await session.execute(_NEWEST, {"run_id": run_id, "attempts": ALARM_RULES["agents_fail"].window})
+    scope = {"run_id": run_id, "attempts": ALARM_RULES["agents_fail"].window, "overflow": CONTEXT_EXCEEDED}
+    rows = await session.execute(_NEWEST, scope)
     return judge_attempts([dict(row) for row in rows.mappings()])
 
 
 def judge_attempts(attempts: Sequence[Attempt]) -> list[Finding]:
     """The rules that hold for these attempts, which are the newest ones of a run."""
-    return [*_failures(attempts), *_silent(attempts), *_calls(attempts)]
+    return [*_failures(attempts), *_silent(attempts), *_overflows(attempts), *_calls(attempts)]
 
 
 def _failures(attempts: Sequence[Attempt]) -> Iterator[Finding]:
@@ -63,7 +67,16 @@ def _silent(attempts: Sequence[Attempt]) -> Iterator[Finding]:
     yield from _share("no_model_call", without_call, attempts, "made no model call")
 
 
-def _share(name: str, count: int, attempts: Sequence[Attempt], ended: str, **evidence: str) -> Iterator[Finding]:
+def _overflows(attempts: Sequence[Attempt]) -> Iterator[Finding]:
+    calls, beyond = sum(one["calls"] for one in attempts), sum(one["overflows"] for one in attempts)
+    which = sum(one["overflows"] > 0 for one in attempts)
+    sent = f"sent messages beyond the model's context, in {beyond} of the {calls} model calls of all"
+    yield from _share("context_overflows", which, attempts, sent, overflows=beyond, calls=calls)
+
+
+def _share(
+    name: str, count: int, attempts: Sequence[Attempt], ended: str, **evidence: str | float
+) -> Iterator[Finding]:
     """Args: count: of the attempts that ended so"""
     rule = ALARM_RULES[name]
     if count >= rule.at_least and count > rule.limit * len(attempts):

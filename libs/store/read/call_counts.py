@@ -26,6 +26,7 @@ _OF_RUN = text("""
         'malformed', coalesce(sum((calls ->> 'malformed')::bigint), 0),
         'empty', coalesce(sum((calls ->> 'empty')::bigint), 0),
         'cut', coalesce(sum((calls ->> 'cut')::bigint), 0),
+        'overflows', coalesce(sum((calls ->> 'overflows')::bigint), 0),
         'untrainable', (
             SELECT coalesce(jsonb_object_agg(key, count), '{}')
             FROM (SELECT key, sum(value::bigint) AS count FROM counted, jsonb_each_text(calls -> 'untrainable')

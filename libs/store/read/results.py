@@ -313,6 +313,7 @@ def _values(step: Step) -> Iterable[tuple[str, float]]:
     yield from ((name, value) for name, value in step.metrics.items() if value is not None)
     if step.calls.calls:
         yield "untrainable_calls", sum(step.calls.untrainable.values())
+        yield "context_overflows", step.calls.overflows
     for tool, statuses in step.calls.tools.items():
         yield f"tool.{tool}.calls", sum(statuses.values())
     for tool, (failed, known) in tool_failures(step.calls).items():

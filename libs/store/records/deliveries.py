@@ -76,11 +76,14 @@ UNSETTLED = f"""
             AND g.seen_at < a.finished_at + interval '{2 * BEGIN_SECONDS} seconds'))
 """  # noqa: S608  # constants alone
 
+# The refusal of a request is its answer.
+_ANSWERED = "m.status IN ('completed', 'refused')"
+
 # The requests of attempt a of run r. One that its gateway did not end waited until that gateway's last sign of life. A
 # row of 0 seconds says that another gateway delivered the stored answer: the call's own row has its times.
 _REQUESTS = f"""
     SELECT coalesce(m.sequence, q.sequence) AS sequence, q.request_sha256,
-           coalesce(q.delivered, m.status = 'completed', false) AS delivered,
+           coalesce(q.delivered, {_ANSWERED}, false) AS delivered,
            coalesce(CASE WHEN q.seconds > 0 THEN q.waited_seconds END, m.queued_seconds, open.seconds) AS waited,
            coalesce(nullif(q.seconds, 0), m.total_seconds, open.seconds) AS seconds
     FROM deliveries q
@@ -91,7 +94,7 @@ _REQUESTS = f"""
             epoch FROM least(a.finished_at, g.seen_at) - q.created_at))::double precision AS seconds) AS open
     WHERE q.rollout_id = a.rollout_id AND q.attempt = a.number AND q.run_id = r.run_id
     UNION ALL
-    SELECT m.sequence, m.request_sha256, m.status = 'completed', m.queued_seconds, m.total_seconds
+    SELECT m.sequence, m.request_sha256, {_ANSWERED}, m.queued_seconds, m.total_seconds
     FROM model_calls m
     WHERE m.run_id = r.run_id AND m.rollout_id = a.rollout_id AND m.attempt = a.number AND m.choice = 0
     AND NOT EXISTS (SELECT FROM deliveries q WHERE q.run_id = m.run_id AND q.request_id = m.request_id)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from leyden.libs.capability import CapabilityError, Cause
 from leyden.libs.contracts.conversation import CONVERSATION, Json
 from leyden.libs.contracts.ids import is_training, new_call_id, weight_version
-from leyden.libs.contracts.states import CallStatus
+from leyden.libs.contracts.states import CONTEXT_EXCEEDED, CallStatus
 from leyden.libs.faults import fault_point
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.records.calls import EVER, CallDefaults
@@ -42,14 +42,7 @@ from leyden.services.gateway.calls.retries import REPEAT_SECONDS, UNDECLARED, In
 from leyden.services.gateway.dialects.base import WireFormat
 from leyden.services.gateway.dialects.hosted import refuse_hosted
 from leyden.services.gateway.engine.client import EngineClient
-from leyden.services.gateway.errors import (
-    BadRequest,
-    ContextOverflow,
-    GatewayError,
-    TooManyCalls,
-    Unavailable,
-    stopping,
-)
+from leyden.services.gateway.errors import BadRequest, GatewayError, TooManyCalls, Unavailable, stopping
 from leyden.services.gateway.prompt.models import PoolModels
 from leyden.services.gateway.prompt.stored import StoredCalls
 from leyden.services.gateway.records.deliveries import Deliveries
@@ -153,11 +146,8 @@ class CallService:
         request = wire_format.parse(body, max_choices=self._settings.max_choices)
         request = await wire_format.expand(attempt, request)
         caller = await self._caller(attempt, request, headers)
-        try:
-            served = await self.models.of_run(caller.policy_id)
-            return len((await render(served, self._stored, attempt, request, caller.policy_id)).prompt.ids)
-        except ContextOverflow as error:
-            return error.prompt_tokens
+        served = await self.models.of_run(caller.policy_id)
+        return len((await render(served, self._stored, attempt, request, caller.policy_id)).prompt.ids)
 
     def lose(self, call: InFlightCall) -> None:
         """Notes that the call's client hung up before the end of the answer, so that an equal request repeats it."""
@@ -367,8 +357,9 @@ class CallService:
             if not call.has_attempt_ended:
                 raise
         except GatewayError as error:
-            if not isinstance(error, BadRequest) or any(choice.ids for choice in call.choices):
-                await self._record_unfinished(call, CallStatus.FAILED, error.message)
+            is_refused = isinstance(error, BadRequest) and not any(choice.ids for choice in call.choices)
+            status = CallStatus.REFUSED if is_refused else CallStatus.FAILED
+            await self._record_unfinished(call, status, error.message, error.code if is_refused else None)
             raise
         except Exception:
             await self._record_unfinished(call, CallStatus.FAILED, "an error of the gateway")
@@ -410,14 +401,19 @@ class CallService:
         _count(call, completion, is_trainable=reason is None)
         return completion
 
-    async def _record_unfinished(self, call: InFlightCall, status: CallStatus, reason: str) -> None:
+    async def _record_unfinished(
+        self, call: InFlightCall, status: CallStatus, reason: str, code: str | None = None
+    ) -> None:
+        """Args: code: of the error that answers a refused call"""
         if call.is_recorded:
             return
+        metrics.CONTEXT_OVERFLOWS.inc(code == CONTEXT_EXCEEDED)
         log.info("call unfinished", call_id=call.request_id, status=status, reason=reason)
         metrics.CALLS.labels(status).inc(len(call.choices))
         call.is_recorded = True
         with suppress(GatewayError):
-            await self._recorder.record([call.context.row(choice, status, reason, None) for choice in call.choices])
+            rows = [call.context.row(choice, status, reason, None) for choice in call.choices]
+            await self._recorder.record([replace(row, finish_reason=code) for row in rows])
 
 
 def _is_trained(attempt: Attempt, caller: Caller, defaults: CallDefaults) -> bool:

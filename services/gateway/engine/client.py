@@ -17,11 +17,11 @@ from dataclasses import replace
 import aiohttp
 import orjson
 
+from leyden.libs.contracts.states import CONTEXT_EXCEEDED
 from leyden.libs.telemetry import inject, logger
 from leyden.services.gateway.calls.context import SampledTokens
 from leyden.services.gateway.engine.pool import Endpoint, EnginePool, HoldTimeout
 from leyden.services.gateway.engine.sglang import (
-    CONTEXT_EXCEEDED,
     EngineLost,
     EngineRequest,
     SampleBuilder,

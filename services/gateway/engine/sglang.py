@@ -18,6 +18,7 @@ import orjson
 
 from leyden.libs.contracts.conversation import Json
 from leyden.libs.contracts.ids import parse_weight_version
+from leyden.libs.contracts.states import CONTEXT_EXCEEDED
 from leyden.services.gateway.calls.context import SampledTokens, Sampling
 from leyden.services.gateway.errors import BadRequest, Unavailable
 from leyden.services.gateway.metrics import OTHER_PROMPTS
@@ -32,7 +33,6 @@ MAX_LOGPROB = 0.01
 PIECE_TOKENS = 1024
 """The engine sends an answer that its client wants in one piece by so many tokens, and the first token at once."""
 
-CONTEXT_EXCEEDED = "context_length_exceeded"
 _NO_ADAPTER = "lora adapter"
 _OVERFLOW_HINTS = ("context length", "longer than", "exceeds the maximum", "maximum allowed length")
 

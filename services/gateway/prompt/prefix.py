@@ -26,8 +26,6 @@ from cachetools import TTLCache
 from leyden.libs.contracts.conversation import Json, Turn
 from leyden.libs.contracts.states import Continuation
 from leyden.services.gateway.calls.context import ModelRequest, Prompt
-from leyden.services.gateway.errors import ContextOverflow
-from leyden.services.gateway.metrics import CONTEXT_OVERFLOWS
 from leyden.services.gateway.prompt.rendering import Renderer, Rendering
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tokenizer import TokenIds
@@ -158,7 +156,7 @@ class PrefixIndex:
     async def prompt(self, key: Hashable, request: ModelRequest, read: ReadCalls) -> IndexedPrompt:
         """Returns the request's prompt.
 
-        Raises: ContextOverflow: no room is left for an answer; BadRequest: the template refuses the conversation
+        Raises: BadRequest: the template refuses the conversation
         """
         conversation = Conversation(request.turns, request.tools, request.template_options)
         if request.raw_prompt is not None:
@@ -177,7 +175,6 @@ class PrefixIndex:
             ids = await self._encode(text, None)
         else:
             ids = np.concatenate([continued.tokens, await self._encode(rest, int(continued.tokens[-1]))])
-        self._check_length(ids)
         parent, shared_turns = _parent(attempt, continued, conversation)
         shared_tokens = 0 if parent is None else _common(parent.tokens, ids)
         parent_call_id = None if parent is None else parent.call_id
@@ -214,13 +211,7 @@ class PrefixIndex:
 
     async def _raw(self, prompt: str | Sequence[int], conversation: Conversation) -> IndexedPrompt:
         ids = await self._encode(prompt, None) if isinstance(prompt, str) else np.asarray(prompt, dtype=np.int32)
-        self._check_length(ids)
         return IndexedPrompt(Prompt(ids, None, 0, 0, is_fork=False), conversation, "", [], None)
-
-    def _check_length(self, ids: TokenIds) -> None:
-        if len(ids) > self._model.tokenizer.context_length - 2:
-            CONTEXT_OVERFLOWS.inc()
-            raise ContextOverflow(self._model.tokenizer.context_length, len(ids))
 
     def remember(
         self, key: Hashable, call_id: str, indexed: IndexedPrompt, answer: Turn, sampled_ids: Sequence[int]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from leyden.services.gateway.calls.context import Answer, Attempt, CallContext, ModelRequest, Prompt, SampledTokens
 from leyden.services.gateway.engine.client import EngineClient
 from leyden.services.gateway.engine.sglang import EngineRequest
-from leyden.services.gateway.errors import BadRequest
+from leyden.services.gateway.errors import BadRequest, ContextOverflow
 from leyden.services.gateway.prompt.answer import finish_answer
 from leyden.services.gateway.prompt.constraint import decoding_constraint
 from leyden.services.gateway.prompt.models import ServedModel
@@ -48,7 +48,7 @@ class EngineSampler:
         request: ModelRequest,
         policy_id: str,
     ) -> EngineSampler:
-        """Renders the prompt. Raises: GatewayError: it is too long, or holds tokens that the model does not know."""
+        """Renders the prompt. Raises: GatewayError: it holds tokens that the model does not know."""
         if attempt.is_greedy:
             request = replace(request, sampling=replace(request.sampling, temperature=0.0))
         indexed = await render(served, stored, attempt, request, policy_id)
@@ -64,10 +64,12 @@ class EngineSampler:
     async def sample(
         self, context: CallContext, choices: Sequence[SampledTokens], progressed: Callable[[], None]
     ) -> None:
-        """Samples all choices at once."""
+        """Samples all choices at once. Raises: ContextOverflow: no room is left for an answer."""
         request, tokenizer = context.request, self.chat.tokenizer
         # Engines reserve one place of the context for themselves.
         room = tokenizer.context_length - 1 - len(context.prompt.ids)
+        if room < 1:
+            raise ContextOverflow(tokenizer.context_length, len(context.prompt.ids))
         asked = EngineRequest(
             run_id=context.policy_id,
             rollout_id=context.attempt.rollout_id,

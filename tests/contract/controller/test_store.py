@@ -426,6 +426,21 @@ async def test_a_reward_beside_an_unanswered_call_of_ours_is_tried_again(scene: 
     ]
 
 
+@pytest.mark.parametrize(("status", "outcome"), [("aborted", "queued"), ("refused", "finished")])
+async def test_an_agent_that_gives_up_at_a_refused_call_failed_itself(scene: Scene, status: str, outcome: str) -> None:
+    """As where its messages exceed the context. The refusal is its answer, also without a row of its delivery."""
+    run = await add_run(scene)
+    await scene.tick(2)
+    rollout, *_ = await scene.rollouts(run)
+    times = {"state": "settled", "started_at": LONG_AGO - timedelta(seconds=10), "finished_at": LONG_AGO}
+    await builders.add_attempt(scene.database, rollout, **times)
+    await builders.add_outcome(scene.database, rollout, kind="agent_error", reward=None)
+    seconds = {"queued_seconds": 1.5, "total_seconds": 1.5, "sequence": int((LONG_AGO.timestamp() - 2) * 1e9)}
+    await builders.add_call(scene.database, rollout, status=status, **seconds)
+    await scene.tick()
+    assert (await scene.rollouts(run))[0].state == outcome
+
+
 async def test_a_posted_reward_replaces_a_missing_outcome_reward(scene: Scene) -> None:
     run = await add_run(scene)
     await scene.tick(2)

@@ -18,6 +18,7 @@ from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
 from leyden.services.gateway.calls.context import seed_of_rollout
+from tests.contract.gateway.test_deliveries import ended
 from tests.fakes.chat_model import EOS
 from tests.fakes.gateway import scene
 from tests.fakes.scripted_engine import logprob_of
@@ -382,7 +383,29 @@ async def test_a_prompt_beyond_the_context_is_refused_as_openai_does(tmp_path, d
         with pytest.raises(openai.BadRequestError) as refused:
             await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 64}])
         assert stage.engine.requests == []
-    assert refused.value.code == "context_length_exceeded"
+        (call,) = await stage.calls()
+    assert refused.value.code == call.finish_reason == "context_length_exceeded"
+    assert (call.status, call.trainable, call.completion_tokens, call.answer) == ("refused", False, 0, None)
+    assert call.untrainable_reason in refused.value.message and str(call.prompt_tokens) in refused.value.message
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_agent_reads_on_after_a_call_beyond_the_context(tmp_path, database, streams):
+    """The refused call has a row of what it adds, in place and delivered; the next one continues the call before it."""
+    async with scene(tmp_path, database, context_length=128, says="Yes.") as stage, stage.client() as client:
+        first = await client.chat.completions.create(model="m", messages=HI)
+        so_far: Any = [*HI, {"role": "assistant", "content": first.choices[0].message.content}]
+        with pytest.raises(openai.BadRequestError):
+            await client.chat.completions.create(
+                model="m", messages=[*so_far, {"role": "user", "content": "x" * 128}], stream=streams
+            )
+        await client.chat.completions.create(model="m", messages=[*so_far, {"role": "user", "content": "go on"}])
+        before, refused, after = await stage.calls()
+        rows = await ended(database, 3)
+    assert [one.status for one in (before, refused, after)] == ["completed", "refused", "completed"]
+    assert refused.parent_call_id == after.parent_call_id == before.id
+    assert (refused.shared_turns, refused.turns[-1]["content"]) == (2, "x" * 128)
+    assert [row.delivered for row in rows] == [True] * 3
 
 
 async def test_a_prompt_with_a_token_that_the_model_does_not_have_reaches_no_engine(tmp_path, database, monkeypatch):
@@ -402,7 +425,9 @@ async def test_what_the_engine_refuses_is_a_bad_request_with_its_reason(tmp_path
     async with scene(tmp_path, database, engine={"refuses": refuses}) as stage, stage.client() as client:
         with pytest.raises(openai.BadRequestError) as refused:
             await client.chat.completions.create(model="m", messages=HI)
-    assert refused.value.code == "context_length_exceeded"
+        (call,) = await stage.calls()
+    assert refused.value.code == call.finish_reason == "context_length_exceeded"
+    assert (call.status, call.trainable, call.completion_tokens) == ("refused", False, 0)
 
 
 async def test_a_body_that_is_no_json_or_too_large_is_refused(tmp_path, database):

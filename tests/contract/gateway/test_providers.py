@@ -216,6 +216,8 @@ async def test_a_request_that_the_provider_refuses_is_the_agents_mistake(tmp_pat
     ):
         with pytest.raises(openai.BadRequestError, match="temperature must be 1"):
             await client.chat.completions.create(model="judge-1", messages=HI, temperature=0.3)
+        (call,) = await stage.calls()
+    assert (call.status, call.role, call.finish_reason) == ("refused", "judge", None)
 
 
 async def test_a_provider_gets_no_raw_prompts(tmp_path: Path, database: Database) -> None:

@@ -25,8 +25,8 @@ def rollout(kind: str | None = "succeeded", reason: str | None = "succeeded", **
     )  # fmt: skip
 
 
-def call(reason: str | None = None, status: str = "completed") -> Call:
-    return Call.model_construct(status=status, untrainable_reason=reason, temperature=0.0)
+def call(reason: str | None = None, status: str = "completed", finish_reason: str | None = None) -> Call:
+    return Call.model_construct(status=status, untrainable_reason=reason, temperature=0.0, finish_reason=finish_reason)
 
 
 DROPS = (
@@ -49,6 +49,11 @@ def test_failures_silence_and_greedy_calls_are_problems() -> None:
         f"2 of 4 model calls cannot be trained: sampled with temperature 0; {DROPS}",
         "1 of 4 model calls did not complete: failed",
     ]
+
+
+def test_calls_beyond_the_context_are_a_problem_with_a_remedy() -> None:
+    [problem] = problems_of(rollout(), [call(), call("too long", "refused", "context_length_exceeded")])
+    assert problem.startswith("1 of 2 model calls were refused: their messages exceed the model's context; let the")
 
 
 def test_parameters_that_the_run_overrides_are_no_problem() -> None:

@@ -125,6 +125,7 @@ def test_calls_are_counted_with_the_reasons_for_which_they_do_not_train() -> Non
         call("a3", [5], [2], at=3, completed=False),
         call("a4", [6], [2], at=4, asked=asked, is_cut=True),
         call("a5", [7], [], at=5),
+        call("a6", [8], [], at=6, completed=False, is_overflow=True),
     ]
     [(policy, counts)] = credited([rollout("a", 1, calls)], baseline={"type": "none"}).counts.items()
     reasons = {
@@ -132,11 +133,13 @@ def test_calls_are_counted_with_the_reasons_for_which_they_do_not_train() -> Non
         "sampled with temperature": 1,
         "without a complete answer": 1,
         "without a sampled token": 1,
+        "beyond the model's context": 1,
     }
     assert policy is None
     assert counts == CallCounts(
-        calls=6, untrainable=reasons, malformed=1, empty=2, cut=1, tools={"search": {"error": 1}}, roles={}
-    )
+        calls=7, untrainable=reasons, malformed=1, empty=2, cut=1, overflows=1,
+        tools={"search": {"error": 1}}, roles={},
+    )  # fmt: skip
 
 
 def test_computing_credit_twice_gives_the_same_result() -> None:

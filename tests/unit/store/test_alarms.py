@@ -38,6 +38,7 @@ def attempt(**changes: Any) -> dict[str, Any]:
         "stderr": "",
         "reason": "succeeded",
         "calls": 2,
+        "overflows": 0,
         "unfinished": 0,
         "untrainable": 0,
         "untrainable_reason": None,
@@ -67,6 +68,11 @@ CRASH = {"kind": "agent_error", "reason": "agent_error", "detail": "the agent ex
             "6 of the last 10 attempts ended as infra_error: agent.directory /etc lies in no folder",
         ),
         ({"reason": "no_reward"}, "no_reward", "6 of the last 10 attempts gave no reward"),
+        (
+            {"calls": 3, "overflows": 1},
+            "context_overflows",
+            "6 of the last 10 attempts sent messages beyond the model's context, in 6 of the 26 model calls of all",
+        ),
         ({"calls": 0}, "no_model_call", "6 of the last 10 attempts made no model call"),
         (
             {"untrainable": 2, "untrainable_reason": "sampled with top_k"},

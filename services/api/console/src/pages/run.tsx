@@ -104,7 +104,7 @@ function Policies({ run }: { run: Run }) {
 /** Counts of the model calls of credited groups: odd answers, reasons for which calls do not train, ends of tools. */
 function Calls({ run: { calls } }: { run: Run }) {
   if (!calls?.calls) return null;
-  const odd: [string, number][] = [["malformed", calls.malformed ?? 0], ["empty", calls.empty ?? 0], ["cut off", calls.cut ?? 0]];
+  const odd: [string, number][] = [["malformed", calls.malformed ?? 0], ["empty", calls.empty ?? 0], ["cut off", calls.cut ?? 0], ["beyond the context", calls.overflows ?? 0]];
   const untrained = Object.entries(calls.untrainable ?? {}).map(([reason, count]): [string, number] => [`do not train: ${reason}`, count]);
   const tools = Object.entries(calls.tools ?? {}).flatMap(([tool, statuses]) =>
     Object.entries(statuses).map(([status, count]): [string, number] => [`tool ${tool}: ${status}`, count]));
