@@ -41,7 +41,7 @@ from leyden.libs.contracts.config.document import DEFAULT_POOL, PoolName
 from leyden.libs.contracts.config.evaluation import EvaluationPlan
 from leyden.libs.contracts.config.override import Override
 from leyden.libs.contracts.config.policies import EmbeddingModel, Policy, Role
-from leyden.libs.contracts.config.reward import Component, Reward
+from leyden.libs.contracts.config.reward import Component, Reward, stored_reward
 from leyden.libs.contracts.config.run import RunConfig
 from leyden.libs.contracts.config.runners import ExternalRunner, KubernetesRunner, ProcessRunner, RunnerConfig
 from leyden.libs.contracts.config.sampling import Curriculum, Sampling
@@ -100,4 +100,5 @@ __all__ = [
     "TokenDiscountedCredit",
     "Training",
     "Weighting",
+    "stored_reward",
 ]

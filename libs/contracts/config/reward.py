@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from leyden.libs.contracts.config.document import Document
 from leyden.libs.contracts.config.graders import CODE, FIELD, Container, Grader, RelativeModel, ScoreModel
@@ -173,3 +173,16 @@ def with_line(document: Mapping[str, Any]) -> Mapping[str, Any]:
         return document
     has_line = any(isinstance(one, Mapping) and one.get("from") == "agent" for one in components)
     return {**document, "runner": {"stdout_reward": has_line, **runner}}
+
+
+def stored_reward(document: object) -> Reward:
+    """Returns the reward of a stored document, without what a newer version has added to it.
+
+    Raises: ValueError: it is none; the message, one line, names the first wrong field
+    """
+    try:
+        return Reward.model_validate(document, extra="ignore")
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        path = ".".join(map(str, ("reward", *first["loc"])))
+        raise ValueError(f"the stored document does not parse: {path}: {first['msg']}") from error

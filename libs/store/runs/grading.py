@@ -17,7 +17,7 @@ from typing import Any
 
 from sqlalchemy import TextClause, insert, text
 
-from leyden.libs.contracts.config import Reward
+from leyden.libs.contracts.config import Reward, stored_reward
 from leyden.libs.contracts.ledger import NewComponent
 from leyden.libs.faults import fault_point
 from leyden.libs.store import tables
@@ -202,7 +202,8 @@ async def lease_gradings(
 ) -> list[GradingLease]:
     """Leases attempts that wait for their grades, those of the oldest rollouts first.
 
-    Safe to repeat, and for several graders at once: each attempt has one live lease.
+    Safe to repeat, and for several graders at once: each attempt has one live lease. An attempt whose run's document
+    does not parse gets no lease: its grading ends with that reason, and the others go on.
 
     Args: lane: of the runs of this lane; none of a run with a judge that compares
     """
@@ -225,24 +226,34 @@ async def _lease(
     rows = (await session.execute(statement, values)).all()
     # A statement of its own: what was accepted while the first one looked for attempts is not in that one's snapshot.
     feedback = await feedback_of(session, [AttemptKey(row.rollout_id, row.attempt) for row in rows])
-    return [
-        GradingLease(
-            rollout_id=row.rollout_id,
-            attempt=row.attempt,
-            run_id=row.run_id,
-            group_id=row.group_id,
-            lease_id=row.lease_id,
-            tries=row.tries,
-            reward=Reward.model_validate(row.config["reward"], extra="ignore"),
-            task=row.task,
-            output=row.output,
-            line_reward=row.line_reward,
-            calls=row.calls,
-            tools=tuple(row.tools),
-            feedback=feedback.get(row.rollout_id, {}),
-        )
-        for row in rows
-    ]
+    leased, broken = [], {}
+    for row in rows:
+        try:
+            reward = stored_reward(row.config.get("reward"))
+        except ValueError as error:
+            broken[row.lease_id] = str(error)
+        else:
+            leased.append(_lease_of(row, reward, feedback.get(row.rollout_id, {})))
+    await _settle(session, dict.fromkeys(broken), broken)
+    return leased
+
+
+def _lease_of(row: Any, reward: Reward, feedback: Mapping[str, Sequence[float]]) -> GradingLease:
+    return GradingLease(
+        rollout_id=row.rollout_id,
+        attempt=row.attempt,
+        run_id=row.run_id,
+        group_id=row.group_id,
+        lease_id=row.lease_id,
+        tries=row.tries,
+        reward=reward,
+        task=row.task,
+        output=row.output,
+        line_reward=row.line_reward,
+        calls=row.calls,
+        tools=tuple(row.tools),
+        feedback=feedback,
+    )
 
 
 async def heartbeat_gradings(session: Session, lease_ids: Iterable[str], seconds: float) -> set[str]:
@@ -263,18 +274,22 @@ async def settle_gradings(session: Session, settled: Sequence[Settled]) -> set[s
     """
     by_id = {one.lease.lease_id: one for one in settled}
     await session.execute(_LOCK, {"lease_ids": list(by_id)})
-    columns = {
-        "lease_ids": list(by_id),
-        "totals": [one.total for one in by_id.values()],
-        "reasons": [one.reason for one in by_id.values()],
-    }
-    live = set(await session.scalars(_SETTLE, columns))
+    totals = {lease_id: one.total for lease_id, one in by_id.items()}
+    live = await _settle(session, totals, {lease_id: one.reason for lease_id, one in by_id.items()})
     fault_point("grader.total_written")
     graded = [one for lease_id, one in by_id.items() if lease_id in live]
     rows = [row for one in graded for row in rows_of(_keys(one.lease), one.components)]
     if rows:
         await session.execute(insert(tables.RolloutReward), rows)
     return live
+
+
+async def _settle(session: Session, totals: Mapping[str, float | None], reasons: Mapping[str, str | None]) -> set[str]:
+    """Ends gradings by lease with a total, or with the reason for which there is none; returns the live ones."""
+    if not totals:
+        return set()
+    columns = {"lease_ids": list(totals), "totals": list(totals.values()), "reasons": list(reasons.values())}
+    return set(await session.scalars(_SETTLE, columns))
 
 
 def _keys(lease: GradingLease) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import text
 
-from leyden.libs.contracts.config import Reward
+from leyden.libs.contracts.config import Reward, stored_reward
 from leyden.libs.store.database import Database, ReadSession, Session
 
 POLL_SECONDS = 0.2
@@ -65,12 +65,16 @@ async def ask_trial(session: Session, rollout_id: str, reward: Reward, seconds: 
 
 
 async def lease_trials(session: Session, count: int) -> list[Trial]:
-    """Gives trials to a grader, each once, and removes those whose time is over."""
+    """Gives trials to a grader, each once, and removes those whose time is over. One that does not parse fails."""
     await session.execute(_EXPIRED)
     rows: Sequence[Any] = (await session.execute(_LEASE, {"count": count})).all()
-    return [
-        Trial(row.id, row.rollout_id, Reward.model_validate(row.reward, extra="ignore"), row.seconds) for row in rows
-    ]
+    trials = []
+    for row in rows:
+        try:
+            trials.append(Trial(row.id, row.rollout_id, stored_reward(row.reward), row.seconds))
+        except ValueError as error:
+            await fail_trial(session, row.id, str(error))
+    return trials
 
 
 async def answer_trial(session: Session, trial: str, answer: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from typer.testing import CliRunner
 
 from leyden.libs.cli.__main__ import app
@@ -124,6 +124,22 @@ async def test_a_trial_whose_time_is_over_goes(database: Database) -> None:
     async with database.session() as session:
         await end_trial(session, asked)
         assert await trial_state(session, asked) is None
+
+
+async def test_a_trial_that_does_not_parse_fails_alone(database: Database) -> None:
+    asked = []
+    for _ in range(3):
+        async with database.session() as session:
+            asked.append(await ask_trial(session, "run-1.0.0", Reward.model_validate(JUDGED), 60.0))
+    broken = {"components": [{"name": "a", "grader": {"type": "of another version"}}]}
+    async with database.session() as session:
+        table = tables.GradingTrial
+        await session.execute(update(table).where(table.id == asked[1]).values(reward=broken))
+    assert {one.id for one in await leased(database)} == {asked[0], asked[2]}
+    async with database.session() as session:
+        state = await trial_state(session, asked[1])
+        assert state is not None and state.answer is not None
+        assert state.answer["failed"].startswith("the stored document does not parse: reward.components.0.grader: ")
 
 
 async def test_what_cannot_be_graded_is_refused(api_http: httpx.AsyncClient, database: Database) -> None:

@@ -162,6 +162,21 @@ async def test_settling_after_another_grader_took_the_lease_changes_nothing(data
     assert [one.total for one in await gradings(database, run)] == [0.5]
 
 
+async def test_a_document_that_does_not_parse_fails_its_own_gradings_alone(database: Database) -> None:
+    broken, _ = await add_ungraded(database, F1, outputs=["x", "y"])
+    good, _ = await add_ungraded(database, F1, outputs=["x"])
+    strange = {"components": [{**F1, "grader": {"type": "of another version"}}]}
+    async with database.session() as session:
+        config = {**broken.config, "reward": strange}
+        await session.execute(update(tables.Run).where(tables.Run.id == broken.id).values(config=config))
+    for leased in ([good.id], []):
+        async with database.session() as session:
+            assert [one.run_id for one in await lease_gradings(session, "one", 5, 30.0)] == leased
+    for failed in await settled(database, broken, 2):
+        assert (failed.total, failed.tries) == (None, 1)
+        assert str(failed.reason).startswith("the stored document does not parse: reward.components.0.grader: Input")
+
+
 async def killed_at(
     point: str, injector: FaultInjector, database: Database, redis_url: str, **environment: str
 ) -> None:
