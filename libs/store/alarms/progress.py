@@ -44,7 +44,7 @@ _STALE = text("""
 
 # A group without a token that can be trained shows nothing.
 _GROUPS = text("""
-    SELECT has_variance, reward_mean FROM group_credits
+    SELECT has_variance, reward_mean, reward_std FROM group_credits
     WHERE run_id = :run AND verdict = 'credited' AND min_policy_version IS NOT NULL
     ORDER BY created_at DESC LIMIT :groups
 """)
@@ -98,7 +98,8 @@ async def of_progress(session: ReadSession, run: JudgedRun) -> AsyncIterator[Fin
     if learns:
         window = ALARM_RULES["groups_without_variance"].window
         groups = (await session.execute(_GROUPS, {**scope, "groups": window})).all()
-        for finding in judge_groups([(row.has_variance, row.reward_mean) for row in groups]):
+        figures = [(row.has_variance, row.reward_mean, row.reward_std) for row in groups]
+        for finding in judge_groups(figures, run.config.credit.baseline.min_spread):
             yield finding
     async for finding in _of_calls(session, run.id, steps):
         yield finding
@@ -108,10 +109,15 @@ async def of_progress(session: ReadSession, run: JudgedRun) -> AsyncIterator[Fin
         yield finding
 
 
-def judge_groups(groups: Sequence[tuple[bool, float | None]]) -> Iterator[Finding]:
-    """Args: groups: of each whether its rewards differ, and their mean, the newest first"""
+def judge_groups(
+    groups: Sequence[tuple[bool, float | None, float | None]], min_spread: float = 0.0
+) -> Iterator[Finding]:
+    """Args: groups: of each whether its rewards differ by more than `min_spread`, their mean and their deviation, the
+    newest first
+    """
     rule = ALARM_RULES["groups_without_variance"]
-    equal = [mean for differs, mean in groups if not differs]
+    equal = [mean for differs, mean, _ in groups if not differs]
+    near = sum(not differs and bool(deviation) for differs, _, deviation in groups) if min_spread else 0
     proves = len(groups) >= rule.at_least or len(equal) == len(groups) >= MIN_EQUAL_GROUPS
     if not proves or len(equal) < rule.limit * len(groups):
         return
@@ -121,7 +127,11 @@ def judge_groups(groups: Sequence[tuple[bool, float | None]]) -> Iterator[Findin
         f"each of the last {len(groups)}" if len(equal) == len(groups) else f"{len(equal)} of the last {len(groups)}"
     )
     reason = f"in {which} groups all rewards are equal: there is nothing to learn from them"
-    if zero == len(equal):
+    if near > len(equal) / 2:
+        reason = f"in {which} groups no rewards differ by more than credit.baseline.min_spread ({min_spread:g})"
+        remedy = f"write a smaller one: the rewards of {near} of these groups differ by less"
+        yield Finding(rule.name, f"{reason}: none of them teaches", {**figures, "near": near}, remedy)
+    elif zero == len(equal):
         remedy = "all of them are 0: the tasks are too hard or the agent fails; read one with `leyden rollout show`"
         yield Finding(rule.name, f"{reason}; they are all 0", figures, remedy)
     else:

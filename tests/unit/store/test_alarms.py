@@ -14,6 +14,7 @@ from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.store import tables
 from leyden.libs.store.alarms.attempts import judge_attempts
 from leyden.libs.store.alarms.judging import judge_run, runs_to_judge
+from leyden.libs.store.alarms.progress import judge_groups
 from leyden.libs.store.alarms.stored import list_alarms, runs_by_alarm
 from leyden.libs.store.database import Database
 from leyden.libs.store.read import results, runs
@@ -242,6 +243,17 @@ async def test_equal_rewards_of_0_are_told_from_others(made: Made) -> None:
         "in each of the last 4 groups all rewards are equal: there is nothing to learn from them; they"
     )
     assert "the tasks are too hard" in line
+
+
+def test_rewards_that_a_large_min_spread_makes_equal_are_not_called_equal() -> None:
+    [near] = judge_groups([(False, 0.5, 0.2)] * 3 + [(False, 0.5, 0.0)], min_spread=1.0)
+    assert near.reason == (
+        "in each of the last 4 groups no rewards differ by more than credit.baseline.min_spread (1):"
+        " none of them teaches"
+    )
+    assert near.remedy.endswith("the rewards of 3 of these groups differ by less") and near.evidence["near"] == 3
+    [equal] = judge_groups([(False, 0.5, 0.0)] * 4, min_spread=1.0)
+    assert "all rewards are equal" in equal.reason
 
 
 async def test_groups_that_cannot_train_and_demonstrations_do_not_have_equal_rewards(
