@@ -57,3 +57,21 @@ async def test_an_unknown_run_is_named_and_a_run_beside_itself_differs_in_nothin
     assert answer.status_code == 404 and "nobody" in answer.json()["detail"]
     found = (await api_http.get("/v1/comparison", params={"run": [run.id, run.id]})).json()
     assert (found["differences"], found["tasks"]) == ([], [])
+
+
+async def test_an_evaluation_that_goes_on_compares_no_tasks(api_http: httpx.AsyncClient, database: Database) -> None:
+    dataset = (await builders.add_run(database)).dataset_id
+    first = await measured_run(database, dataset, 1e-6, [0.0, 0.5])
+    other = await measured_run(database, dataset, 1e-5, [0.0, 0.5])
+    later = ids.evaluation_id(other.id, 2)
+    columns = {"dataset_id": dataset, "policy_version": 1, "rollouts_per_task": 2}
+    async with database.session() as session:
+        session.add(tables.Evaluation(id=later, run_id=other.id, number=2, **columns))
+    group = {"evaluation_id": later, "dataset_id": dataset, "admitted_version": 1}
+    _, [rollout, _] = await builders.add_group(database, other, 0, **group)
+    await builders.finish_rollout(database, rollout, reward=1.0)
+    found = (await api_http.get("/v1/comparison", params={"run": [first.id, other.id]})).json()
+    assert [one["reward"]["mean"] for one in (e["results"] for e in found["evaluations"][1])] == [0.25, 1.0]
+    [tasks] = found["tasks"]
+    assert tasks["evaluation_ids"] == [ids.evaluation_id(first.id, 1), ids.evaluation_id(other.id, 1)]
+    assert (tasks["same"], tasks["difference"]) == (2, 0.0)
