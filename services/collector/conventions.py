@@ -136,13 +136,22 @@ def span_rewards(span: WireSpan, row: NewSpan, sender: Sender) -> Iterator[NewRe
         )
 
 
+def has_unusable_reward(telemetry: WireSpan | WireLog) -> bool:
+    """Whether a span or log record carries a reward that is no finite number of a usable size: it is none."""
+    if isinstance(telemetry, WireSpan):
+        values = [value for _, value, _ in _rewards_on(telemetry)]
+    else:
+        values = [_evaluation(telemetry.event.attributes)[1]] if _is_evaluation(telemetry) else []
+    return any(value is None or not is_reward(value) for value in values)
+
+
 def log_reward(log: WireLog, sender: Sender) -> NewReward | None:
     """The reward of an evaluation event sent as a log record; None for every other record.
 
     A record has no id, so its key is a digest of what it says: a repeat is the same row.
     """
     attributes = log.event.attributes
-    if EVALUATION_EVENT not in (log.event.name, attributes.get("event.name")):
+    if not _is_evaluation(log):
         return None
     name, value, response_id = _evaluation(attributes)
     if value is None or not is_reward(value):
@@ -227,6 +236,10 @@ def _rewards_on(span: WireSpan) -> Iterator[tuple[str, float | None, str | None]
     for event in span.events:
         if event.name == EVALUATION_EVENT:
             yield _evaluation(event.attributes)
+
+
+def _is_evaluation(log: WireLog) -> bool:
+    return EVALUATION_EVENT in (log.event.name, log.event.attributes.get("event.name"))
 
 
 def _evaluation(attributes: Attributes) -> tuple[str, float | None, str | None]:

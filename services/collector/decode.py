@@ -6,8 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from leyden.libs.contracts.rewards import MAX_REWARD
 from leyden.libs.store.records.spans import NewReward, NewSpan
-from leyden.services.collector.conventions import Limits, Sender, SpanRejected, log_reward, span_rewards, span_row
+from leyden.services.collector.conventions import (
+    Limits,
+    Sender,
+    SpanRejected,
+    has_unusable_reward,
+    log_reward,
+    span_rewards,
+    span_row,
+)
 from leyden.services.collector.otlp import (
     WireLog,
     WireSpan,
@@ -18,6 +27,7 @@ from leyden.services.collector.otlp import (
 )
 
 REWARDS_NOT_GRANTED = "rewards were ignored: the key does not grant scope reward"
+UNUSABLE_REWARD = f"a reward was ignored: it is no finite number within ±{MAX_REWARD:g}"
 
 
 @dataclass(slots=True)
@@ -56,6 +66,8 @@ def decode_traces(body: bytes, *, json: bool, sender: Sender, rewards_granted: b
             continue
         rows.spans.append(row)
         rows.rewards.extend(span_rewards(span, row, sender))
+        if has_unusable_reward(span):
+            rows.message = rows.message or UNUSABLE_REWARD
     return rows if rewards_granted else _without_rewards(rows)
 
 
@@ -65,8 +77,12 @@ def decode_logs(body: bytes, *, json: bool, sender: Sender, rewards_granted: boo
     Raises: BadBody: nothing of the body can be read
     """
     wire: Iterable[WireLog] = logs_from_json(body) if json else logs_from_protobuf(body)
-    rewards = [reward for log in wire if (reward := log_reward(log, sender)) is not None]
-    rows = Rows(rewards=rewards)
+    rows = Rows()
+    for log in wire:
+        if (reward := log_reward(log, sender)) is not None:
+            rows.rewards.append(reward)
+        elif has_unusable_reward(log):
+            rows.message = UNUSABLE_REWARD
     return rows if rewards_granted else _without_rewards(rows)
 
 

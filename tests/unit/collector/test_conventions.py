@@ -5,6 +5,7 @@ import pytest
 
 from leyden.libs.store.records.spans import NewReward, NewSpan
 from leyden.services.collector.conventions import Limits, Sender, SpanRejected, log_reward, span_rewards, span_row
+from leyden.services.collector.decode import UNUSABLE_REWARD, decode_logs, decode_traces
 from leyden.services.collector.otlp import WireEvent, WireLog, WireSpan
 
 SENDER = Sender("run-a", "run-a.0.1", 2)
@@ -122,6 +123,18 @@ def test_rewards_of_every_spelling() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "1", True, None, [1]])
 def test_what_is_no_finite_number_is_no_reward(value: object) -> None:
     assert rewards(wire(rl__reward=value)) == []
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e300"])
+def test_the_exporter_hears_of_a_reward_that_is_ignored(value: str) -> None:
+    score = {"key": "gen_ai.evaluation.score.value", "value": {"doubleValue": value}}
+    event = {"name": "gen_ai.evaluation.result", "attributes": [score]}
+    span = {"traceId": "1" * 32, "spanId": "2" * 16, "events": [event]}
+    spans = {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
+    logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": [{"eventName": event["name"], "attributes": [score]}]}]}]}
+    for decode, document in ((decode_traces, spans), (decode_logs, logs)):
+        rows = decode(json.dumps(document).encode(), json=True, sender=SENDER, rewards_granted=True)
+        assert (rows.rewards, rows.rejected, rows.message) == ([], 0, UNUSABLE_REWARD)
 
 
 def test_a_reward_is_for_the_call_that_its_span_names() -> None:
