@@ -102,14 +102,14 @@ def test_an_interval_is_students_t_and_one_seed_has_none() -> None:
 
 def test_a_page_has_each_seed_and_their_mean() -> None:
     seeds = [
-        Seed(0, ["run-a"], 40, {"base model": 0.0, "trained": 0.5}, [0.1, 0.2], 60.0),
-        Seed(1, ["run-b"], 40, {"base model": 0.1, "trained": 0.7}, [0.3], 61.6),
+        Seed(0, ["run-a"], 40, {"base model": 0.0, "trained": 0.5}, {"trained": [0.1, 0.2]}, 60.0),
+        Seed(1, ["run-b"], 40, {"base model": 0.1, "trained": 0.7}, {"trained": [0.3]}, 61.6),
     ]
     assert held_out(seeds)[2:] == [
         "| base model | 0.00 | 0.10 | 0.05 [-0.59, 0.69] |",
         "| trained | 0.50 | 0.70 | 0.60 [-0.67, 1.87] |",
     ]
-    assert curve(seeds)[2:] == ["| 1 | 0.10 | 0.30 | 0.20 [-1.07, 1.47] |", "| 2 | 0.20 | – | – |"]
+    assert curve("trained", seeds)[2:] == ["| 1 | 0.10 | 0.30 | 0.20 [-1.07, 1.47] |", "| 2 | 0.20 | – | – |"]
     text = page("Title", "Purpose.", "make experiment", seeds)
     assert "over 2 seeds" in text
     assert "60; 62" in text

@@ -6,13 +6,14 @@ import argparse
 import json
 import shlex
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from leyden.libs.cli.local.platform import Platform, platform_options
 from leyden.libs.cli.settings import Settings
 from leyden.libs.client import Client
 from tests.campaigns.experiments.choices import Choices, Experiment
+from tests.campaigns.experiments.coordination import COORDINATION
 from tests.campaigns.experiments.flight import RULES, Flight
 from tests.campaigns.experiments.long import CREDITS, Long
 from tests.campaigns.experiments.math import LEVELS, MATH
@@ -23,7 +24,14 @@ from tests.campaigns.experiments.runs import report
 from tests.campaigns.experiments.sql import SQL
 
 PAGES = Path(__file__).parents[3] / "docs" / "experiments"
-EXPERIMENTS: dict[str, Experiment] = {"flight": Flight(), "long": Long(), "math": MATH, "rag": RAG, "sql": SQL}
+EXPERIMENTS: dict[str, Experiment] = {
+    "coordination": COORDINATION,
+    "flight": Flight(),
+    "long": Long(),
+    "math": MATH,
+    "rag": RAG,
+    "sql": SQL,
+}
 RULES_OF = {"flight": list(RULES), "long": list(CREDITS)}
 CREDIT_HELP = "; ".join(f"of {name}: {', '.join(rules)}" for name, rules in RULES_OF.items())
 READY_SECONDS = 600.0
@@ -33,9 +41,7 @@ def experiment(one: Experiment, home: Path, seeds: range, choices: Choices) -> l
     """Trains each seed and returns its figures."""
     folder = home / "tasks"
     folder.mkdir(parents=True, exist_ok=True)
-    with one.environment(folder, seeds, choices) as variables:
-        usual = platform_options(Settings(), free_ports=True)
-        options = replace(usual, environment=variables, model_path=one.model(folder) or usual.model_path)
+    with one.platform(folder, seeds, choices, platform_options(Settings(), free_ports=True)) as options:
         platform = Platform(home, options, report=report)
         platform.start()
         try:
@@ -58,6 +64,7 @@ def main() -> None:
     parser.add_argument("--air", choices=["dense", "sparse"], default=Choices.air, help="of flight and math")
     parser.add_argument("--credit", default=Choices.credit, help=CREDIT_HELP)
     parser.add_argument("--level", choices=LEVELS, default=Choices.level, help="of the tasks of math")
+    parser.add_argument("--team", choices=["together", "apart"], default=Choices.team, help="of coordination")
     parser.add_argument("--python", default=Choices.python, help="interpreter with the agent's packages")
     parser.add_argument(
         "--home", type=Path, required=True, help="folder of the platform; the same one finds its runs again"
@@ -66,7 +73,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.credit not in (known := RULES_OF.get(given.name, [Choices.credit])):
         parser.error(f"--credit {given.credit}: {given.name} has {', '.join(known)}")
-    names = ("steps", "python", "held_out", "warm_steps", "solutions", "air", "credit", "level")
+    names = ("steps", "python", "held_out", "warm_steps", "solutions", "air", "credit", "level", "team")
     choices = Choices(**{name: getattr(given, name) for name in names})
     one = EXPERIMENTS[given.name]
     seeds = experiment(one, given.home.absolute(), range(given.seeds), choices)
@@ -82,7 +89,7 @@ def command(given: argparse.Namespace) -> str:
     usual = asdict(Choices())
     chosen = [
         f"--{name.replace('_', '-')} {getattr(given, name)}"
-        for name in ("held_out", "warm_steps", "solutions", "air", "credit", "level")
+        for name in ("held_out", "warm_steps", "solutions", "air", "credit", "level", "team")
         if getattr(given, name) != usual[name]
     ]
     arguments = f" ARGS={shlex.quote(' '.join(chosen))}" if chosen else ""

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from leyden.libs.cli.local.platform import Options
 from leyden.libs.client import Client
 from tests.campaigns.experiments.results import Stage
 
 Air = Literal["dense", "sparse"]
+Team = Literal["together", "apart"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Choices:
     """Sizes and variants.
 
     Args: python: the interpreter of agents; held_out: tasks of an evaluation; warm_steps, solutions: of a warm start;
-        level: of the tasks of math
+        level: of the tasks of math; team: how writer and checker of coordination train
     """
 
     steps: int = 10
@@ -31,6 +33,7 @@ class Choices:
     air: Air = "dense"
     credit: str = "discounted"
     level: str = "chain_sum"
+    team: Team = "together"
 
     @property
     def interpreter(self) -> str:
@@ -54,14 +57,10 @@ class Experiment(Protocol):
         """Returns the name of its page."""
         ...
 
-    def model(self, folder: Path) -> Path | None:
-        """Returns a model of its own, made in the folder, in place of the platform's."""
-        ...
-
-    def environment(
-        self, folder: Path, seeds: Sequence[int], choices: Choices
-    ) -> AbstractContextManager[dict[str, dict[str, str]]]:
-        """Writes tasks into the folder, and holds what services need, with their variables, by service."""
+    def platform(
+        self, folder: Path, seeds: Sequence[int], choices: Choices, usual: Options
+    ) -> AbstractContextManager[Options]:
+        """Writes tasks into the folder, and holds the servers that the platform needs, with its options."""
         ...
 
     def train(self, client: Client, folder: Path, seed: int, choices: Choices) -> list[Stage]:

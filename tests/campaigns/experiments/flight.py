@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from leyden.libs.cli.commands.demo import AIR_WEIGHTS, GAMMA, DemoOptions, dataset_names, run_document, write_tasks
+from leyden.libs.cli.local.platform import Options
 from leyden.libs.client import Client
 from leyden.libs.contracts.config import RunConfig
 from tests.campaigns.experiments.choices import Choices
@@ -41,15 +42,12 @@ class Flight:
         """Returns the name of its page."""
         return f"flight-{choices.air}-{choices.credit.replace('_', '-')}"
 
-    def model(self, folder: Path) -> None:
-        """The platform's model is the base model."""
-
     @contextmanager
-    def environment(self, folder: Path, seeds: Sequence[int], choices: Choices) -> Iterator[dict[str, dict[str, str]]]:
-        """Yields variables of services."""
+    def platform(self, folder: Path, seeds: Sequence[int], choices: Choices, usual: Options) -> Iterator[Options]:
+        """Yields the usual options."""
         for seed in seeds:
             write_tasks(folder / f"flight-{seed}", DemoOptions(seed=seed))
-        yield {}
+        yield usual
 
     def train(self, client: Client, folder: Path, seed: int, choices: Choices) -> list[Stage]:
         """Returns the runs of a seed, completed."""
@@ -57,7 +55,7 @@ class Flight:
             client.upload_dataset(name, folder / f"flight-{seed}" / file)
         document = named(f"flight-{seed}", self.document(seed, choices).storable())
         run = completed(client, document["name"], lambda: client.create_run(document))
-        return [Stage(run.id, "trained", "base model")]
+        return [Stage(run.id, "trained", "base model", has_curve=True)]
 
     def document(self, seed: int, choices: Choices) -> RunConfig:
         """Returns the run's document: the demo's, with another rule or without AIR."""

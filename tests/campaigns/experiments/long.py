@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from leyden.libs.cli.local.platform import Options
 from leyden.libs.cli.settings import EXAMPLES
 from leyden.libs.client import Client
 from tests.campaigns.experiments.choices import Choices
@@ -44,17 +46,13 @@ class Long:
         """Returns the name of its page."""
         return f"long-{choices.credit}"
 
-    def model(self, folder: Path) -> Path:
-        """Returns a tiny random model."""
-        return make_tiny_model(folder / "tiny")
-
     @contextmanager
-    def environment(self, folder: Path, seeds: Sequence[int], choices: Choices) -> Iterator[dict[str, dict[str, str]]]:
-        """Yields no variables; all seeds have the same tasks."""
+    def platform(self, folder: Path, seeds: Sequence[int], choices: Choices, usual: Options) -> Iterator[Options]:
+        """Yields a tiny random model; all seeds have the same tasks."""
         rows = [{"question": f"{number}: which arm?", "arm": ARM} for number in range(2 * TASKS)]
         for name, found in ((DATASETS[0], rows[:TASKS]), (DATASETS[1], rows[TASKS:])):
             (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
-        yield {}
+        yield replace(usual, model_path=make_tiny_model(folder / "tiny"))
 
     def train(self, client: Client, folder: Path, seed: int, choices: Choices) -> list[Stage]:
         """Returns the run of a seed, completed."""
@@ -62,7 +60,7 @@ class Long:
             client.upload_dataset(name, folder / f"{name}.jsonl")
         document = named(f"long-{choices.credit}-{seed}", self.document(seed, choices))
         run = completed(client, document["name"], lambda: client.create_run(document))
-        return [Stage(run.id, "trained", "base model")]
+        return [Stage(run.id, "trained", "base model", has_curve=True)]
 
     def document(self, seed: int, choices: Choices) -> dict[str, Any]:
         """Returns the example's document with a way of credit."""

@@ -21,10 +21,7 @@ def page(title: str, purpose: str, command: str, seeds: Sequence[Seed]) -> str:
             "",
             *held_out(seeds),
             "",
-            "Mean reward of the training rollouts of each step:",
-            "",
-            *curve(seeds),
-            "",
+            *(line for label in seeds[0].curves for line in _steps(label, seeds)),
             f"Seconds from the creation of a seed's runs to their ends: {_listed(round(one.seconds) for one in seeds)}."
             f" Runs: {_listed(', '.join(one.runs) for one in seeds)}.",
             "",
@@ -39,11 +36,15 @@ def held_out(seeds: Sequence[Seed]) -> list[str]:
     return _table(["policy"], seeds, [[*row, mean] for row, mean in zip(rows, means, strict=True)])
 
 
-def curve(seeds: Sequence[Seed]) -> list[str]:
-    """Returns the table of steps."""
-    rows = []
-    for number in range(max(len(one.curve) for one in seeds)):
-        values = [one.curve[number] if number < len(one.curve) else None for one in seeds]
+def _steps(label: str, seeds: Sequence[Seed]) -> list[str]:
+    return [f"Mean reward of the training rollouts of each step, {label}:", "", *curve(label, seeds), ""]
+
+
+def curve(label: str, seeds: Sequence[Seed]) -> list[str]:
+    """Returns the table of steps of the runs with this label."""
+    rows, curves = [], [one.curves[label] for one in seeds]
+    for number in range(max(map(len, curves))):
+        values = [one[number] if number < len(one) else None for one in curves]
         rows.append([str(number + 1), *("–" if one is None else f"{one:.2f}" for one in values), shown(values)])
     return _table(["step"], seeds, rows)
 

@@ -18,33 +18,36 @@ MAX_SEEDS = len(T_975) + 1
 class Stage:
     """A run of one seed.
 
-    Args: label: the version that its last evaluation measured; base: that of its first, where it is shown
+    Args: label: the version that its last evaluation measured; base: that of its first, where it is shown; has_curve:
+        whether the rewards of its steps are shown
     """
 
     run_id: str
     label: str
     base: str | None = None
+    has_curve: bool = False
 
 
 @dataclass(frozen=True)
 class Seed:
     """Figures of one seed.
 
-    Args: held_out: the mean reward of each evaluation by label, in order; curve: of the rollouts of each step; seconds:
-        from the creation of its runs to their ends
+    Args: held_out: the mean reward of each evaluation by label, in order; curves: of the rollouts of each step, by the
+        label of their run; seconds: from the creation of its runs to their ends
     """
 
     seed: int
     runs: list[str]
     tasks: int
     held_out: dict[str, float]
-    curve: list[float | None]
+    curves: dict[str, list[float | None]]
     seconds: float
 
 
 def read_seed(client: Client, seed: int, stages: Sequence[Stage]) -> Seed:
-    """Returns the figures of completed runs; the curve is that of the last."""
+    """Returns the figures of completed runs."""
     held_out: dict[str, float] = {}
+    curves: dict[str, list[float | None]] = {}
     tasks, seconds = 0, 0.0
     for stage in stages:
         run = client.run(stage.run_id)
@@ -56,8 +59,9 @@ def read_seed(client: Client, seed: int, stages: Sequence[Stage]) -> Seed:
             held_out[stage.base] = measured[0].mean
         held_out[stage.label] = measured[-1].mean
         tasks = measured[-1].count
-    curve = [step.reward_mean for step in client.steps(stages[-1].run_id)]
-    return Seed(seed, [one.run_id for one in stages], tasks, held_out, curve, seconds)
+        if stage.has_curve:
+            curves[stage.label] = [step.reward_mean for step in client.steps(stage.run_id)]
+    return Seed(seed, [one.run_id for one in stages], tasks, held_out, curves, seconds)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:

@@ -6,10 +6,11 @@ import json
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from leyden.libs.cli.local.platform import Options
 from leyden.libs.cli.settings import EXAMPLES
 from leyden.libs.client import Client
 from leyden.libs.contracts.api.runs import ResumeRequest, Run
@@ -58,11 +59,8 @@ class Taught:
         """Returns the name of its page."""
         return self.name
 
-    def model(self, folder: Path) -> None:
-        """The platform's model is the base model."""
-
     @contextmanager
-    def environment(self, folder: Path, seeds: Sequence[int], choices: Choices) -> Iterator[dict[str, dict[str, str]]]:
+    def platform(self, folder: Path, seeds: Sequence[int], choices: Choices, usual: Options) -> Iterator[Options]:
         """Yields the gateway's provider, which is the teacher of all seeds."""
         folders = [folder / self.dataset(seed, choices) for seed in seeds]
         for seed, made in zip(seeds, folders, strict=True):
@@ -73,21 +71,27 @@ class Taught:
             assert teacher.stdout is not None
             try:
                 url = f"http://127.0.0.1:{int(teacher.stdout.readline())}/v1"
-                yield {"gateway": {"GATEWAY_PROVIDERS": json.dumps({"solutions": {"url": url}})}}
+                providers = {"GATEWAY_PROVIDERS": json.dumps({"solutions": {"url": url}})}
+                yield replace(usual, environment={**usual.environment, "gateway": providers})
             finally:
                 teacher.terminate()
 
     def train(self, client: Client, folder: Path, seed: int, choices: Choices) -> list[Stage]:
-        """Returns warm start and training of a seed, completed."""
+        """Returns the runs from the warm start of a seed, completed."""
         dataset = self.dataset(seed, choices)
         for name, file in ((dataset, "train.jsonl"), (f"{dataset}-held-out", "heldout.jsonl")):
             client.upload_dataset(name, folder / dataset / file)
         shown = self._run(client, self.demonstrations(seed, choices))
         warm = self._run(client, self.warm_start(seed, choices, shown.id))
-        further = named(f"{dataset}-trained", {**self.changes(seed, choices), "parent": warm.id})
+        return [Stage(warm.id, "after the warm start", "base model"), *self.reinforce(client, warm, seed, choices)]
+
+    def reinforce(self, client: Client, warm: Run, seed: int, choices: Choices) -> list[Stage]:
+        """Returns the training that continues the warm start, completed."""
+        changes = {**self.changes(seed, choices), "parent": warm.id}
+        further = named(f"{self.dataset(seed, choices)}-trained", changes)
         request = ResumeRequest(changes={key: value for key, value in further.items() if key != "parent"})
         trained = completed(client, further["name"], lambda: client.continue_run(warm.id, request))
-        return [Stage(warm.id, "after the warm start", "base model"), Stage(trained.id, "trained")]
+        return [Stage(trained.id, "trained", has_curve=True)]
 
     def _run(self, client: Client, document: dict[str, Any]) -> Run:
         return completed(client, document["name"], lambda: client.create_run(document))
