@@ -17,6 +17,7 @@ from tests.campaigns.experiments.coordination import COORDINATION
 from tests.campaigns.experiments.flight import RULES, Flight
 from tests.campaigns.experiments.long import CREDITS, Long
 from tests.campaigns.experiments.math import LEVELS, MATH
+from tests.campaigns.experiments.open_ended import GUARDS, OpenEnded
 from tests.campaigns.experiments.page import page
 from tests.campaigns.experiments.rag import RAG
 from tests.campaigns.experiments.results import MAX_SEEDS, Seed, read_seed
@@ -29,6 +30,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "flight": Flight(),
     "long": Long(),
     "math": MATH,
+    "open-ended": OpenEnded(),
     "rag": RAG,
     "sql": SQL,
 }
@@ -65,6 +67,7 @@ def main() -> None:
     parser.add_argument("--credit", default=Choices.credit, help=CREDIT_HELP)
     parser.add_argument("--level", choices=LEVELS, default=Choices.level, help="of the tasks of math")
     parser.add_argument("--team", choices=["together", "apart"], default=Choices.team, help="of coordination")
+    parser.add_argument("--guard", choices=list(GUARDS), default=Choices.guard, help="of open-ended")
     parser.add_argument("--python", default=Choices.python, help="interpreter with the agent's packages")
     parser.add_argument(
         "--home", type=Path, required=True, help="folder of the platform; the same one finds its runs again"
@@ -73,7 +76,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.credit not in (known := RULES_OF.get(given.name, [Choices.credit])):
         parser.error(f"--credit {given.credit}: {given.name} has {', '.join(known)}")
-    names = ("steps", "python", "held_out", "warm_steps", "solutions", "air", "credit", "level", "team")
+    names = ("steps", "python", "held_out", "warm_steps", "solutions", "air", "credit", "level", "team", "guard")
     choices = Choices(**{name: getattr(given, name) for name in names})
     one = EXPERIMENTS[given.name]
     seeds = experiment(one, given.home.absolute(), range(given.seeds), choices)
@@ -89,7 +92,7 @@ def command(given: argparse.Namespace) -> str:
     usual = asdict(Choices())
     chosen = [
         f"--{name.replace('_', '-')} {getattr(given, name)}"
-        for name in ("held_out", "warm_steps", "solutions", "air", "credit", "level", "team")
+        for name in ("held_out", "warm_steps", "solutions", "air", "credit", "level", "team", "guard")
         if getattr(given, name) != usual[name]
     ]
     arguments = f" ARGS={shlex.quote(' '.join(chosen))}" if chosen else ""

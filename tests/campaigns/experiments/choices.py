@@ -15,6 +15,7 @@ from tests.campaigns.experiments.results import Stage
 
 Air = Literal["dense", "sparse"]
 Team = Literal["together", "apart"]
+Guard = Literal["none", "brief", "kl"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Choices:
     """Sizes and variants.
 
     Args: python: the interpreter of agents; held_out: tasks of an evaluation; warm_steps, solutions: of a warm start;
-        level: of the tasks of math; team: how writer and checker of coordination train
+        level: of the tasks of math; team: how writer and checker of coordination train; guard: of
+        open-ended against hacking its judge
     """
 
     steps: int = 10
@@ -34,6 +36,7 @@ class Choices:
     credit: str = "discounted"
     level: str = "chain_sum"
     team: Team = "together"
+    guard: Guard = "none"
 
     @property
     def interpreter(self) -> str:

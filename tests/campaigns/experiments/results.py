@@ -19,13 +19,14 @@ class Stage:
     """A run of one seed.
 
     Args: label: the version that its last evaluation measured; base: that of its first, where it is shown; has_curve:
-        whether the rewards of its steps are shown
+        whether the rewards of its steps are shown; components: of the reward that are shown beside it
     """
 
     run_id: str
     label: str
     base: str | None = None
     has_curve: bool = False
+    components: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Seed:
     """Figures of one seed.
 
     Args: held_out: the mean reward of each evaluation by label, in order; curves: of the rollouts of each step, by the
-        label of their run; seconds: from the creation of its runs to their ends
+        label of their run, and by `LABEL: COMPONENT`, as in `held_out`; seconds: from the creation of its runs to their
+        ends
     """
 
     seed: int
@@ -57,11 +59,30 @@ def read_seed(client: Client, seed: int, stages: Sequence[Stage]) -> Seed:
         measured = [one.results.reward for one in found if one.results.reward is not None]
         if stage.base is not None:
             held_out[stage.base] = measured[0].mean
+            held_out |= _of_components(client, found[0].id, stage.base, stage.components)
         held_out[stage.label] = measured[-1].mean
+        held_out |= _of_components(client, found[-1].id, stage.label, stage.components)
         tasks = measured[-1].count
         if stage.has_curve:
-            curves[stage.label] = [step.reward_mean for step in client.steps(stage.run_id)]
+            steps = list(client.steps(stage.run_id))
+            curves[stage.label] = [step.reward_mean for step in steps]
+            for name in stage.components:
+                curves[f"{stage.label}: {name}"] = [step.components[name].mean for step in steps]
     return Seed(seed, [one.run_id for one in stages], tasks, held_out, curves, seconds)
+
+
+def _of_components(client: Client, evaluation: str, label: str, components: Sequence[str]) -> dict[str, float]:
+    """The mean of each component over the evaluation's rollouts that have it."""
+    if not components:
+        return {}
+    rollouts = [client.rollout(one.id) for one in client.rollouts(evaluation=evaluation, state="finished")]
+    values = {
+        name: [
+            one.value for each in rollouts for one in each.components if one.component == name and one.value is not None
+        ]
+        for name in components
+    }
+    return {f"{label}: {name}": fmean(found) for name, found in values.items() if found}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:

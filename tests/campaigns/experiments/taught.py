@@ -18,6 +18,7 @@ from leyden.libs.contracts.config import RunConfig
 from tests.campaigns.experiments.choices import Choices
 from tests.campaigns.experiments.results import Stage
 from tests.campaigns.experiments.runs import completed, named
+from tests.campaigns.experiments.servers import example_server
 
 OF_LEARNING = ("sampling", "credit", "algorithm", "optimizer")
 
@@ -67,14 +68,9 @@ class Taught:
             command = [choices.interpreter, "tasks.py", "--out", str(made), "--seed", str(seed)]
             subprocess.run([*command, *self.of_tasks(choices)], cwd=self.agent, check=True)
         command = [choices.interpreter, "teacher.py", *(str(made / "train.jsonl") for made in folders), "--port", "0"]
-        with subprocess.Popen(command, cwd=self.agent, stdout=subprocess.PIPE, text=True) as teacher:
-            assert teacher.stdout is not None
-            try:
-                url = f"http://127.0.0.1:{int(teacher.stdout.readline())}/v1"
-                providers = {"GATEWAY_PROVIDERS": json.dumps({"solutions": {"url": url}})}
-                yield replace(usual, environment={**usual.environment, "gateway": providers})
-            finally:
-                teacher.terminate()
+        with example_server(command, self.agent) as url:
+            providers = {"GATEWAY_PROVIDERS": json.dumps({"solutions": {"url": url}})}
+            yield replace(usual, environment={**usual.environment, "gateway": providers})
 
     def train(self, client: Client, folder: Path, seed: int, choices: Choices) -> list[Stage]:
         """Returns the runs from the warm start of a seed, completed."""
