@@ -6,6 +6,7 @@ import doctest
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from leyden.libs.grading.grade import grade
 from tests.campaigns.experiments import results
 from tests.campaigns.experiments.__main__ import EXPERIMENTS
 from tests.campaigns.experiments.choices import Choices
+from tests.campaigns.experiments.disaggregation import Disaggregation
 from tests.campaigns.experiments.flight import RULES, Flight
-from tests.campaigns.experiments.page import curve, held_out, page
-from tests.campaigns.experiments.results import Seed, interval, shown
+from tests.campaigns.experiments.page import curve, held_out, page, step_seconds
+from tests.campaigns.experiments.results import Seed, interval, mean_seconds, shown
 from tests.campaigns.experiments.sql import SQL
 from tests.campaigns.experiments.taught import Taught
 from tests.support.examples import example_modules
@@ -93,6 +95,22 @@ def test_documents_of_the_flight_experiment_are_valid(rule: str, air: Any) -> No
     assert (document.credit.air is not None) == (air == "dense")
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+def test_documents_of_disaggregation_are_those_of_the_flight_experiment_but_for_the_lag(
+    lag: int,
+) -> None:
+    choices = Choices(steps=2, lag=lag)
+    own, usual = (one.document(3, choices).model_dump() for one in (Disaggregation(), Flight()))
+    assert own["sampling"].pop("max_policy_lag") == lag
+    assert usual["sampling"].pop("max_policy_lag") == 0
+    assert own == usual
+
+
+def test_the_time_of_a_step_is_the_mean_between_the_first_end_and_the_last() -> None:
+    ends = [datetime(2026, 11, 27, 4, 0, second, tzinfo=UTC) for second in (0, 10, 15)]
+    assert (mean_seconds(ends), mean_seconds(ends[:1])) == (7.5, None)
+
+
 def test_an_interval_is_students_t_and_one_seed_has_none() -> None:
     assert doctest.testmod(results).failed == 0
     # Means of 1, 2, 3, 4 have s = 1.2910 and t(3) = 3.182.
@@ -102,14 +120,15 @@ def test_an_interval_is_students_t_and_one_seed_has_none() -> None:
 
 def test_a_page_has_each_seed_and_their_mean() -> None:
     seeds = [
-        Seed(0, ["run-a"], 40, {"base model": 0.0, "trained": 0.5}, {"trained": [0.1, 0.2]}, 60.0),
-        Seed(1, ["run-b"], 40, {"base model": 0.1, "trained": 0.7}, {"trained": [0.3]}, 61.6),
+        Seed(0, ["run-a"], 40, {"base model": 0.0, "trained": 0.5}, {"trained": [0.1, 0.2]}, {"trained": 7.5}, 60.0),
+        Seed(1, ["run-b"], 40, {"base model": 0.1, "trained": 0.7}, {"trained": [0.3]}, {"trained": None}, 61.6),
     ]
     assert held_out(seeds)[2:] == [
         "| base model | 0.00 | 0.10 | 0.05 [-0.59, 0.69] |",
         "| trained | 0.50 | 0.70 | 0.60 [-0.67, 1.87] |",
     ]
     assert curve("trained", seeds)[2:] == ["| 1 | 0.10 | 0.30 | 0.20 [-1.07, 1.47] |", "| 2 | 0.20 | – | – |"]
+    assert step_seconds(seeds)[2:] == ["| trained | 7.50 | – | – |"]
     text = page("Title", "Purpose.", "make experiment", seeds)
     assert "over 2 seeds" in text
     assert "60; 62" in text

@@ -14,6 +14,7 @@ from leyden.libs.cli.settings import Settings
 from leyden.libs.client import Client
 from tests.campaigns.experiments.choices import Choices, Experiment
 from tests.campaigns.experiments.coordination import COORDINATION
+from tests.campaigns.experiments.disaggregation import Disaggregation
 from tests.campaigns.experiments.flight import RULES, Flight
 from tests.campaigns.experiments.long import CREDITS, Long
 from tests.campaigns.experiments.math import LEVELS, MATH
@@ -27,6 +28,7 @@ from tests.campaigns.experiments.sql import SQL
 PAGES = Path(__file__).parents[3] / "docs" / "experiments"
 EXPERIMENTS: dict[str, Experiment] = {
     "coordination": COORDINATION,
+    "disaggregation": Disaggregation(),
     "flight": Flight(),
     "long": Long(),
     "math": MATH,
@@ -68,6 +70,7 @@ def main() -> None:
     parser.add_argument("--level", choices=LEVELS, default=Choices.level, help="of the tasks of math")
     parser.add_argument("--team", choices=["together", "apart"], default=Choices.team, help="of coordination")
     parser.add_argument("--guard", choices=list(GUARDS), default=Choices.guard, help="of open-ended")
+    parser.add_argument("--lag", type=int, default=Choices.lag, choices=range(5), help="of disaggregation")
     parser.add_argument("--python", default=Choices.python, help="interpreter with the agent's packages")
     parser.add_argument(
         "--home", type=Path, required=True, help="folder of the platform; the same one finds its runs again"
@@ -76,7 +79,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.credit not in (known := RULES_OF.get(given.name, [Choices.credit])):
         parser.error(f"--credit {given.credit}: {given.name} has {', '.join(known)}")
-    names = ("steps", "python", "held_out", "warm_steps", "solutions", "air", "credit", "level", "team", "guard")
+    names = ("steps", "python", "held_out", "warm_steps", "solutions", "air", "credit", "level", "team", "guard", "lag")
     choices = Choices(**{name: getattr(given, name) for name in names})
     one = EXPERIMENTS[given.name]
     seeds = experiment(one, given.home.absolute(), range(given.seeds), choices)
@@ -92,7 +95,7 @@ def command(given: argparse.Namespace) -> str:
     usual = asdict(Choices())
     chosen = [
         f"--{name.replace('_', '-')} {getattr(given, name)}"
-        for name in ("held_out", "warm_steps", "solutions", "air", "credit", "level", "team", "guard")
+        for name in ("held_out", "warm_steps", "solutions", "air", "credit", "level", "team", "guard", "lag")
         if getattr(given, name) != usual[name]
     ]
     arguments = f" ARGS={shlex.quote(' '.join(chosen))}" if chosen else ""

@@ -24,7 +24,7 @@ class Choices:
 
     Args: python: the interpreter of agents; held_out: tasks of an evaluation; warm_steps, solutions: of a warm start;
         level: of the tasks of math; team: how writer and checker of coordination train; guard: of
-        open-ended against hacking its judge
+        open-ended against hacking its judge; lag: versions by which tokens of disaggregation may be old
     """
 
     steps: int = 10
@@ -37,6 +37,7 @@ class Choices:
     level: str = "chain_sum"
     team: Team = "together"
     guard: Guard = "none"
+    lag: int = 1
 
     @property
     def interpreter(self) -> str:

@@ -22,6 +22,10 @@ def page(title: str, purpose: str, command: str, seeds: Sequence[Seed]) -> str:
             *held_out(seeds),
             "",
             *(line for label in seeds[0].curves for line in _steps(label, seeds)),
+            "Seconds from the end of a step to that of the next, in the mean:",
+            "",
+            *step_seconds(seeds),
+            "",
             f"Seconds from the creation of a seed's runs to their ends: {_listed(round(one.seconds) for one in seeds)}."
             f" Runs: {_listed(', '.join(one.runs) for one in seeds)}.",
             "",
@@ -47,6 +51,16 @@ def curve(label: str, seeds: Sequence[Seed]) -> list[str]:
         values = [one[number] if number < len(one) else None for one in curves]
         rows.append([str(number + 1), *("–" if one is None else f"{one:.2f}" for one in values), shown(values)])
     return _table(["step"], seeds, rows)
+
+
+def step_seconds(seeds: Sequence[Seed]) -> list[str]:
+    """Returns the table of times of steps."""
+    by_label = {label: [one.step_seconds[label] for one in seeds] for label in seeds[0].step_seconds}
+    rows = [
+        [label, *("–" if one is None else f"{one:.2f}" for one in values), shown(values)]
+        for label, values in by_label.items()
+    ]
+    return _table(["run"], seeds, rows)
 
 
 def _table(first: list[str], seeds: Sequence[Seed], rows: list[list[str]]) -> list[str]:

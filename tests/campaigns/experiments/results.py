@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from statistics import fmean, stdev
 
 from leyden.libs.client import Client
@@ -34,8 +35,8 @@ class Seed:
     """Figures of one seed.
 
     Args: held_out: the mean reward of each evaluation by label, in order; curves: of the rollouts of each step, by the
-        label of their run, and by `LABEL: COMPONENT`, as in `held_out`; seconds: from the creation of its runs to their
-        ends
+        label of their run, and by `LABEL: COMPONENT`, as in `held_out`; step_seconds: from the end of a step to that of
+        the next, in the mean, by label; seconds: from the creation of its runs to their ends
     """
 
     seed: int
@@ -43,6 +44,7 @@ class Seed:
     tasks: int
     held_out: dict[str, float]
     curves: dict[str, list[float | None]]
+    step_seconds: dict[str, float | None]
     seconds: float
 
 
@@ -50,6 +52,7 @@ def read_seed(client: Client, seed: int, stages: Sequence[Stage]) -> Seed:
     """Returns the figures of completed runs."""
     held_out: dict[str, float] = {}
     curves: dict[str, list[float | None]] = {}
+    step_seconds: dict[str, float | None] = {}
     tasks, seconds = 0, 0.0
     for stage in stages:
         run = client.run(stage.run_id)
@@ -66,9 +69,15 @@ def read_seed(client: Client, seed: int, stages: Sequence[Stage]) -> Seed:
         if stage.has_curve:
             steps = list(client.steps(stage.run_id))
             curves[stage.label] = [step.reward_mean for step in steps]
+            step_seconds[stage.label] = mean_seconds([step.created_at for step in steps])
             for name in stage.components:
                 curves[f"{stage.label}: {name}"] = [step.components[name].mean for step in steps]
-    return Seed(seed, [one.run_id for one in stages], tasks, held_out, curves, seconds)
+    return Seed(seed, [one.run_id for one in stages], tasks, held_out, curves, step_seconds, seconds)
+
+
+def mean_seconds(ends: Sequence[datetime]) -> float | None:
+    """Returns the mean time between neighbours; None for a single one."""
+    return (ends[-1] - ends[0]).total_seconds() / (len(ends) - 1) if len(ends) > 1 else None
 
 
 def _of_components(client: Client, evaluation: str, label: str, components: Sequence[str]) -> dict[str, float]:
