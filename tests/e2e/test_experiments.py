@@ -18,7 +18,7 @@ FLIGHT_PYTHON = Path(__file__).parents[2] / ".venv-agents" / "bin" / "python"
 NIGHTLY = "TEST_EXAMPLES"
 """The folder of `make test-experiments` with an environment for each taught example."""
 WARM = ["base model", "after the warm start"]
-SCORED = [f"{version}{part}" for version in ("base model", "trained") for part in ("", ": judge", ": true", ": brief")]
+SCORED = [f"{version}{part}" for version in ("base model", "trained") for part in ("", ", judge", ", true", ", brief")]
 ALONE = ["writer trained alone", "checker trained alone"]
 CASES: dict[str, tuple[list[str], list[str], dict[str, Any]]] = {
     **{name: (["base model", "trained"], ["trained"], {}) for name in EXPERIMENTS},

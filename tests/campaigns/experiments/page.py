@@ -41,7 +41,7 @@ def held_out(seeds: Sequence[Seed]) -> list[str]:
 
 
 def _steps(label: str, seeds: Sequence[Seed]) -> list[str]:
-    return [f"Mean reward of the training rollouts of each step, {label}:", "", *curve(label, seeds), ""]
+    return [f"Mean over the training rollouts of each step ({label}):", "", *curve(label, seeds), ""]
 
 
 def curve(label: str, seeds: Sequence[Seed]) -> list[str]:

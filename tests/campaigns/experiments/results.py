@@ -35,7 +35,7 @@ class Seed:
     """Figures of one seed.
 
     Args: held_out: the mean reward of each evaluation by label, in order; curves: of the rollouts of each step, by the
-        label of their run, and by `LABEL: COMPONENT`, as in `held_out`; step_seconds: from the end of a step to that of
+        label of their run, and by `LABEL, COMPONENT`, as in `held_out`; step_seconds: from the end of a step to that of
         the next, in the mean, by label; seconds: from the creation of its runs to their ends
     """
 
@@ -71,7 +71,7 @@ def read_seed(client: Client, seed: int, stages: Sequence[Stage]) -> Seed:
             curves[stage.label] = [step.reward_mean for step in steps]
             step_seconds[stage.label] = mean_seconds([step.created_at for step in steps])
             for name in stage.components:
-                curves[f"{stage.label}: {name}"] = [step.components[name].mean for step in steps]
+                curves[f"{stage.label}, {name}"] = [step.components[name].mean for step in steps]
     return Seed(seed, [one.run_id for one in stages], tasks, held_out, curves, step_seconds, seconds)
 
 
@@ -91,7 +91,7 @@ def _of_components(client: Client, evaluation: str, label: str, components: Sequ
         ]
         for name in components
     }
-    return {f"{label}: {name}": fmean(found) for name, found in values.items() if found}
+    return {f"{label}, {name}": fmean(found) for name, found in values.items() if found}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
