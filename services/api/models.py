@@ -251,18 +251,22 @@ async def check_demonstrations(session: ReadSession, config: RunConfig) -> None:
         )
 
 
-async def check_teacher(session: Session, config: RunConfig, pools: Mapping[str, Pool], path: str = "") -> None:
+async def check_teacher(
+    session: Session, config: RunConfig, pools: Mapping[str, Pool], path: str = "", *, one_machine: bool = False
+) -> list[Judgement]:
     """Passes a run without a teacher, and one whose teacher exists and has the policy's tokens. A version that teaches
     is not removed once the session has committed the run.
 
-    Args:   path: where the document has these settings, with a dot at its end
-    Raises: Problem: the run or the version of the teacher is unknown or removed, or its tokens are others
+    Args:    path: where the document has these settings, with a dot at its end; one_machine: see `check_model`
+    Returns: the warnings of `check_model`
+    Raises:  Problem: the run or the version of the teacher is unknown or removed, or its tokens are others
     """
     named, place = config.algorithm.distillation, f"{path}algorithm.distillation"
     if named is None or config.training.steps == 0:
-        return
+        return []
+    warnings: list[Judgement] = []
     if named.model is not None:
-        await asyncio.to_thread(check_model, named.model, f"{place}.model")
+        warnings = await asyncio.to_thread(check_model, named.model, f"{place}.model", one_machine=one_machine)
         teacher, field = named.model, f"{place}.model"
     else:
         assert named.run is not None
@@ -276,6 +280,7 @@ async def check_teacher(session: Session, config: RunConfig, pools: Mapping[str,
             f"the teacher {teacher} judges the policy's tokens, but {mismatch}: name a teacher with the tokenizer of"
             f" {own}, or let this model learn from its answers as a provider (docs/how-to/warm-start.md)",
         )
+    return warnings
 
 
 async def _version_of_teacher(session: Session, run_id: str, version: int, place: str) -> str:
@@ -298,14 +303,15 @@ def _token_mismatch(own: str | None, teacher: str) -> str | None:
         return None
 
 
-def check_model(model: str | None, path: str = "model") -> None:
-    """Passes a model folder, and one below a folder that this machine does not see: a trainer may see it.
+def check_model(model: str | None, path: str = "model", *, one_machine: bool = False) -> list[Judgement]:
+    """Passes a model folder, and one that this machine does not see: trainer and engines may be on others.
 
-    Args:   path: the field of the run's document
-    Raises: Problem: `model` is no absolute path, or no folder in Hugging Face format where it must be visible
+    Args:    path: the field of the run's document; one_machine: trainer and engines are on this machine
+    Returns: a warning if the folder is missing beside others that this machine has, and the trainer may have it
+    Raises:  Problem: `model` is no absolute path, or no folder in Hugging Face format where it must be visible
     """
     if model is None:
-        return
+        return []
     folder = Path(model)
     if not folder.is_absolute():
         raise refusal(
@@ -313,8 +319,13 @@ def check_model(model: str | None, path: str = "model") -> None:
             f"{model!r} is no absolute path: write the folder of a model in Hugging Face format; download a model of"
             f" the Hub with `huggingface-cli download {model} --local-dir FOLDER`",
         )
-    if _exists(folder.parent) and _is_missing(folder / "config.json"):
-        raise refusal(path, f"{model!r} holds no config.json: write the folder of a model in Hugging Face format")
+    if not _exists(folder.parent) or not _is_missing(folder / "config.json"):
+        return []
+    remedy = "write the folder of a model in Hugging Face format"
+    # No file system has longer names than 255 bytes.
+    if one_machine or not _is_missing(folder) or max(map(len, folder.parts)) > 255:
+        raise refusal(path, f"{model!r} holds no config.json: {remedy}")
+    return _missing_elsewhere(folder, path, "trainer", remedy)
 
 
 def check_directory(config: RunConfig, settings: Settings) -> list[Judgement]:
@@ -331,10 +342,15 @@ def check_directory(config: RunConfig, settings: Settings) -> list[Judgement]:
     remedy = "write the folder that holds the agent's files"
     if settings.one_machine:
         raise refusal(field, f"there is no folder {folder}: {remedy}")
+    return _missing_elsewhere(folder, field, "runner", remedy)
+
+
+def _missing_elsewhere(folder: Path, field: str, other: str, remedy: str) -> list[Judgement]:
+    """The warning of a folder that is missing here, unless nothing tells that this machine should have it."""
     # Every machine has the root.
     if folder.parent == folder.parent.parent or not _exists(folder.parent):
         return []
-    return [Judgement(field, "warns", f"the API's machine has no folder {folder}; the runner's may have it", remedy)]
+    return [Judgement(field, "warns", f"the API's machine has no folder {folder}; the {other}'s may have it", remedy)]
 
 
 def check_trainable(config: RunConfig, pools: Mapping[str, Pool], machine: Machine) -> list[Judgement]:

@@ -131,10 +131,12 @@ async def _check_references(request: Request, session: Session, config: RunConfi
     warnings = await asyncio.to_thread(check_directory, config, settings)
     documents = {f"policies.{name}.": config.policy_document(name) for name in config.served_policies}
     for path, one in {"": config, **documents}.items():
-        await check_teacher(session, one, pools, path)
-        await asyncio.to_thread(check_model, one.model)
-        if one.algorithm.critic is not None:
-            await asyncio.to_thread(check_model, one.algorithm.critic.model, "algorithm.critic.model")
+        here = settings.one_machine
+        warnings += await check_teacher(session, one, pools, path, one_machine=here)
+        warnings += await asyncio.to_thread(check_model, one.model, f"{path}model", one_machine=here)
+        if (critic := one.algorithm.critic) is not None:
+            place = f"{path}algorithm.critic.model"
+            warnings += await asyncio.to_thread(check_model, critic.model, place, one_machine=here)
         warnings += await asyncio.to_thread(check_trainable, one, pools, machine)
     await check_task_fields(session, config)
     await check_conversations(session, config)

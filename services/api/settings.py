@@ -35,8 +35,8 @@ class Settings(HttpSettings):
     """Values of `runner.type` that the platform's runners execute (their RUNNER_BACKEND), as a JSON list. The API
     refuses runs with another; unset, their rollouts wait for a runner of that type."""
     one_machine: bool = False
-    """Whether the runners are on this API's machine, as by `leyden up`. The API then refuses runs whose
-    `agent.directory` is missing; elsewhere it warns, because the runner's machine may have the folder."""
+    """Whether runners, trainers and engines are on this API's machine, as by `leyden up`. The API then refuses runs
+    whose `agent.directory` or model is missing; elsewhere it warns, because their machines may have the folder."""
     code_graders: bool = True
     """Whether the platform's graders run the operator's own code (`python`, `command`); false where their
     GRADER_CODE_PROCESSES is 0, as in a cluster. The API then refuses runs with such a grader."""

@@ -310,7 +310,6 @@ async def test_a_model_that_is_no_folder_is_refused_with_the_remedy(
     await create(api_http, model="/folder-of-another-machine/model")
     for model, words in (
         ("Qwen/Qwen2.5-0.5B", "huggingface-cli download Qwen/Qwen2.5-0.5B --local-dir"),
-        (str(tmp_path / "missing"), "holds no config.json"),
         (str(tmp_path), "holds no config.json"),
         ("/" + "n" * 300, "holds no config.json"),
     ):
@@ -323,6 +322,17 @@ async def test_a_model_that_is_no_folder_is_refused_with_the_remedy(
     )
     refused = await api_http.post("/v1/runs", json=document)
     assert (refused.status_code, refused.json()["errors"][0]["path"]) == (422, "algorithm.critic.model")
+
+
+async def test_a_model_that_the_trainers_machine_may_have_is_a_warning(
+    api_http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    """As one mounted at /mnt/model in trainers and engines of a cluster, whose API mounts none."""
+    run = await create(api_http, model=str(tmp_path / "model"))
+    assert [(alarm["subject"], alarm["reason"]) for alarm in run["alarms"]] == [
+        ("model", f"the API's machine has no folder {tmp_path}/model; the trainer's may have it")
+    ]
+    assert (await create(api_http, model="/model-of-another-machine"))["alarms"] == []
 
 
 async def test_a_folder_that_the_runners_machine_may_have_is_a_warning(

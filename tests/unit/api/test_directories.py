@@ -27,6 +27,17 @@ def test_a_missing_folder_is_refused_on_one_machine(tmp_path: Path, place: str) 
     assert [one.severity for one in warned] == ([] if place == "missing/agent" else ["warns"])
 
 
+def test_a_missing_model_is_refused_on_one_machine_alone(tmp_path: Path) -> None:
+    missing = str(tmp_path / "model")
+    with pytest.raises(Problem, match="holds no config"):
+        check_model(missing, one_machine=True)
+    [warned] = check_model(missing, "algorithm.critic.model")
+    assert (warned.path, warned.severity) == ("algorithm.critic.model", "warns")
+    assert check_model("/models") == check_model(f"{missing}/deeper", one_machine=True) == []
+    with pytest.raises(Problem, match="holds no config"):
+        check_model(str(tmp_path))
+
+
 def test_a_folder_that_the_api_cannot_look_at_is_not_missing(tmp_path: Path) -> None:
     # The error is another than that of a missing file, as it is for a folder that the API may not enter.
     hidden = tmp_path / "hidden"
