@@ -15,7 +15,7 @@ from tests.support.browser import Visitor
 
 def test_the_model_calls_of_a_run_are_counted(insert: Insert[str], open_page: Callable[[str], Visitor]) -> None:
     counts = CallCounts(
-        calls=12, malformed=3, untrainable={"nobody received the answer": 2}, tools={HOSTILE: {"error": 5}}
+        calls=12, malformed=3, overflows=1, untrainable={"nobody received the answer": 2}, tools={HOSTILE: {"error": 5}}
     )
 
     async def counted(database: Database) -> str:
@@ -29,10 +29,11 @@ def test_the_model_calls_of_a_run_are_counted(insert: Insert[str], open_page: Ca
     for name, count in (
         ("all", 12),
         ("malformed", 3),
+        ("beyond the context", 1),
         ("do not train: nobody received the answer", 2),
         (f"tool {SHOWN}: error", 5),
     ):
         row = table.get_by_role("row").filter(has=visitor.page.get_by_role("rowheader", name=name, exact=True))
         expect(row.get_by_role("cell")).to_have_text(str(count))
-    expect(table.get_by_role("row")).to_have_count(5)
+    expect(table.get_by_role("row")).to_have_count(6)
     assert visitor.violations() == []
