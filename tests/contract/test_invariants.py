@@ -217,7 +217,8 @@ BROKEN = [
     ),
     (
         "groups whose calls were counted otherwise than they are stored",
-        """UPDATE group_credits SET calls = calls || '{"overflows": 1}'""",
+        "UPDATE group_credits g SET calls = jsonb_build_object('overflows', 1, 'untrainable', '{}'::jsonb, 'calls', ("
+        "SELECT count(*) FROM rollouts r JOIN model_calls m ON m.rollout_id = r.id WHERE r.group_id = g.group_id))",
     ),
     ("tokens older than the lag allows", "UPDATE samples SET min_policy_version = -2"),
     (
