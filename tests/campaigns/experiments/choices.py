@@ -30,7 +30,7 @@ class Choices:
     steps: int = 10
     python: str = "{python}"
     held_out: int = 40
-    warm_steps: int = 20
+    warm_steps: int = 6
     solutions: int = 96
     air: Air = "dense"
     credit: str = "discounted"
