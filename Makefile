@@ -76,7 +76,7 @@ NODE_PATH = PATH="$(abspath $(BIN)):$$PATH"
 CONSOLE_IF_POSSIBLE = $(MAKE) --silent console || echo "going on without the console: see the error above, then run make console"
 
 .DEFAULT_GOAL := help
-.PHONY: experiment test-experiments test-long test-gpu help console screenshots structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down demo bench bench-gpu bench-swap bench-page soak growth fuzz docs migrate migration clean
+.PHONY: experiment test-experiments test-long test-gpu help console screenshots structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down demo bench bench-gpu bench-swap bench-peers bench-page soak growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -107,6 +107,11 @@ $(CACHE)/demo/%/.ready: examples/flight_agent/requirements-%.txt $(wildcard test
 $(CACHE)/examples/%/.ready: examples/%/requirements.txt $(wildcard tests/frameworks/environments/*.txt)
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install --quiet --disable-pip-version-check --constraint $(FRAMEWORK_PINS) --requirement $<
+	@touch $@
+
+$(CACHE)/peers/.ready: tests/campaigns/peers/requirements.txt constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --requirement $<
 	@touch $@
 
 $(CACHE)/sglang/.ready: $(VENV)/.ready
@@ -247,6 +252,10 @@ test-experiments: setup $(TAUGHT:%=$(CACHE)/examples/%/.ready) ## each experimen
 
 bench: setup ## measure the budgets of docs/benchmarks.md; some parts alone: make bench parts="gateway store"
 	$(BIN)/python -m tests.bench $(parts)
+
+bench-peers: $(VENV)/.ready $(AGENTS_VENV)/.ready $(CACHE)/peers/.ready ## the flight task by Leyden and by TRL in turns, on SEEDS seeds: docs/experiments/peers.md
+	$(BIN)/python -m tests.campaigns.peers --seeds $(SEEDS) --home $(CACHE)/peers-home --page \
+		--trl-python $(CACHE)/peers/bin/python --python $(abspath $(AGENTS_VENV)/bin/python) $(ARGS)
 
 bench-page: $(VENV)/.ready ## write the figures of bench.json into docs/benchmarks.md
 	$(BIN)/python -m tests.bench --page
