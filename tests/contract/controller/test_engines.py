@@ -310,7 +310,7 @@ async def test_an_engine_that_stays_at_its_version_is_named_and_asked_at_growing
 
 async def test_a_first_load_that_lasts_is_named_with_its_beginning(database: Database, redis_url: str) -> None:
     engine = ScriptedEngine(updates="never")
-    async with running(engine), fleet_of(database, redis_url, engine.url, answer_seconds=1) as fleet:
+    async with running(engine), fleet_of(database, redis_url, engine.url, answer_seconds=4) as fleet:
         fleet.set_target(TargetVersion("run-a", 1, "/w/1", "hash"))
         await eventually(lambda: engine.paused)
         assert fleet.trouble("run-a") is None

@@ -7,6 +7,7 @@ import base64
 import gzip
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,7 @@ async def test_a_grader_that_lost_its_lease_changes_nothing(
             async with database.session() as session:
                 row = await session.get_one(type(mine), (mine.rollout_id, mine.attempt))
                 row.lease_id, row.owner = "another", "another"
+                row.lease_expires_at = datetime.now(tz=UTC) + timedelta(hours=1)
             # Its renewal finds the lease gone, and it leaves the Job to the other one.
             asked = server.requests["GET pods"]
             await eventually(lambda: not leased())
