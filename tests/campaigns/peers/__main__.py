@@ -80,8 +80,9 @@ def in_turns(race: Race, seed: int) -> Iterator[Trained]:
 @contextmanager
 def platform(race: Race, seed: int) -> Iterator[tuple[Client, Path]]:
     """Holds a platform that is ready, and its model. The start is not measured, as little as TRL's imports are."""
-    with Flight().environment(race.home / "tasks", [seed], Choices()):
-        started = Platform(race.home, platform_options(Settings(), free_ports=True), report=report)
+    usual = platform_options(Settings(), free_ports=True)
+    with Flight().platform(race.home / "tasks", [seed], Choices(), usual) as options:
+        started = Platform(race.home, options, report=report)
         started.start()
         try:
             started.ready(READY_SECONDS)
