@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from leyden.libs.cli.view.output import Part, counted_rollouts, heading, mean_and_interval, table
-from leyden.libs.contracts.api.comparison import Comparison, TaskComparison
+from leyden.libs.contracts.api.comparison import Comparison, TaskComparison, whole_evaluations
 from leyden.libs.contracts.api.runs import Evaluation, Run
 
 
@@ -35,12 +35,11 @@ def _figures(found: Comparison) -> Iterator[tuple[object, ...]]:
 
 def held_out_reward(evaluations: Sequence[Evaluation]) -> str | None:
     """The reward of the newest version that the run's own evaluations have measured as a whole."""
-    whole = [one for one in evaluations if one.results.complete and one.dataset_id == evaluations[0].dataset_id]
-    newest = max(whole, key=lambda one: (one.measured_version or 0, one.number), default=None)
-    if newest is None or newest.results.reward is None:
+    own = [one.results for one in whole_evaluations(evaluations) if one.dataset_id == evaluations[0].dataset_id]
+    if not own or (reward := own[-1].reward) is None:
         return None
-    words, counted = mean_and_interval(newest.results.reward, ".3f"), counted_rollouts(newest.results)
-    return f"{words} ({counted})" if " of " in counted else words
+    words = mean_and_interval(reward, ".3f")
+    return words if reward.count == sum(own[-1].rollouts.values()) else f"{words} ({counted_rollouts(own[-1])})"
 
 
 def _tasks(one: TaskComparison, runs: Sequence[Run]) -> tuple[object, ...]:

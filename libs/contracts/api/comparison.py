@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from leyden.libs.contracts.api.body import Body
 from leyden.libs.contracts.api.runs import Evaluation, Metrics, Run
 
@@ -16,8 +18,8 @@ class Difference(Body):
 
 
 class TaskComparison(Body):
-    """The tasks that the first run and another one were both evaluated on, by the last evaluation of each on one
-    dataset that has measured something."""
+    """The tasks that the first run and another one were both evaluated on, by the whole evaluation of the newest
+    version of each on one dataset."""
 
     run_id: str
     """The other run."""
@@ -47,3 +49,12 @@ class Comparison(Body):
     """The first 1,000 evaluations of each run."""
     tasks: list[TaskComparison]
     """One for each further run that was evaluated on a dataset of the first one."""
+
+
+def whole_evaluations(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
+    """Returns those that have measured all their tasks, in the order of versions.
+
+    The tasks that end first, which a part has, are not a fair draw.
+    """
+    whole = [one for one in evaluations if one.results.complete and one.results.reward is not None]
+    return sorted(whole, key=lambda one: (one.measured_version or 0, one.number))

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from leyden.libs.contracts.api.comparison import Comparison, Difference, TaskComparison
+from leyden.libs.contracts.api.comparison import Comparison, Difference, TaskComparison, whole_evaluations
 from leyden.libs.contracts.api.runs import Evaluation
 from leyden.libs.contracts.overlay import document_differences
 from leyden.libs.store.database import ReadSession
@@ -59,18 +59,10 @@ async def _tasks(session: ReadSession, evaluations: Sequence[Sequence[Evaluation
 
 def _last_pair(first: Sequence[Evaluation], other: Sequence[Evaluation]) -> tuple[Evaluation, Evaluation] | None:
     """The evaluation of the other run's newest version on a dataset of the first one, and that of the first one's on
-    it.
-
-    Both are whole: the tasks that end first, which a part has, are not a fair draw.
-    """
-    newest = {one.dataset_id: one for one in _by_version(first)}
-    shared = [one for one in _by_version(other) if one.dataset_id in newest]
+    it, both whole."""
+    newest = {one.dataset_id: one for one in whole_evaluations(first)}
+    shared = [one for one in whole_evaluations(other) if one.dataset_id in newest]
     return (newest[shared[-1].dataset_id], shared[-1]) if shared else None
-
-
-def _by_version(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    whole = [one for one in evaluations if one.results.complete and one.results.reward is not None]
-    return sorted(whole, key=lambda one: (one.measured_version or 0, one.number))
 
 
 def _compared(first: Evaluation, other: Evaluation, means: Mapping[str, Mapping[int, float]]) -> TaskComparison | None:

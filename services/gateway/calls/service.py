@@ -407,7 +407,8 @@ class CallService:
         """Args: code: of the error that answers a refused call"""
         if call.is_recorded:
             return
-        metrics.CONTEXT_OVERFLOWS.inc(code == CONTEXT_EXCEEDED)
+        if code == CONTEXT_EXCEEDED:
+            metrics.CONTEXT_OVERFLOWS.inc()
         log.info("call unfinished", call_id=call.request_id, status=status, reason=reason)
         metrics.CALLS.labels(status).inc(len(call.choices))
         call.is_recorded = True

@@ -6,7 +6,7 @@ import argparse
 import json
 import shlex
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from leyden.libs.cli.local.platform import Platform, platform_options
@@ -38,6 +38,8 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 RULES_OF = {"flight": list(RULES), "long": list(CREDITS)}
 CREDIT_HELP = "; ".join(f"of {name}: {', '.join(rules)}" for name, rules in RULES_OF.items())
+GIVEN_BY_MAKE = ("steps", "python")
+"""Choices that are variables of the Makefile."""
 READY_SECONDS = 600.0
 
 
@@ -79,8 +81,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.credit not in (known := RULES_OF.get(given.name, [Choices.credit])):
         parser.error(f"--credit {given.credit}: {given.name} has {', '.join(known)}")
-    names = ("steps", "python", "held_out", "warm_steps", "solutions", "air", "credit", "level", "team", "guard", "lag")
-    choices = Choices(**{name: getattr(given, name) for name in names})
+    choices = Choices(**{one.name: getattr(given, one.name) for one in fields(Choices)})
     one = EXPERIMENTS[given.name]
     seeds = experiment(one, given.home.absolute(), range(given.seeds), choices)
     written = page(one.title(choices), one.purpose, command(given), seeds)
@@ -92,11 +93,10 @@ def main() -> None:
 
 def command(given: argparse.Namespace) -> str:
     """Returns the command of the Makefile with the choices that are not the usual ones."""
-    usual = asdict(Choices())
     chosen = [
         f"--{name.replace('_', '-')} {getattr(given, name)}"
-        for name in ("held_out", "warm_steps", "solutions", "air", "credit", "level", "team", "guard", "lag")
-        if getattr(given, name) != usual[name]
+        for name, usual in asdict(Choices()).items()
+        if name not in GIVEN_BY_MAKE and getattr(given, name) != usual
     ]
     arguments = f" ARGS={shlex.quote(' '.join(chosen))}" if chosen else ""
     return f"make experiment NAME={given.name} SEEDS={given.seeds} STEPS={given.steps}{arguments}"

@@ -23,8 +23,8 @@ class Choices:
     """Sizes and variants.
 
     Args: python: the interpreter of agents; held_out: tasks of an evaluation; warm_steps, solutions: of a warm start;
-        level: of the tasks of math; team: how writer and checker of coordination train; guard: of
-        open-ended against hacking its judge; lag: versions by which tokens of disaggregation may be old
+        level: of the tasks of math; team: how writer and checker of coordination train; guard: of open-ended against
+        hacking its judge; lag: versions by which tokens of disaggregation may be old
     """
 
     steps: int = 10

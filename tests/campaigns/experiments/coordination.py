@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -103,7 +103,7 @@ class Coordination(Taught):
         return self._team("both", seed, choices, own, checker={"model": checker, "frozen": True})
 
     def _team(
-        self, name: str, seed: int, choices: Choices, own: Mapping[str, Any], **further: Mapping[str, Any]
+        self, name: str, seed: int, choices: Choices, own: dict[str, Any], **further: dict[str, Any]
     ) -> dict[str, Any]:
         """The run of two policies. Args: own: fields of the run; further: those of the other policy, by its name"""
         document = self.document(seed, choices)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ from leyden.libs.contracts.overlay import overlay
 from tests.campaigns.experiments.choices import Choices
 from tests.campaigns.experiments.results import Stage
 from tests.campaigns.experiments.runs import completed, named
-from tests.campaigns.experiments.servers import example_server
+from tests.campaigns.experiments.servers import example_server, write_example_tasks
 
 AGENT = EXAMPLES / "open_ended"
 COMPONENTS = ("judge", "true", "brief")
@@ -52,15 +51,7 @@ class OpenEnded:
     def platform(self, folder: Path, seeds: Sequence[int], choices: Choices, usual: Options) -> Iterator[Options]:
         """Yields the grader's provider, which is the judge."""
         for seed in seeds:
-            command = [
-                choices.interpreter,
-                "tasks.py",
-                "--out",
-                str(folder / f"open-ended-{seed}"),
-                "--seed",
-                str(seed),
-            ]
-            subprocess.run(command, cwd=AGENT, check=True)
+            write_example_tasks(choices.interpreter, AGENT, folder / f"open-ended-{seed}", seed)
         with example_server([choices.interpreter, "judge.py", "--port", "0"], AGENT) as url:
             providers = {"GRADER_PROVIDERS": json.dumps({"judge": {"url": url}})}
             yield replace(usual, environment={**usual.environment, "grader": providers})

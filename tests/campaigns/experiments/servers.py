@@ -1,4 +1,4 @@
-"""Servers of examples: scripts that print the port on which they answer."""
+"""Scripts beside an example's agent: the one that writes its tasks, and servers that print their port."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def example_server(command: Sequence[str], folder: Path) -> Iterator[str]:
             yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
         finally:
             process.terminate()
+
+
+def write_example_tasks(interpreter: str, agent: Path, out: Path, seed: int, *further: str) -> None:
+    """Writes `train.jsonl` and `heldout.jsonl` of a seed into the folder `out`. Args: further: of `tasks.py`"""
+    subprocess.run([interpreter, "tasks.py", "--out", str(out), "--seed", str(seed), *further], cwd=agent, check=True)

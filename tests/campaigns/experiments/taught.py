@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from leyden.libs.contracts.config import RunConfig
 from tests.campaigns.experiments.choices import Choices
 from tests.campaigns.experiments.results import Stage
 from tests.campaigns.experiments.runs import completed, named
-from tests.campaigns.experiments.servers import example_server
+from tests.campaigns.experiments.servers import example_server, write_example_tasks
 
 OF_LEARNING = ("sampling", "credit", "algorithm", "optimizer")
 
@@ -65,8 +64,7 @@ class Taught:
         """Yields the gateway's provider, which is the teacher of all seeds."""
         folders = [folder / self.dataset(seed, choices) for seed in seeds]
         for seed, made in zip(seeds, folders, strict=True):
-            command = [choices.interpreter, "tasks.py", "--out", str(made), "--seed", str(seed)]
-            subprocess.run([*command, *self.of_tasks(choices)], cwd=self.agent, check=True)
+            write_example_tasks(choices.interpreter, self.agent, made, seed, *self.of_tasks(choices))
         command = [choices.interpreter, "teacher.py", *(str(made / "train.jsonl") for made in folders), "--port", "0"]
         with example_server(command, self.agent) as url:
             providers = {"GATEWAY_PROVIDERS": json.dumps({"solutions": {"url": url}})}
