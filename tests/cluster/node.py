@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -29,6 +30,8 @@ STORES = f"{PREFIX}/stores:12"
 TAG = "0.2.0"
 """The chart's appVersion: the release takes it without a value."""
 SERVICES_IMAGE = f"{PREFIX}/services:{TAG}"
+FREE_GIB = 10
+"""The free disk space that the images need. A kubelet that has less than a hundredth left deletes its own images."""
 
 
 _STATE = {
@@ -52,7 +55,12 @@ class Node:
         self.environment = os.environ | {"KUBECONFIG": found.strip()}
 
     def up(self) -> None:
-        """Starts afresh: nothing stays of a cluster that runs."""
+        """Starts afresh: nothing stays of a cluster that runs.
+
+        Raises: RuntimeError: the disk has no room for the images
+        """
+        if (free := shutil.disk_usage("/var/lib").free / 2**30) < FREE_GIB:
+            raise RuntimeError(f"{free:.1f} GiB are free below /var/lib, and the node needs {FREE_GIB}: free some")
         with step("cluster up"):
             run(self.program, "up")
 
@@ -65,6 +73,7 @@ class Node:
 
         each: an image for each service, as users build them; else one for all of them, SERVICES_IMAGE
         """
+        before = _images()
         with step("base image"):
             if not _has_image(PYTHON):
                 run(self.program, "base-image", PYTHON, "python3", "python3-pip", "python3-venv")
@@ -82,6 +91,8 @@ class Node:
                 options = ["-t", SERVICES_IMAGE, "-f", "docker/service.Dockerfile", "--build-arg", extras]
                 run(self.program, "build", *shlex.split(arguments), *options, ".", cwd=ROOT)
             run("make", "images", *variables, f"IMAGE_PREFIX={PREFIX}", f"IMAGE_TAG={TAG}", cwd=ROOT)
+            if replaced := before - _images():
+                run("buildah", "rmi", "--force", *sorted(replaced))
 
     def helm(self, *arguments: str) -> str:
         """The output of Helm."""
@@ -164,6 +175,12 @@ def _folder(url: str) -> Path | None:
 
 def _has_image(name: str) -> bool:
     return subprocess.run(["buildah", "inspect", "--type", "image", name], capture_output=True).returncode == 0
+
+
+def _images() -> set[str]:
+    """The ids of Leyden's images."""
+    command = ["buildah", "images", "--quiet", "--no-trunc", f"--filter=reference={PREFIX}/*"]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
 
 @contextlib.contextmanager
