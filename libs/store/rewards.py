@@ -19,3 +19,13 @@ REWARD = """(coalesce((
 
 SOLVE_RATE = f"avg(({REWARD} >= 1)::int)::double precision"
 """SQL over grouped `rollouts` that are finished: the share with a reward of at least 1."""
+
+# A success of a run whose rewards come from outside has 0 until one comes: unknown, not zero. Components of a run are
+# settled before a rollout finishes.
+UNGRADED = """(runs.awaits_rewards AND rollouts.state = 'finished'
+    AND EXISTS (SELECT FROM outcomes o WHERE o.rollout_id = rollouts.id AND o.attempt = rollouts.attempt
+                AND o.kind = 'succeeded' AND o.reward IS NULL)
+    AND NOT EXISTS (SELECT FROM rewards w WHERE w.rollout_id = rollouts.id AND w.attempt = rollouts.attempt)
+    AND NOT EXISTS (SELECT FROM external_rewards x
+                    WHERE x.rollout_id = rollouts.id AND coalesce(x.attempt, rollouts.attempt) = rollouts.attempt))"""
+"""SQL over `rollouts` and their `runs`: whether the reward of a finished rollout is still to come."""

@@ -16,31 +16,17 @@ from leyden.libs.contracts.states import ConsumptionVerdict, GroupVerdict
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.policies import policies_by_id
+from leyden.libs.store.read.best import best_version
 from leyden.libs.store.read.runs import UnknownRun
-from leyden.libs.store.rewards import REWARD, SOLVE_RATE
+from leyden.libs.store.rewards import SOLVE_RATE
 from leyden.libs.store.runs.actions import UNBEGUN_CHILDREN
 from leyden.libs.store.runs.teachers import teaching_versions
 
 _MEASURED = """
-    SELECT e.id, e.policy_version, e.dataset_id FROM evaluations e JOIN datasets d ON d.id = e.dataset_id
+    SELECT e.id FROM evaluations e JOIN datasets d ON d.id = e.dataset_id
     WHERE e.run_id = :run AND least(d.task_count, e.max_tasks) = (
         SELECT count(*) FROM groups WHERE evaluation_id = e.id AND state = 'complete')
 """
-# A part of an evaluation's tasks, or other tasks than those of the run's first evaluation, compare no versions.
-_BEST = text(f"""
-    WITH measured AS (
-        SELECT id FROM ({_MEASURED}) AS e
-        WHERE dataset_id = (SELECT dataset_id FROM evaluations WHERE run_id = :run ORDER BY number LIMIT 1)
-    )
-    SELECT v.version FROM policy_versions v
-    JOIN groups ON groups.run_id = v.run_id AND groups.admitted_version = v.version AND groups.state = 'complete'
-    JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished' AND NOT rollouts.greedy
-    WHERE v.run_id = :run AND v.version > 0 AND v.pruned_at IS NULL
-    AND (groups.evaluation_id IS NULL OR groups.evaluation_id IN (SELECT id FROM measured))
-    GROUP BY v.version, groups.evaluation_id IS NULL
-    ORDER BY groups.evaluation_id IS NULL, avg({REWARD}) DESC, v.version DESC LIMIT 1
-""")  # noqa: S608  # constants alone
-
 _PENDING_VERSIONS = text(f"""
     SELECT policy_version FROM evaluations
     WHERE run_id = :run AND policy_version IS NOT NULL AND id NOT IN (SELECT id FROM ({_MEASURED}) AS measured)
@@ -348,21 +334,6 @@ def _computation(row: tables.Computation) -> Computation:
     return Computation.model_validate({**row.settings, "device": row.device, "moved_to": moved}, extra="ignore")
 
 
-async def best_version(session: ReadSession, run_id: str) -> int | None:
-    """The version from 1, not removed, that earned most in complete evaluations, else in training; None before any
-    reward. A tie goes to the newer version.
-
-    A further policy has no rewards of its own: its best version has the number of the run's.
-    """
-    run = await _run_of(session, run_id)
-    version: int | None = await session.scalar(_BEST, {"run": run})
-    if run == run_id or version is None:
-        return version
-    table = tables.PolicyVersion
-    own = select(table.version).where(table.run_id == run_id, table.version == version, table.pruned_at.is_(None))
-    return (await session.scalars(own)).one_or_none()
-
-
 async def _run_of(session: ReadSession, policy_id: str) -> str | None:
     """The run of a policy."""
     policy = (await policies_by_id(session, [policy_id])).get(policy_id)
@@ -404,7 +375,7 @@ async def prune_versions(
         *await session.scalars(_PENDING_VERSIONS, {"run": run}),
         *await session.scalars(_UNCOPIED_VERSIONS, {"run": run_id}),
         *await teaching_versions(session, run_id),
-        *{await best_version(session, run_id), reference} - {None},
+        *{(await best_version(session, run_id)).version, reference} - {None},
     }
     await session.execute(
         update(table)

@@ -35,8 +35,9 @@ from leyden.libs.store.alarms.stored import list_alarms
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.engines import read_pools
 from leyden.libs.store.read import agents, results, runs, views
+from leyden.libs.store.read.best import best_version
 from leyden.libs.store.runs import actions, retention
-from leyden.libs.store.training import best_version, read_computation, weights_bytes
+from leyden.libs.store.training import read_computation, weights_bytes
 from leyden.services.api.attempts.context import context_of
 from leyden.services.api.audit import changing
 from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer
@@ -161,6 +162,7 @@ async def get_runs(
 
 class _OfTrainer(TypedDict):
     best_version: int | None
+    best_version_reason: str | None
     weights_bytes: int | None
     computation: Computation | None
 
@@ -179,8 +181,10 @@ async def get_run(store: Store, caller: Reader, run_id: str) -> Run:
 
 async def _of_trainer(session: ReadSession, policy_id: str) -> _OfTrainer:
     """The facts of a policy's trainer and versions, for the answer about one run."""
+    best = await best_version(session, policy_id)
     return {
-        "best_version": await best_version(session, policy_id),
+        "best_version": best.version,
+        "best_version_reason": best.reason,
         "weights_bytes": await weights_bytes(session, policy_id),
         "computation": await read_computation(session, policy_id),
     }

@@ -14,7 +14,17 @@ from leyden.libs.cli.context import context_of
 from leyden.libs.cli.document import read_document, set_values
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.view.comparison import comparison_parts
-from leyden.libs.cli.view.output import AsJson, Count, Part, console, error_console, facts, print_result, table
+from leyden.libs.cli.view.output import (
+    AsJson,
+    Count,
+    Part,
+    best_words,
+    console,
+    error_console,
+    facts,
+    print_result,
+    table,
+)
 from leyden.libs.cli.view.run_report import write_report
 from leyden.libs.cli.view.watch import (
     ENDED,
@@ -107,7 +117,7 @@ def show(ctx: typer.Context, run: Name, policy: PolicyName = None, as_json: AsJs
         *([("computes in", f"{found.computation.words}, on {found.computation.device}")] if found.computation else []),
         ("step", f"{found.progress.step} of {found.progress.steps}"),
         ("policy version", found.progress.policy_version),
-        ("best version", found.best_version),
+        ("best version", best_words(found, with_reason=True)),
         ("weights", f"{(found.weights_bytes or 0) / 2**20:.1f} MiB, without checkpoints"),
         ("rollouts", found.progress.rollouts),
         ("made", found.created_at),

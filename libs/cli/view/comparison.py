@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from leyden.libs.cli.view.output import Part, counted_rollouts, heading, mean_and_interval, table
+from leyden.libs.cli.view.output import Part, best_words, counted_rollouts, heading, mean_and_interval, table
 from leyden.libs.contracts.api.comparison import Comparison, TaskComparison, whole_evaluations
 from leyden.libs.contracts.api.runs import Evaluation, Run
 
@@ -29,7 +29,7 @@ def _figures(found: Comparison) -> Iterator[tuple[object, ...]]:
     yield ("step", *(f"{run.progress.step} of {run.progress.steps}" for run in runs))
     yield ("last reward", *(run.progress.reward_mean for run in runs))
     yield ("held-out reward", *map(held_out_reward, found.evaluations))
-    yield ("best version", *(run.best_version for run in runs))
+    yield ("best version", *map(best_words, runs))
     yield ("dataset", *(run.dataset_id for run in runs))
 
 

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leyden.libs.cli.view.safe_text import is_unsafe, safe_line, safe_lines
-from leyden.libs.contracts.api.runs import EvaluationResults, Statistic
+from leyden.libs.contracts.api.runs import EvaluationResults, Run, RunPolicy, Statistic
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Count = Annotated[int, typer.Option("--limit", "-n", min=1, help="Number of rows.")]
@@ -84,6 +84,14 @@ def counted_rollouts(results: EvaluationResults) -> str:
     every, counted = sum(results.rollouts.values()), results.reward.count if results.reward else 0
     share = str(every) if counted == every and results.complete else f"{counted} of {every}"
     return f"{share} rollouts{'' if results.complete else ' so far'}"
+
+
+def best_words(made: Run | RunPolicy, *, with_reason: bool = False) -> str | None:
+    """The best version; `unknown` where it cannot be told, None before any reward."""
+    if made.best_version is None and made.best_version_reason is None:
+        return None
+    words = "unknown" if made.best_version is None else str(made.best_version)
+    return f"{words}: {made.best_version_reason}" if with_reason and made.best_version_reason else words
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, justify: JustifyMethod = "left") -> Table:

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from leyden.libs.cli.view.output import as_text, mean_and_interval, print_json_line, table
+from leyden.libs.cli.view.output import as_text, best_words, mean_and_interval, print_json_line, table
 from leyden.libs.client import Client, Unreachable
 from leyden.libs.contracts.api.alarms import Alarm
 from leyden.libs.contracts.api.runs import Evaluation, Run, RunPolicy, Step
@@ -175,7 +175,7 @@ def policy_table(run: Run) -> Table:
                 name,
                 policy.pool or f"provider {policy.provider}",
                 policy_words(made) if made else "answers only",
-                None if made is None else made.best_version,
+                None if made is None else best_words(made),
                 None if made is None or made.weights_bytes is None else f"{made.weights_bytes / 2**20:.1f} MiB",
                 None if made is None else made.id,
             )

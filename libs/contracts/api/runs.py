@@ -73,6 +73,8 @@ class RunPolicy(Body):
     """The last of these ends."""
     best_version: int | None = None
     """The version with the number of the run's best one, if its files are there. Only in the answer about one run."""
+    best_version_reason: str | None = None
+    """As that of the run."""
     weights_bytes: int | None = None
     """Disk space of its versions, without checkpoints; only in the answer about one run."""
     computation: Computation | None = None
@@ -109,6 +111,8 @@ class Run(Body):
     """The last of these ends."""
     best_version: int | None = None
     """The version from 1 that earned most in evaluations, else in training. Only in the answer about one run."""
+    best_version_reason: str | None = None
+    """How the best version was found. Without a version: why none is called best, or null before any reward."""
     weights_bytes: int | None = None
     """Disk space of the run's versions, without checkpoints; only in the answer about one run."""
     parent: RunParent | None = None

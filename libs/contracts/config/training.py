@@ -50,11 +50,12 @@ class EarlyStopping(Document):
     """Ends training before `training.steps`; the run completes, and its reason says why."""
 
     metric: Literal["evaluation_reward", "train_reward"] = "evaluation_reward"
-    """The mean reward of each version that was measured on `evaluation.dataset`, or of each step's rollouts."""
+    """The mean reward of each version that the run's own evaluations measured, on the tasks that all of them so far
+    counted, or of each step's rollouts. An evaluation that lost more than half of its tasks is left out."""
     average_over: int = Field(default=1, ge=1, le=1000)
     """Values whose moving mean counts as one, against noise."""
     target: float | None = Field(default=None, ge=-1e6, le=1e6)
-    """The run stops once the metric reaches this."""
+    """The run stops once the metric reaches this; an evaluation that lost a task does not reach it."""
     patience: int | None = Field(default=None, ge=1, le=1000)
     """The run stops once so many values in a row were not better than the best before them."""
 

@@ -7,25 +7,15 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from sqlalchemy import text
-
 from leyden.libs.contracts.api.comparison import Comparison, Difference, TaskComparison, whole_evaluations
 from leyden.libs.contracts.api.runs import Evaluation
 from leyden.libs.contracts.overlay import document_differences
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read import results, runs
+from leyden.libs.store.read.best import measurements
 from leyden.libs.store.read.intervals import student_95
-from leyden.libs.store.rewards import REWARD
 
 EVALUATIONS = 1000
-
-_TASK_MEANS = text(f"""
-    SELECT groups.evaluation_id, groups.task_number, avg(earned.reward) AS mean
-    FROM groups JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished'
-    CROSS JOIN LATERAL (SELECT {REWARD} AS reward) AS earned
-    WHERE groups.evaluation_id = ANY(:evaluation_ids) AND earned.reward IS NOT NULL
-    GROUP BY groups.evaluation_id, groups.task_number
-""")  # noqa: S608  # constants alone
 
 
 async def compare_runs(session: ReadSession, run_ids: Sequence[str], names: Sequence[str]) -> Comparison:
@@ -49,10 +39,8 @@ async def compare_runs(session: ReadSession, run_ids: Sequence[str], names: Sequ
 
 async def _tasks(session: ReadSession, evaluations: Sequence[Sequence[Evaluation]]) -> list[TaskComparison]:
     pairs = [pair for other in evaluations[1:] if (pair := _last_pair(evaluations[0], other)) is not None]
-    scope = {"evaluation_ids": sorted({one.id for pair in pairs for one in pair})}
-    means: dict[str, dict[int, float]] = {evaluation: {} for evaluation in scope["evaluation_ids"]}
-    for row in await session.execute(_TASK_MEANS, scope):
-        means[row.evaluation_id][row.task_number] = row.mean
+    measured = await measurements(session, {one.id for pair in pairs for one in pair})
+    means = {name: one.means for name, one in measured.items()}
     made = [_compared(first, other, means) for first, other in pairs]
     return [one for one in made if one is not None]
 

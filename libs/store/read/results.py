@@ -21,7 +21,7 @@ from leyden.libs.store.policies import OWN
 from leyden.libs.store.read import call_counts
 from leyden.libs.store.read.intervals import TaskSums, statistic
 from leyden.libs.store.read.paging import decode_cursor, page
-from leyden.libs.store.rewards import REWARD
+from leyden.libs.store.rewards import REWARD, UNGRADED
 
 MAX_TEXTS = 20
 """Shown values of a text fact, most frequent first."""
@@ -55,14 +55,6 @@ _EVALUATION_FACTS = text(f"""
     GROUP BY evaluation_id, name, is_text, text
 """)  # noqa: S608  # constants alone
 
-# A success of a run whose rewards come from outside has 0 until one comes: unknown, not zero. Components of a run are
-# settled before a rollout finishes.
-_UNGRADED = """(runs.awaits_rewards AND rollouts.state = 'finished'
-    AND EXISTS (SELECT FROM outcomes o WHERE o.rollout_id = rollouts.id AND o.attempt = rollouts.attempt
-                AND o.kind = 'succeeded' AND o.reward IS NULL)
-    AND NOT EXISTS (SELECT FROM rewards w WHERE w.rollout_id = rollouts.id AND w.attempt = rollouts.attempt)
-    AND NOT EXISTS (SELECT FROM external_rewards x
-                    WHERE x.rollout_id = rollouts.id AND coalesce(x.attempt, rollouts.attempt) = rollouts.attempt))"""
 _EARNED = f"CROSS JOIN LATERAL (SELECT {REWARD} AS reward) AS earned"
 
 _EVALUATION_ROLLOUTS = text(f"""
@@ -72,7 +64,7 @@ _EVALUATION_ROLLOUTS = text(f"""
             count(earned.reward) AS n, sum(earned.reward) AS s, bool_and(earned.reward IN (0, 1)) AS is_binary,
             min(groups.admitted_version) AS version, count(*) FILTER (WHERE graded.is_open) AS ungraded
         FROM groups JOIN rollouts ON rollouts.group_id = groups.id JOIN runs ON runs.id = groups.run_id
-        CROSS JOIN LATERAL (SELECT {_UNGRADED} AS is_open) AS graded
+        CROSS JOIN LATERAL (SELECT {UNGRADED} AS is_open) AS graded
         CROSS JOIN LATERAL (SELECT CASE WHEN NOT graded.is_open THEN {REWARD} END AS reward) AS earned
         WHERE groups.evaluation_id = ANY(:evaluation_ids) GROUP BY 1, 2, 3
     ) AS of_tasks GROUP BY 1, 2

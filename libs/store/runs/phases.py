@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import text
@@ -40,17 +40,6 @@ _STOP_GROUPS = text("""
     UPDATE groups SET state = 'cancelled', finished_at = now()
     WHERE state = 'open' AND evaluation_id IS NULL AND run_id = :run
 """)
-
-# The plan's evaluations are the run's first; others may be on other datasets.
-_EVALUATION_REWARDS = text(f"""
-    SELECT groups.admitted_version, avg({REWARD})
-    FROM evaluations e
-    JOIN groups ON groups.evaluation_id = e.id
-    JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished'
-    WHERE e.run_id = :run AND e.id = ANY(:finished)
-    AND e.dataset_id = (SELECT dataset_id FROM evaluations WHERE run_id = :run ORDER BY number LIMIT 1)
-    GROUP BY 1 ORDER BY 1
-""")  # noqa: S608  # constants alone
 
 _STEP_REWARDS = text(f"""
     SELECT s.step, avg({REWARD})
@@ -132,15 +121,6 @@ async def cancel_training(session: Session, run_id: str) -> None:
     """Cancels queued rollouts and open groups of training; evaluations go on."""
     await session.execute(_STOP_ROLLOUTS, {"run": run_id})
     await session.execute(_STOP_GROUPS, {"run": run_id})
-
-
-async def evaluation_rewards(session: ReadSession, run_id: str, finished: Iterable[str]) -> list[tuple[int, float]]:
-    """Measured versions with their mean rewards, in the order of versions.
-
-    Args: finished: ids of evaluations; those on another dataset than the plan's are left out
-    """
-    rows = await session.execute(_EVALUATION_REWARDS, {"run": run_id, "finished": list(finished)})
-    return [(version, reward) for version, reward in rows]
 
 
 async def step_rewards(session: ReadSession, run_id: str) -> list[tuple[int, float]]:

@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from leyden.libs.contracts.api.comparison import Comparison
+from leyden.libs.store.read.best import best_version
 from leyden.libs.store.read.comparison import compare_runs
-from leyden.libs.store.training import best_version
 from leyden.services.api.auth import GuardedRoute, Reader
 from leyden.services.api.parameters import Store
 
@@ -26,5 +26,8 @@ async def get_comparison(
     async with store.read() as session:
         found = await compare_runs(session, run, names or ["reward_mean"])
         best = [await best_version(session, one.id) for one in found.runs]
-    runs = [one.model_copy(update={"best_version": version}) for one, version in zip(found.runs, best, strict=True)]
+    runs = [
+        one.model_copy(update={"best_version": version, "best_version_reason": reason})
+        for one, (version, reason) in zip(found.runs, best, strict=True)
+    ]
     return found.model_copy(update={"runs": runs})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate, groupby
+from typing import NamedTuple
 
 from prometheus_client import Counter
 
@@ -12,6 +14,7 @@ from leyden.libs.contracts.config import EarlyStopping
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.faults import fault_point
 from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.read.best import Measurement, measured_tasks, own_evaluations
 from leyden.libs.store.read.call_counts import absent_roles, runs_that_train_nothing
 from leyden.libs.store.runs.facts import RunFacts
 from leyden.libs.store.runs.phases import (
@@ -19,7 +22,6 @@ from leyden.libs.store.runs.phases import (
     cancel_open_work,
     cancel_training,
     causes_of_runs,
-    evaluation_rewards,
     step_rewards,
     write_phases,
 )
@@ -42,23 +44,66 @@ def stop_reason(stopping: EarlyStopping, values: Sequence[tuple[int, float]]) ->
     >>> stop_reason(EarlyStopping(patience=2), [(0, 0.1), (10, 0.5), (20, 0.5), (30, 0.4)])
     'stopped early at version 30: the evaluation reward was not better than 0.5 (version 10) for 2 values in a row'
     """
-    metric, noun = WORDS[stopping.metric]
+    return next(filter(None, (_reason(stopping, one) for one in _progress(stopping, values))), None)
+
+
+def stop_reason_of_evaluations(stopping: EarlyStopping, measured: Iterable[Measurement]) -> str | None:
+    """Returns why training ends by its evaluations, in words for users; None while it goes on.
+
+    Each evaluation is judged with those before it alone, on the tasks that all of them counted, so later ones never
+    change the answer. One that lost most of its tasks is left out; a target is reached by all tasks alone.
+
+    Args: measured: ended evaluations, in the order of versions
+    """
+    compared = [one for one in measured if one.is_compared]
+    counted: list[frozenset[int]] = [frozenset(one.means) for one in compared]
+    shared = accumulate(counted, lambda before, one: before & one)
+    begin, window = 0, stopping.average_over
+    for tasks, equal in groupby(shared):
+        end = begin + len(list(equal))
+        if not tasks:
+            return None
+        values = [(one.version, one.mean(tasks)) for one in compared[:end]]
+        for index, now in enumerate(_progress(stopping, values), window - 1):
+            is_full = all(one.is_full for one in compared[index + 1 - window : index + 1])
+            if index >= begin and (reason := _reason(stopping, now, may_reach_target=is_full)) is not None:
+                return reason
+        begin = end
+    return None
+
+
+class _Moment(NamedTuple):
+    """A value with the best one before it, and how many in a row were not better than that, this one included."""
+
+    at: int
+    value: float
+    best: tuple[int, float] | None
+    worse: int
+
+
+def _progress(stopping: EarlyStopping, values: Sequence[tuple[int, float]]) -> Iterator[_Moment]:
     best: tuple[int, float] | None = None
     worse = 0
     for index in range(stopping.average_over - 1, len(values)):
         window = [value for _, value in values[index + 1 - stopping.average_over : index + 1]]
         at, value = values[index][0], sum(window) / len(window)
-        if stopping.target is not None and value >= stopping.target:
-            return f"stopped early at {noun} {at}: the {metric} {value:.4g} reached the target {stopping.target:.4g}"
-        if best is None or value > best[1]:
-            best, worse = (at, value), 0
-            continue
-        worse += 1
-        if worse == stopping.patience:
-            return (
-                f"stopped early at {noun} {at}: the {metric} was not better than {best[1]:.4g} ({noun} {best[0]}) for"
-                f" {worse} values in a row"
-            )
+        worse = 0 if best is None or value > best[1] else worse + 1
+        yield _Moment(at, value, best, worse)
+        if worse == 0:
+            best = (at, value)
+
+
+def _reason(stopping: EarlyStopping, now: _Moment, *, may_reach_target: bool = True) -> str | None:
+    metric, noun = WORDS[stopping.metric]
+    if stopping.target is not None and may_reach_target and now.value >= stopping.target:
+        return (
+            f"stopped early at {noun} {now.at}: the {metric} {now.value:.4g} reached the target {stopping.target:.4g}"
+        )
+    if stopping.patience is not None and now.best is not None and now.worse >= stopping.patience:
+        return (
+            f"stopped early at {noun} {now.at}: the {metric} was not better than {now.best[1]:.4g}"
+            f" ({noun} {now.best[0]}) for {now.worse} values in a row"
+        )
     return None
 
 
@@ -86,10 +131,10 @@ class EarlyStops:
         progress, reason = self._decided.get(run.id, (None, None))
         if reason is None and progress != (run.steps_done, len(ended)):
             if stopping.metric == "evaluation_reward":
-                values = await evaluation_rewards(session, run.id, ended)
+                measured = own_evaluations(await measured_tasks(session, run.id), run.config)
+                reason = stop_reason_of_evaluations(stopping, measured)
             else:
-                values = await step_rewards(session, run.id)
-            reason = stop_reason(stopping, values)
+                reason = stop_reason(stopping, await step_rewards(session, run.id))
             self._decided[run.id] = (run.steps_done, len(ended)), reason
         return reason
 

@@ -276,6 +276,21 @@ async def test_a_run_shows_its_best_version_and_the_space_of_its_weights(
         await builders.finish_rollout(database, rollout)
     shown = (await api_http.get(f"/v1/runs/{run.id}")).json()
     assert (shown["best_version"], shown["weights_bytes"]) == (1, 11 + 12)
+    assert shown["best_version_reason"] == "by training: no evaluation measured one"
+    lost = tables.Evaluation(
+        id=f"{run.id}.e1", run_id=run.id, number=1, dataset_id=run.dataset_id, rollouts_per_task=1, max_tasks=1
+    )
+    async with database.session() as session:
+        session.add(lost)
+    _, (rollout,) = await builders.add_group(database, run, size=1, admitted_version=2, evaluation_id=lost.id)
+    async with database.session() as session:
+        (await session.get_one(tables.Rollout, rollout.id)).state = "excluded"
+    for answer in (
+        (await api_http.get(f"/v1/runs/{run.id}")).json(),
+        (await api_http.get("/v1/comparison", params={"run": run.id})).json()["runs"][0],
+    ):
+        reason = "not compared: evaluation 1 (version 2; 0 of 1 tasks counted)"
+        assert (answer["best_version"], answer["best_version_reason"]) == (None, reason)
 
 
 async def test_a_run_shows_what_its_trainer_resolved_and_that_it_moved(

@@ -10,6 +10,7 @@ from leyden.libs.contracts.config import CPU, Computation, Device, RunConfig
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database
 from leyden.libs.store.policies import policy_columns
+from leyden.libs.store.read.best import best_version
 from leyden.libs.store.runs import actions
 from tests.support import builders
 
@@ -70,7 +71,7 @@ async def test_the_version_that_earned_most_is_not_removed(database: Database) -
     for version, reward in ((0, 1.0), (2, 0.5), (3, 0.9), (4, 0.8)):
         await add_rewards(database, run, version, reward)
     async with database.read() as session:
-        assert await training.best_version(session, run.id) == 3
+        assert (await best_version(session, run.id)).version == 3
     assert await prune(database, run.id, 5) == {0, 3, 5}
     # Evaluations count before training.
     await add_rewards(database, run, 5, 0.1, evaluation_id=f"{run.id}.e1")
@@ -129,7 +130,7 @@ async def test_a_part_of_an_evaluation_or_other_tasks_decide_no_best_version(dat
             await builders.finish_rollout(database, rollouts[0], reward=float(number))
     async with database.read() as session:
         # Evaluation 2 has measured one of two tasks, and evaluation 3 other tasks.
-        assert await training.best_version(session, run.id) == 1
+        assert (await best_version(session, run.id)).version == 1
     # The version of the unfinished evaluation stays, and the best; a finished evaluation's does not.
     assert await prune(database, run.id, 4) == {0, 1, 2}
 
@@ -146,7 +147,7 @@ async def team(database: Database) -> tuple[tables.Run, tables.Run]:
 
 async def best(database: Database, run: tables.Run) -> int | None:
     async with database.read() as session:
-        return await training.best_version(session, run.id)
+        return (await best_version(session, run.id)).version
 
 
 async def test_a_policy_has_the_best_version_of_the_leading_run_while_it_has_its_files(database: Database) -> None:

@@ -34,6 +34,10 @@ export const wholeEvaluations = (evaluations: Evaluation[]) =>
     .filter((one) => one.results.complete && one.dataset_id === evaluations[0]?.dataset_id)
     .sort((one, other) => (one.measured_version ?? 0) - (other.measured_version ?? 0) || one.number - other.number);
 
+/** The version that earned most; unknown where its evaluations cannot be compared, a dash before any reward. */
+export const bestVersion = (made: Pick<Run, "best_version" | "best_version_reason">) =>
+  made.best_version ?? (made.best_version_reason ? "unknown" : "–");
+
 export const POLL_MILLISECONDS = 3000;
 /** While a stream tells of changes. */
 const STREAMED_MILLISECONDS = 30_000;

@@ -2,7 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { usePolled, wholeEvaluations, type Comparison, type Evaluation, type Page, type Run, type TaskComparison } from "../api";
+import { bestVersion, usePolled, wholeEvaluations, type Comparison, type Evaluation, type Page, type Run, type TaskComparison } from "../api";
 import { Curves, type Curve } from "../curves";
 import { AgentLine, Commands, Loaded, State, Table, link, number, signed, time } from "../parts";
 
@@ -118,7 +118,7 @@ function Figures({ found }: { found: Comparison }) {
     ["Step", (run) => `${run.progress.step} of ${run.progress.steps}`],
     ["Last reward", (run) => number(run.progress.reward_mean)],
     ["Held-out reward", (_run, index) => number(lastHeldOut(found.evaluations[index] ?? []))],
-    ["Best version", (run) => run.best_version ?? "–"],
+    ["Best version", bestVersion],
     ["Dataset", (run) => run.dataset_id],
     ["Started", (run) => time(run.started_at)],
     ["Ended", (run) => time(run.finished_at)],

@@ -1,5 +1,5 @@
 import { Alarms } from "../alarms";
-import { usePolled, wholeEvaluations, type Evaluation, type Metrics, type Page, type Run } from "../api";
+import { bestVersion, usePolled, wholeEvaluations, type Evaluation, type Metrics, type Page, type Run } from "../api";
 import { Chart, type Point } from "../chart";
 import { useRunEvents } from "../live";
 import { AgentLine, Commands, Facts, Loaded, State, Table, number, time } from "../parts";
@@ -56,7 +56,8 @@ function Overview({ run }: { run: Run }) {
           ["State", <><State state={run.phase} />{wish}</>],
           ["Step", <>{step} of {steps} <progress value={step} max={steps} aria-label="Steps made" /></>],
           ["Last reward", number(reward_mean)],
-          ["Version", `${policy_version ?? "–"}${run.best_version == null ? "" : `, best ${run.best_version}`}`],
+          ["Version", policy_version ?? "–"],
+          ["Best version", `${bestVersion(run)}${run.best_version_reason ? `: ${run.best_version_reason}` : ""}`],
           ["Learning rate", String(run.config.optimizer?.learning_rate ?? "–")],
           ...computation(run),
           ["Rollouts", counts.join(", ") || "none yet"],
@@ -94,7 +95,7 @@ function Policies({ run }: { run: Run }) {
           <th scope="row"><AgentLine text={name} /></th>
           <td class="number">{one.trains ? `${one.step} / ${one.steps}` : "frozen"}</td>
           <td class="number">{one.policy_version ?? "–"}</td>
-          <td class="number">{one.best_version ?? "–"}</td>
+          <td class="number">{bestVersion(one)}</td>
         </tr>
       ))}
     </Table>

@@ -1,0 +1,197 @@
+"""A run's versions beside each other by its evaluations: the one that earned most, and the values of early stopping.
+
+Evaluations are compared on the tasks that each of them counted: a task counts where one of its rollouts has a reward.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import NamedTuple
+
+from sqlalchemy import select, text
+
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.store import tables
+from leyden.libs.store.database import ReadSession
+from leyden.libs.store.policies import policies_by_id
+from leyden.libs.store.rewards import REWARD, UNGRADED
+
+_SHOWN = 3
+"""Evaluations that a reason names."""
+
+# The plan's evaluations are the run's first; one on other tasks, or asked for fewer, compares nothing with them.
+_ON_THE_SAME_TASKS = text("""
+    SELECT e.id FROM evaluations e JOIN datasets d ON d.id = e.dataset_id
+    JOIN (SELECT * FROM evaluations WHERE run_id = :run ORDER BY number LIMIT 1) first USING (run_id, dataset_id)
+    WHERE least(d.task_count, e.max_tasks) >= least(d.task_count, first.max_tasks)
+""")
+
+_TASKS = text(f"""
+    SELECT e.id, e.number, e.rollouts_per_task, least(d.task_count, e.max_tasks) AS asked, groups.task_number,
+        min(groups.admitted_version) AS version, count(*) FILTER (WHERE rollouts.state <> 'queued') AS ended,
+        count(*) FILTER (WHERE graded.is_open) AS ungraded, avg(earned.reward) AS mean
+    FROM evaluations e JOIN datasets d ON d.id = e.dataset_id
+    JOIN groups ON groups.evaluation_id = e.id JOIN rollouts ON rollouts.group_id = groups.id
+    JOIN runs ON runs.id = groups.run_id
+    CROSS JOIN LATERAL (SELECT {UNGRADED} AS is_open) AS graded
+    CROSS JOIN LATERAL (SELECT CASE WHEN NOT graded.is_open THEN {REWARD} END AS reward) AS earned
+    WHERE e.id = ANY(:evaluations) GROUP BY e.id, d.task_count, groups.task_number ORDER BY e.number
+""")  # noqa: S608  # constants alone
+
+_BEST_TRAINED = text(f"""
+    SELECT v.version FROM policy_versions v
+    JOIN groups ON groups.run_id = v.run_id AND groups.admitted_version = v.version AND groups.state = 'complete'
+    JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished' AND NOT rollouts.greedy
+    WHERE v.run_id = :run AND v.version > 0 AND v.pruned_at IS NULL AND groups.evaluation_id IS NULL
+    GROUP BY v.version ORDER BY avg({REWARD}) DESC, v.version DESC LIMIT 1
+""")  # noqa: S608  # constants alone
+
+
+class BestVersion(NamedTuple):
+    """The best version of a run; None with a reason is unknown, None without one has no reward yet.
+
+    `reason`: how it was found, or why none is called best.
+    """
+
+    version: int | None = None
+    reason: str | None = None
+
+
+@dataclass
+class Measurement:
+    """An evaluation all of whose rollouts have ended, and none of which waits for a reward."""
+
+    id: str
+    number: int
+    version: int
+    asked: int
+    """Number of its tasks."""
+    means: dict[int, float] = field(default_factory=dict)
+    """Mean rewards of the tasks that count, by their numbers."""
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether at least half of its tasks count: one that lost more would leave the others too few."""
+        return 2 * len(self.means) >= self.asked
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all of its tasks count."""
+        return len(self.means) >= self.asked
+
+    def mean(self, tasks: AbstractSet[int]) -> float:
+        """The mean over tasks that count, each weighing the same."""
+        return fmean(self.means[task] for task in sorted(tasks))
+
+    def __str__(self) -> str:
+        return f"evaluation {self.number} (version {self.version}; {len(self.means)} of {self.asked} tasks counted)"
+
+
+def shared_tasks(measured: Iterable[Measurement]) -> frozenset[int]:
+    """The tasks that each of them counted; none without an evaluation."""
+    found = [one.means.keys() for one in measured]
+    return frozenset(found[0]).intersection(*found[1:]) if found else frozenset()
+
+
+async def measurements(session: ReadSession, evaluation_ids: Iterable[str]) -> dict[str, Measurement]:
+    """Those of the evaluations that have ended, by id, in the order of their numbers."""
+    found: dict[str, Measurement] = {}
+    missing: dict[str, int] = defaultdict(int)
+    for row in await session.execute(_TASKS, {"evaluations": list(evaluation_ids)}):
+        if row.id not in found:
+            found[row.id] = Measurement(row.id, row.number, row.version, row.asked)
+            missing[row.id] = row.rollouts_per_task * row.asked
+        found[row.id].version = min(found[row.id].version, row.version)
+        missing[row.id] -= row.ended - row.ungraded
+        if row.mean is not None:
+            found[row.id].means[row.task_number] = row.mean
+    return {name: one for name, one in found.items() if missing[name] <= 0}
+
+
+async def measured_tasks(session: ReadSession, run_id: str) -> list[Measurement]:
+    """The run's ended evaluations of the tasks of its first one, or of more of them, by number."""
+    return list((await measurements(session, await session.scalars(_ON_THE_SAME_TASKS, {"run": run_id}))).values())
+
+
+def own_evaluations(measured: Sequence[Measurement], config: RunConfig) -> list[Measurement]:
+    """Those of the run's plan, which alone decide on which tasks versions are compared; without a plan, all."""
+    if config.evaluation is None:
+        return list(measured)
+    planned = len(config.evaluation.planned_versions(config.training.steps))
+    return [one for one in measured if one.number <= planned]
+
+
+async def best_version(session: ReadSession, policy_id: str) -> BestVersion:
+    """The version from 1, not removed, that earned most in evaluations, else in training. A tie goes to the newer one.
+
+    A further policy has no rewards of its own: its best version has the number of the run's.
+    """
+    policy = (await policies_by_id(session, [policy_id])).get(policy_id)
+    if policy is None:
+        return BestVersion()
+    best = await _best_of_run(session, policy.run_id)
+    if policy.is_own or best.version is None or best.version in await _versions(session, policy_id):
+        return best
+    return BestVersion(None, f"the files of version {best.version}, the best of the run, were removed")
+
+
+async def _best_of_run(session: ReadSession, run_id: str) -> BestVersion:
+    config = RunConfig.stored((await session.get_one(tables.Run, run_id)).config)
+    measured = await measured_tasks(session, run_id)
+    own = own_evaluations(measured, config)
+    found = best_measured(measured, own, await _versions(session, run_id))
+    if found is None:
+        trained: int | None = await session.scalar(_BEST_TRAINED, {"run": run_id})
+        return BestVersion() if trained is None else BestVersion(trained, "by training: no evaluation measured one")
+    stopping = config.training.early_stopping
+    if stopping is None or stopping.metric != "evaluation_reward" or all(one.is_full for one in own):
+        return found
+    words = "early stopping compares the same, and only all tasks together reach a target"
+    return BestVersion(found.version, f"{found.reason}; {words if found.version else 'nor does training stop early'}")
+
+
+async def _versions(session: ReadSession, policy_id: str) -> set[int]:
+    """The versions of a policy whose files are there."""
+    table = tables.PolicyVersion
+    return set(await session.scalars(select(table.version).where(table.run_id == policy_id, table.pruned_at.is_(None))))
+
+
+def best_measured(
+    measured: Sequence[Measurement], own: Sequence[Measurement], versions: AbstractSet[int]
+) -> BestVersion | None:
+    """The best of versions by evaluations; None where training decides, before one from 1 was measured.
+
+    Args: own: those of `measured` that decide on which tasks; others are compared where they counted all of these
+    """
+    deciding = [one for one in own if one.is_compared] or [one for one in measured if one.is_compared]
+    tasks = shared_tasks(deciding)
+    compared = [one for one in measured if tasks and one.means.keys() >= tasks]
+    means: dict[int, list[float]] = defaultdict(list)
+    for one in compared:
+        if one.version in versions and one.version > 0:
+            means[one.version].append(one.mean(tasks))
+    left_out = [str(one) for one in measured if one not in compared]
+    if means:
+        best = max(means, key=lambda version: (fmean(means[version]), version))
+        return BestVersion(best, "; ".join(["by evaluations" + _on(tasks, deciding), *_not_compared(left_out)]))
+    if not any(one.version > 0 for one in (*own, *compared)):
+        return None
+    if deciding and not tasks:
+        return BestVersion(None, f"no task has a reward in each of its {len(deciding)} evaluations")
+    return BestVersion(None, "; ".join(_not_compared(left_out)) or "the files of the measured versions were removed")
+
+
+def _on(tasks: AbstractSet[int], deciding: Sequence[Measurement]) -> str:
+    """Args: tasks: shared by the deciding evaluations"""
+    asked = min(one.asked for one in deciding)
+    return "" if len(tasks) >= asked else f", on the {len(tasks)} of {asked} tasks that each of them counted"
+
+
+def _not_compared(names: Sequence[str]) -> list[str]:
+    """A part of a reason; nothing for none."""
+    more = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+    return [f"not compared: {', '.join([*names[:_SHOWN], *more])}"] if names else []
