@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from leyden.libs.cli.commands import agents, datasets, local, rewards, rollouts, runs, tokens
+from leyden.libs.cli.commands import agents, datasets, local, prompts, rewards, rollouts, runs, tokens
 from leyden.libs.cli.commands.check import check
 from leyden.libs.cli.commands.console import console
 from leyden.libs.cli.commands.demo import demo
@@ -96,6 +96,7 @@ runs.app.command("track")(track)
 app.add_typer(runs.app, name="run")
 app.add_typer(rollouts.app, name="rollout")
 app.add_typer(rewards.app, name="reward")
+app.add_typer(prompts.app, name="prompts")
 app.add_typer(runs.policies, name="policy")
 
 

@@ -38,6 +38,10 @@ class Settings(BaseSettings):
     """Postgres of your own for `leyden up`, as `postgresql://user:password@host:port/name`; embedded when unset."""
     redis_url: str | None = Field(default=None, repr=False)
     """Redis of your own for `leyden up`; embedded when unset."""
+    reflection_url: str = "https://api.openai.com/v1"
+    """Server of OpenAI's chat completions that `leyden prompts optimise` asks."""
+    reflection_api_key: str | None = Field(default=None, repr=False)
+    """Its key."""
     model_path: Path | None = None
     """Hugging Face folder of the base model for `leyden up`; SmolLM2-135M-Instruct when unset."""
 

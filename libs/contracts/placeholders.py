@@ -42,6 +42,21 @@ def with_task(text: str, task: Mapping[str, Any]) -> str:
     return _PLACEHOLDER.sub(value_of, text)
 
 
+def as_literal(text: str, kept: Sequence[str]) -> str:
+    """The text without new placeholders: one that none of the texts `kept` has stands for itself.
+
+    >>> as_literal("{task.a} and {task.b}", ["Q: {task.a}"])
+    '{task.a} and {{task.b}}'
+    """
+    known = {match["path"] for one in kept for match in _PLACEHOLDER.finditer(one) if match["literal"] is None}
+
+    def literal(match: re.Match[str]) -> str:
+        stays = match["literal"] is not None or match["path"] in known
+        return match[0] if stays else f"{{{match[0]}}}"
+
+    return _PLACEHOLDER.sub(literal, text)
+
+
 def _path(match: re.Match[str]) -> tuple[str, ...]:
     return tuple((match["path"] or "").split(".")[1:])
 
