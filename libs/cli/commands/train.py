@@ -115,9 +115,17 @@ def agent_in_image(command: Sequence[str], image: str) -> Document:
 
 
 def reward_of(texts: Sequence[str]) -> Document:
-    """The section `reward` with a component of weight 1 for each grader."""
+    """The section `reward` with a component of weight 1 for each grader, named by its type.
+
+    >>> [one["name"] for one in reward_of(["regex:a", "regex:b", "tool_use"])["components"]]
+    ['regex', 'regex_2', 'tool_use']
+    """
     graders = list(map(grader_of, texts))
-    return {"components": [{"name": str(one.get("type", "grader")), "grader": one} for one in graders]}
+    kinds = [str(one.get("type", "grader")) for one in graders]
+    names = [
+        f"{kind}_{count}" if (count := kinds[: place + 1].count(kind)) > 1 else kind for place, kind in enumerate(kinds)
+    ]
+    return {"components": [{"name": name, "grader": one} for name, one in zip(names, graders, strict=True)]}
 
 
 def grader_of(text: str) -> Document:

@@ -29,6 +29,13 @@ def test_the_short_form_of_a_grader_gives_the_field_that_it_needs(text: str, gra
     assert RunConfig.model_validate(document).reward is not None
 
 
+def test_several_graders_of_one_type_add_up() -> None:
+    reward = reward_of(["regex:a", "regex:b", "tool_use", '{"type": "regex", "pattern": "c"}'])
+    assert [one["name"] for one in reward["components"]] == ["regex", "regex_2", "tool_use", "regex_3"]
+    document = {"name": "r", "dataset": "d", "agent": {"command": ["a"]}, "reward": reward}
+    assert RunConfig.model_validate(document).reward is not None
+
+
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
