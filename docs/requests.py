@@ -31,7 +31,8 @@ CHAT = SAMPLING | {
     **dict.fromkeys(("top_k", "min_p", "min_tokens", "frequency_penalty", "presence_penalty"), CHANGED),
     **dict.fromkeys(("repetition_penalty", "logit_bias"), CHANGED),
     "stop": "One text, or several.",
-    "seed": "It repeats within a rollout: siblings that send the same one get different answers, and so do choices.",
+    "seed": "It repeats within a rollout: siblings that send the same one get different answers, and so do choices. "
+    "Without one, each choice's seed is a hash of its call's id.",
     "logprobs": "Of the temperature-scaled distribution.",
     "top_logprobs": "Needs `logprobs`.",
     "response_format": "`json_schema` and `json_object` constrain decoding; the prompt does not name the schema.",

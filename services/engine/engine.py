@@ -235,7 +235,7 @@ class Engine:
         draw.matcher = self._grammars.matcher(sampling)
         if sampling.sampling_seed is not None:
             # Choices of one request differ: each has the seed after the one before.
-            draw.generator = torch.Generator().manual_seed(sampling.sampling_seed + index)
+            draw.seed, draw.prompt_tokens = sampling.sampling_seed + index, len(ids)
         stops = StopStrings(self.text, sampling.stop) if sampling.stop else None
         adapter = self._adapter(prompt.lora_path)
         return Sequence(prompt, np.array(ids, np.int32), draw, stops, group_rid, changed, streams, adapter)

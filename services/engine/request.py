@@ -58,7 +58,7 @@ class SamplingParams(BaseModel):
     no_stop_trim: bool = False
     stream_interval: int = Field(default=1, ge=1)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
-    sampling_seed: int | None = None
+    sampling_seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
     json_schema: str | None = None
     structural_tag: str | None = None
 

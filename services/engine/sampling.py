@@ -8,6 +8,7 @@ Legend: M sequences, V vocabulary.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,15 +30,21 @@ TokenLogprobs = list[tuple[float, int]]
 
 @dataclass
 class Draw:
-    """The sampling parameters of one sequence, and its random generator when it has a seed."""
+    """The sampling parameters of one sequence, and its seed if it has one; `prompt_tokens` counts with a seed alone."""
 
     sampling: SamplingParams
     end_ids: frozenset[int]
     top_logprobs_num: int = 0
     token_ids_logprob: list[int] = field(default_factory=list)
     output_ids: list[int] = field(default_factory=list)
-    generator: torch.Generator | None = None
+    seed: int | None = None
+    prompt_tokens: int = 0
     matcher: LLMatcher | None = None
+
+    @property
+    def position(self) -> int:
+        """Number of tokens before the next one, in prompt and output."""
+        return self.prompt_tokens + len(self.output_ids)
 
 
 @dataclass(frozen=True)
@@ -99,12 +106,24 @@ class Sampler:
         return tokens
 
     def _uniforms(self, draws: Sequence[Draw]) -> Tensor:
-        """Draws [M] float64 numbers in [0, 1); a sequence with a seed draws from its own generator."""
+        """Draws [M] float64 numbers in [0, 1); those of a sequence with a seed depend on it and the position alone."""
         uniforms = torch.rand(len(draws), dtype=torch.float64, generator=self._generator)
-        for row, draw in enumerate(draws):
-            if draw.generator is not None:
-                uniforms[row] = torch.rand((), dtype=torch.float64, generator=draw.generator)
+        seeded = {
+            row: seeded_uniform(draw.seed, draw.position) for row, draw in enumerate(draws) if draw.seed is not None
+        }
+        if seeded:
+            uniforms[list(seeded)] = torch.tensor(list(seeded.values()), dtype=torch.float64)
         return uniforms
+
+
+def seeded_uniform(seed: int, position: int) -> float:
+    """Returns a seed's number in [0, 1), a multiple of 2^-53, for the token at a position in prompt and output.
+
+    Why: a client that continues an answer sends the begun part as prompt, and gets the tokens that it would have got
+    without the cut. SGLang's deterministic inference depends on seed and position, too.
+    """
+    digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest) >> 11) / 2**53
 
 
 def logprobs_of(logits: Tensor, token_ids: Sequence[int]) -> list[float]:

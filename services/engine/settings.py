@@ -37,7 +37,7 @@ class Settings(HttpSettings):
     incremental_streaming_output: bool = False
     """Whether each event of a stream holds its new tokens alone, instead of all tokens so far."""
     seed: int | None = None
-    """Sampling seed of requests without one; random when unset."""
+    """Sampling seed of requests without one; random when unset. The gateway gives each of its requests one."""
     api_key: SecretStr | None = None
     """Bearer key of all routes except health and metrics; without it no key is required."""
     api_key_file: Path | None = None

@@ -42,7 +42,7 @@ def new_sequence(scheduler: Scheduler, ids: Many[int], **options: Any) -> Sequen
     prompt = Prompt(**{"rid": "r", "input_ids": list(ids), "sampling": sampling, **fields})
     draw = Draw(sampling, scheduler.model.config.end_ids, prompt.top_logprobs_num, prompt.token_ids_logprob)
     if sampling.sampling_seed is not None:
-        draw.generator = torch.Generator().manual_seed(sampling.sampling_seed)
+        draw.seed, draw.prompt_tokens = sampling.sampling_seed, len(ids)
     return Sequence(prompt, np.array(ids, np.int32), draw, None, prompt.rid, asyncio.Event())
 
 

@@ -48,7 +48,19 @@ def seed_of_rollout(seed: int, rollout_id: str) -> int:
 
     Agents send one seed in all rollouts. Siblings would sample equal answers, and a group of equals teaches nothing.
     """
-    digest = hashlib.blake2b(f"{seed}:{rollout_id}".encode(), digest_size=8).digest()
+    return _hash62(f"{seed}:{rollout_id}")
+
+
+def seed_of_call(call_id: str) -> int:
+    """Returns the seed that engines get where an agent sends none, from 0 to 2^62 - 1: another one for each call.
+
+    SGLang gives all requests without a seed the same one where it infers deterministically: siblings would be equal.
+    """
+    return _hash62(call_id)
+
+
+def _hash62(text: str) -> int:
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 2
 
 

@@ -34,6 +34,7 @@ from leyden.services.gateway.calls.context import (
     Completion,
     ModelRequest,
     SampledTokens,
+    seed_of_call,
     seed_of_rollout,
 )
 from leyden.services.gateway.calls.override import overridden
@@ -427,12 +428,11 @@ def _delivery(attempt: Attempt, request_id: str, sequence: int, digest: bytes) -
 
 
 def _choices(request: ModelRequest, rollout_id: str) -> list[SampledTokens]:
-    seed = request.sampling.seed
-    first = None if seed is None else seed_of_rollout(seed, rollout_id)
-    return [
-        SampledTokens(new_call_id(), index, None if first is None else first + index)
-        for index in range(request.choices)
-    ]
+    seed, call_ids = request.sampling.seed, [new_call_id() for _ in range(request.choices)]
+    if seed is None:
+        return [SampledTokens(call_id, index, seed_of_call(call_id)) for index, call_id in enumerate(call_ids)]
+    first = seed_of_rollout(seed, rollout_id)
+    return [SampledTokens(call_id, index, first + index) for index, call_id in enumerate(call_ids)]
 
 
 def _count(call: InFlightCall, completion: Completion, *, is_trainable: bool) -> None:

@@ -100,6 +100,7 @@ class Speller:
     """Turns the script's texts into the engine's tokens.
 
     `script` has a text for each choice of the next request, which the choice's seed selects; `first` is the first's.
+    A request without a seed has one choice, whose seed comes from its call.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: str) -> None:
@@ -110,7 +111,8 @@ class Speller:
 
     def says(self, body: Json) -> list[int]:
         """The tokens of a text; every second word is spelled letter by letter, the first one included."""
-        text = self.script[body["sampling_params"].get("sampling_seed", self.first) - self.first]
+        choice = body["sampling_params"]["sampling_seed"] - self.first
+        text = self.script[choice if 0 <= choice < len(self.script) else 0]
         spelled, words = list[int](), 0
         for token in self.tokenizer.encode(text, add_special_tokens=False).ids:
             word = self.tokenizer.id_to_token(token)

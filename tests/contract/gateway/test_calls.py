@@ -17,7 +17,7 @@ from leyden.libs.contracts.capability import Scope
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
-from leyden.services.gateway.calls.context import seed_of_rollout
+from leyden.services.gateway.calls.context import seed_of_call, seed_of_rollout
 from tests.contract.gateway.test_deliveries import ended
 from tests.fakes.chat_model import EOS
 from tests.fakes.gateway import scene
@@ -133,6 +133,15 @@ async def test_n_answers_are_n_records_of_one_request_with_seeds_of_their_own(tm
     assert [call.choice for call in calls] == [0, 1, 2]
     assert {call.request_id for call in calls} == {calls[0].id}
     assert len({call.id for call in calls}) == 3
+
+
+async def test_without_a_seed_each_answer_has_the_seed_of_its_call(tmp_path, database):
+    async with scene(tmp_path, database) as stage, stage.client() as client:
+        await client.chat.completions.create(model="m", messages=HI, n=3)
+        calls = await stage.calls()
+        seeds = {asked["rid"]: asked["sampling_params"]["sampling_seed"] for asked in stage.engine.requests}
+    assert seeds == {call.id: seed_of_call(call.id) for call in calls}
+    assert len(set(seeds.values())) == 3
 
 
 def _by_seed(body: dict[str, Any], texts: list[str], first: list[int]) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from leyden.services.gateway.calls.context import seed_of_rollout
+from leyden.services.gateway.calls.context import seed_of_call, seed_of_rollout
 from tests.fakes.gateway import scene
 from tests.fakes.sglang_types import api_types
 
@@ -42,6 +42,7 @@ async def test_requests_and_answers_are_sglangs(tmp_path, database, parameters, 
     response = types.GenerateResponse.from_json_value(told)
     assert request.return_logprob
     # A negative seed of OpenAI's is one of SGLang's.
-    assert request.sampling_params.sampling_seed == (seed_of_rollout(-3, stage.rollout_id) if parameters else None)
+    seed = seed_of_rollout(-3, stage.rollout_id) if parameters else seed_of_call(asked["rid"])
+    assert request.sampling_params.sampling_seed == seed
     assert response.meta_info.weight_versions[0].version == f"{stage.run_id}:0"
     assert len(response.meta_info.output_token_logprobs) == len(response.output_ids)

@@ -10,8 +10,7 @@ from leyden.services.engine.sampling import Draw, Drawn, Sampler
 
 
 def draw(output_ids: list[int] | None = None, seed: int | None = None, **sampling: Any) -> Draw:
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
-    return Draw(SamplingParams(**sampling), frozenset({0}), output_ids=output_ids or [], generator=generator)
+    return Draw(SamplingParams(**sampling), frozenset({0}), output_ids=output_ids or [], seed=seed)
 
 
 def sample(logits: torch.Tensor, *draws: Draw, seed: int = 0) -> list[Drawn]:

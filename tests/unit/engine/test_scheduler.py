@@ -214,6 +214,18 @@ def test_seeded_sequences_repeat_whatever_runs_beside_them(scheduler: Scheduler)
     assert again.output_ids == alone.output_ids
 
 
+@pytest.mark.parametrize("cut", [1, 5, 11])
+def test_a_seeded_answer_that_is_continued_is_the_one_in_one_piece(scheduler: Scheduler, cut: int) -> None:
+    ids = random_ids(20)
+    whole = new_sequence(scheduler, ids, sampling_seed=7, max_new_tokens=12)
+    run(scheduler, whole)
+    begun = [*ids, *whole.output_ids[:cut]]
+    rest = new_sequence(scheduler, begun, sampling_seed=7, max_new_tokens=12 - cut)
+    other = new_sequence(scheduler, begun, sampling_seed=8, max_new_tokens=12 - cut)
+    run(scheduler, rest, other)
+    assert rest.output_ids == whole.output_ids[cut:] != other.output_ids
+
+
 def test_an_error_drops_everything_and_the_next_request_works(scheduler: Scheduler, reference: torch.nn.Module) -> None:
     from leyden.services.engine.sequence import Finish
 

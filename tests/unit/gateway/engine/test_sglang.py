@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyden.services.engine.request import SamplingParams
-from leyden.services.gateway.calls.context import SampledTokens, Sampling, seed_of_rollout
+from leyden.services.gateway.calls.context import SampledTokens, Sampling, seed_of_call, seed_of_rollout
 from leyden.services.gateway.engine.sglang import EngineLost, EngineRequest, SampleBuilder, refusal, request_body
 from leyden.services.gateway.errors import BadRequest, Unavailable
 
@@ -419,6 +419,13 @@ def test_the_body_requests_the_rest_of_an_answer() -> None:
         "stream": True,
         "extra_key": "run-a:3",
     }
+
+
+def test_a_call_without_a_seed_gets_one_that_its_id_gives() -> None:
+    seeds = [seed_of_call(f"c{number:024x}") for number in range(16)]
+    assert seeds == [seed_of_call(f"c{number:024x}") for number in range(16)]
+    assert len(set(seeds)) == 16
+    assert all(0 <= seed < 2**62 for seed in seeds)
 
 
 def test_a_seed_is_one_rollouts_and_siblings_with_the_same_one_differ() -> None:
