@@ -119,6 +119,12 @@ class Cluster:
             return await self._json(self._batch.read_namespaced_job, name=name)
         return None
 
+    async def annotate_job(self, name: str, annotations: dict[str, str]) -> None:
+        """Adds annotations to a Job; none by that name is fine."""
+        with suppress_missing():
+            patch = {"metadata": {"annotations": annotations}}
+            await self._json(self._batch.patch_namespaced_job, patch, name=name)
+
     async def time(self, job: str) -> datetime | None:
         """The API server's own time, from its answer about a Job; None where it sends none, or the Job is gone."""
 

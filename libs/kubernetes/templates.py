@@ -16,6 +16,8 @@ from leyden.libs.service.errors import Misconfigured
 
 INSTANCE, COMPONENT = "app.kubernetes.io/instance", "app.kubernetes.io/component"
 RUN, ROLLOUT, ATTEMPT = "leyden.dev/run", "leyden.dev/rollout", "leyden.dev/attempt"
+RAN_IN = "leyden.dev/ran-in"
+"""The annotation of an attempt's Job with the pod in which its agent ran."""
 
 
 def load_template(api: client.ApiClient, path: Path, container: str) -> client.V1PodTemplateSpec:

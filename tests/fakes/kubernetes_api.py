@@ -26,8 +26,8 @@ Object = dict[str, Any]
 class FakeKubernetes:
     """The objects of one namespace by kind and name.
 
-    Attributes: refuse: answers a POST with a status and a message instead; down: the number of requests that get 503;
-    requests: counted by method and kind.
+    Attributes: refuse: answers a POST or PATCH with a status and a message instead; down: the number of requests that
+    get 503; requests: counted by method and kind.
     """
 
     def __init__(self) -> None:
@@ -129,6 +129,19 @@ class FakeKubernetes:
             found = self.objects[kind].get(request.match_info["name"])
             return _missing(request) if found is None else web.json_response(found)
 
+        async def patch(request: web.Request) -> web.Response:
+            found = self.objects[kind].get(request.match_info["name"])
+            if found is None:
+                return _missing(request)
+            body = await request.json()
+            assert body.keys() == {"metadata"}
+            assert body["metadata"].keys() == {"annotations"}
+            refusal = self.refuse(kind, body)
+            if refusal is not None:
+                return _refusal(*refusal)
+            found["metadata"].setdefault("annotations", {}).update(body["metadata"]["annotations"])
+            return web.json_response(found)
+
         async def delete(request: web.Request) -> web.Response:
             name = request.match_info["name"]
             if self.objects[kind].pop(name, None) is None:
@@ -147,6 +160,7 @@ class FakeKubernetes:
         app.router.add_post(path, create)
         app.router.add_get(path, list_all)
         app.router.add_get(f"{path}/{{name}}", get)
+        app.router.add_patch(f"{path}/{{name}}", patch)
         app.router.add_delete(f"{path}/{{name}}", delete)
 
     async def _log(self, request: web.Request) -> web.Response:

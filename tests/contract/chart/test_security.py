@@ -20,7 +20,7 @@ RIGHTS = {
         ("roles", "get", f"{FULLNAME}-controller"),
     },
     (f"{FULLNAME}-runner", "platform-trial-rollouts"): {
-        ("jobs", "create get list watch delete"),
+        ("jobs", "create get list watch patch delete"),
         ("pods", "get list watch"),
         ("pods/log", "get"),
         ("secrets", "create"),
@@ -75,11 +75,11 @@ def rights(case: str) -> dict[tuple[str, str], set[tuple[str, ...]]]:
     }
 
 
-def test_a_grader_of_containers_has_the_rights_of_a_runner() -> None:
-    runner = RIGHTS[f"{FULLNAME}-runner", "platform-trial-rollouts"] - {("roles", "get", f"{FULLNAME}-runner")}
-    assert rights("all-on") == RIGHTS | {
-        (f"{FULLNAME}-grader", "platform-trial-rollouts"): runner | {("roles", "get", f"{FULLNAME}-grader")}
-    }
+def test_a_grader_of_containers_has_the_rights_of_a_runner_and_patches_no_job() -> None:
+    other = {("jobs", "create get list watch patch delete"), ("roles", "get", f"{FULLNAME}-runner")}
+    own = {("jobs", "create get list watch delete"), ("roles", "get", f"{FULLNAME}-grader")}
+    runner = RIGHTS[f"{FULLNAME}-runner", "platform-trial-rollouts"]
+    assert rights("all-on") == RIGHTS | {(f"{FULLNAME}-grader", "platform-trial-rollouts"): (runner - other) | own}
 
 
 def test_rights_are_those_of_the_list() -> None:

@@ -287,14 +287,53 @@ async def test_an_adopted_agent_does_not_pay_twice_for_a_slow_answer_of_the_api_
     assert (ended.timed_out, ended.exit_code) == (False, 0)
 
 
-async def leave_behind(server: FakeKubernetes, folder: Path, limits: KubernetesRunner) -> None:
-    """Starts an agent whose runner goes without it."""
+async def leave_behind(
+    server: FakeKubernetes, folder: Path, limits: KubernetesRunner, *, watched: bool = False
+) -> None:
+    """Starts an agent whose runner goes without it, after it saw the agent run if `watched`."""
     async with opened(server, folder) as former:
         work = asyncio.create_task(former.run(spec(limits=limits)))
         await eventually(lambda: POD in server.objects["pods"])
+        if watched:
+            await eventually(lambda: "annotations" in server.objects["jobs"][JOB]["metadata"])
         assert former.detach()
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
+
+
+async def test_an_adopted_agent_in_another_pod_is_no_one_attempt(server: FakeKubernetes, tmp_path: Path) -> None:
+    limits = KubernetesRunner(image="a:1", timeout_seconds=600)
+    at_start(server, server.running)
+    await leave_behind(server, tmp_path, limits, watched=True)
+    server.objects["pods"].clear()
+    server.running(JOB)["metadata"]["name"] = f"{POD}-again"
+    async with opened(server, tmp_path) as heir:
+        with pytest.raises(BackendError, match=f"started the agent again, in pod {POD}-again after {POD}"):
+            await heir.run(spec(limits=limits, adopted=True))
+    assert server.deleted == [JOB]
+
+
+async def test_an_adopted_agent_whose_pod_is_gone_for_good_is_lost(server: FakeKubernetes, tmp_path: Path) -> None:
+    limits = KubernetesRunner(image="a:1", timeout_seconds=600)
+    at_start(server, server.running)
+    await leave_behind(server, tmp_path, limits, watched=True)
+    server.objects["pods"].clear()
+    async with opened(server, tmp_path) as heir:
+        with pytest.raises(BackendError, match=f"pod {POD} is gone"):
+            await heir.run(spec(limits=limits, adopted=True))
+
+
+async def test_an_agent_works_on_where_its_job_may_not_be_patched(
+    server: FakeKubernetes, backend: KubernetesBackend
+) -> None:
+    server.refuse = lambda kind, body: None if "spec" in body or kind != "jobs" else (403, "jobs is forbidden")
+    server.logs[POD] = b'{"reward": 1}'
+    at_start(server, server.running)
+    attempt = asyncio.create_task(backend.run(spec()))
+    await eventually(lambda: server.requests["PATCH jobs"] == 1)
+    server.ended(JOB, 0)
+    assert outcome_of(await attempt).reward == 1.0
+    assert server.requests["PATCH jobs"] == 1
 
 
 async def test_a_time_out_on_a_node_that_is_gone_is_the_clusters(

@@ -12,7 +12,7 @@ from leyden.libs.kubernetes.cluster import Cluster, Refused
 from leyden.libs.kubernetes.jobs import QUOTA, job_statuses
 from leyden.libs.kubernetes.pods import PodStatus, pod_status
 from leyden.libs.kubernetes.shared import SharedPoll
-from leyden.libs.kubernetes.templates import ATTEMPT, COMPONENT, INSTANCE, ROLLOUT, selector
+from leyden.libs.kubernetes.templates import ATTEMPT, COMPONENT, INSTANCE, RAN_IN, ROLLOUT, selector
 from leyden.libs.sandbox.ended import Ended
 from leyden.libs.sandbox.output import Output
 from leyden.libs.service.errors import Misconfigured
@@ -78,8 +78,8 @@ class KubernetesBackend:
         name = job_name(spec)
         self._running.add(name)
         try:
-            await (self._adopt(name) if spec.adopted else self._create(spec, name))
-            return await self._until_over(spec, name)
+            ran_in = await (self._adopt(name) if spec.adopted else self._create(spec, name))
+            return await self._until_over(spec, name, ran_in)
         except Refused as error:
             raise BackendError(str(error)) from error
         finally:
@@ -112,10 +112,24 @@ class KubernetesBackend:
         await self._jobs.close()
         await self._cluster.close()
 
-    async def _adopt(self, name: str) -> None:
+    async def _adopt(self, name: str) -> str | None:
+        """Returns the pod in which the Job's agent ran, if a runner saw it run.
+
+        Raises: BackendError: the Job is gone
+        """
         # Creating it again would mix the calls of two agents in one attempt.
-        if await self._cluster.job(name) is None:
+        job = await self._cluster.job(name)
+        if job is None:
             raise BackendError("the agent's Job was deleted while its runner was gone")
+        ran_in: str | None = job["metadata"].get("annotations", {}).get(RAN_IN)
+        return ran_in
+
+    async def _remember(self, name: str, pod: str) -> None:
+        """Writes on the Job in which pod its agent runs: a runner that adopts it tells another pod from this one."""
+        try:
+            await self._cluster.annotate_job(name, {RAN_IN: pod})
+        except Refused as error:
+            limited_log.warning("pod of an agent not remembered", cause=str(error))
 
     async def _create(self, spec: AttemptSpec, name: str) -> None:
         """Creates the Job and its Secret within `start_seconds`."""
@@ -150,10 +164,9 @@ class KubernetesBackend:
             await asyncio.sleep(JOB_POLL_SECONDS)
         await self._cluster.create_secret(attempt_secret(spec, name, uid))
 
-    async def _until_over(self, spec: AttemptSpec, name: str) -> Ended:
+    async def _until_over(self, spec: AttemptSpec, name: str, ran_in: str | None) -> Ended:
         began, podless, reason = time.monotonic(), 0, "it has no pod"
         running_since: float | None = None
-        ran_in: str | None = None
         while True:
             pod = (await self._pods.next()).get(name)
             podless = 0 if pod is not None else podless + 1
@@ -163,12 +176,14 @@ class KubernetesBackend:
             if pod is not None and pod.is_over:
                 return await self._exit(spec, pod)
             if pod is not None and pod.started_at is not None:
-                ran_in = pod.name
                 # Nodes, API server and this machine may disagree about the time: no two of their clocks are compared.
                 if running_since is None:
                     # The clock is read after the answer, which may have taken long and contains that time.
                     ran = await self._ran_before(name, pod) if spec.adopted else 0.0
                     running_since = time.monotonic() - ran
+                if ran_in is None:
+                    await self._remember(name, pod.name)
+                ran_in = pod.name
                 if (seconds := time.monotonic() - running_since) > spec.limits.timeout_seconds:
                     return await self._timed_out(spec, pod, seconds)
                 continue
