@@ -185,7 +185,7 @@ EVER = (0.0, 2.0**33)
 """Between these moments, in seconds since the epoch, every call arrives."""
 
 
-async def completed_requests(
+async def answered_requests(
     session: ReadSession,
     run_id: str,
     rollout_id: str,
@@ -194,9 +194,9 @@ async def completed_requests(
     request_sha256: bytes,
     arrived: tuple[float, float] = EVER,
 ) -> Sequence[tables.ModelCall]:
-    """The completed calls that answered one body within an attempt, latest request first, its choices in order.
+    """The completed and refused calls of one body within an attempt, latest request first, its choices in order.
 
-    Their rows hold only what each call adds to its parent.
+    A refusal is an answer, too. Their rows hold only what each call adds to its parent.
 
     Args: arrived: between these moments, in seconds since the epoch
     """
@@ -208,7 +208,7 @@ async def completed_requests(
             table.rollout_id == rollout_id,
             table.attempt == attempt,
             table.request_sha256 == request_sha256,
-            table.status == CallStatus.COMPLETED,
+            table.status.in_((CallStatus.COMPLETED, CallStatus.REFUSED)),
             table.sequence.between(int(arrived[0] * 1e9), int(arrived[1] * 1e9)),
         )
         .order_by(table.sequence.desc(), table.choice)

@@ -45,7 +45,7 @@ from leyden.services.gateway.dialects.hosted import refuse_hosted
 from leyden.services.gateway.engine.client import EngineClient
 from leyden.services.gateway.errors import BadRequest, GatewayError, TooManyCalls, Unavailable, stopping
 from leyden.services.gateway.prompt.models import PoolModels
-from leyden.services.gateway.prompt.stored import StoredCalls
+from leyden.services.gateway.prompt.stored import Refusal, StoredCalls
 from leyden.services.gateway.records.deliveries import Deliveries
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import Recorder
@@ -107,8 +107,8 @@ class CallService:
     ) -> tuple[ModelRequest, InFlightCall | Completion]:
         """Returns the request with its call in flight, or with the stored answer of an earlier try.
 
-        Raises: BadRequest: the body is invalid or unsupported; TooManyCalls: the attempt has too many calls in flight;
-            Unavailable: the store is down, or the gateway stops
+        Raises: BadRequest: the body is invalid or unsupported, or an earlier try was refused; TooManyCalls: the attempt
+            has too many calls in flight; Unavailable: the store is down, or the gateway stops
         """
         arrived_at, sequence = time.perf_counter(), self._next_sequence()
         request = wire_format.parse(body, max_choices=self._settings.max_choices)
@@ -218,10 +218,8 @@ class CallService:
             metrics.REPLAYS.labels("in_flight").inc()
             return call
         stored = await self._stored.completions(attempt, request, digest)
-        completion = next((done for done in stored if self._retries.claim(done.request_id, retry)), None)
-        if completion is not None:
-            metrics.REPLAYS.labels("store").inc()
-        return completion
+        found = next((done for done in stored if self._retries.claim(done.request_id, retry)), None)
+        return None if found is None else _replayed(found)
 
     async def _undeclared(
         self, attempt: Attempt, request: ModelRequest, digest: bytes
@@ -244,8 +242,7 @@ class CallService:
         for done in await self._stored.completions(attempt, request, digest, arrived):
             if lost in {None, done.request_id} and self._retries.claim(done.request_id, UNDECLARED):
                 self._retries.undelivered.pop(key, None)
-                metrics.REPLAYS.labels("store").inc()
-                return done
+                return _replayed(done)
         return None
 
     async def _prepare(
@@ -361,6 +358,8 @@ class CallService:
             is_refused = isinstance(error, BadRequest) and not any(choice.ids for choice in call.choices)
             status = CallStatus.REFUSED if is_refused else CallStatus.FAILED
             await self._record_unfinished(call, status, error.message, error.code if is_refused else None)
+            if is_refused:
+                fault_point("gateway.refused")
             raise
         except Exception:
             await self._record_unfinished(call, CallStatus.FAILED, "an error of the gateway")
@@ -416,6 +415,14 @@ class CallService:
         with suppress(GatewayError):
             rows = [call.context.row(choice, status, reason, None) for choice in call.choices]
             await self._recorder.record([replace(row, finish_reason=code) for row in rows])
+
+
+def _replayed(stored: Completion | Refusal) -> Completion:
+    """Raises: BadRequest: the stored answer is a refusal"""
+    metrics.REPLAYS.labels("store").inc()
+    if isinstance(stored, Refusal):
+        raise stored.error
+    return stored
 
 
 def _is_trained(attempt: Attempt, caller: Caller, defaults: CallDefaults) -> bool:

@@ -1,4 +1,4 @@
-"""Reads completed calls back: those that a prompt continues, answers to repeats, and responses by their ids."""
+"""Reads answered calls back: those that a prompt continues, answers to repeats, and responses by their ids."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import numpy as np
 
 from leyden.libs.contracts.conversation import Dialect, Json, Turn, parse_turn
 from leyden.libs.contracts.ids import weight_version
+from leyden.libs.contracts.states import CONTEXT_EXCEEDED, CallStatus
 from leyden.libs.store.records.calls import EVER
 from leyden.libs.store.records.chains import FullCall
 from leyden.libs.store.tables import ModelCall
 from leyden.services.gateway.calls.context import Answer, Attempt, Completion, ModelRequest, SampledTokens
+from leyden.services.gateway.errors import BadRequest
 from leyden.services.gateway.prompt.answer import text_and_stop, token_logprobs
 from leyden.services.gateway.prompt.prefix import Conversation, StoredCall
 from leyden.services.gateway.prompt.template import ChatModel
@@ -28,8 +30,15 @@ class StoredAnswer(NamedTuple):
     completion: Completion
 
 
+class Refusal(NamedTuple):
+    """A call that was refused, and the error that answers it."""
+
+    request_id: str
+    error: BadRequest
+
+
 class StoredCalls:
-    """The completed calls of all attempts. Args: model_of: the model of a run."""
+    """The answered calls of all attempts. Args: model_of: the model of a run."""
 
     def __init__(self, reader: Reader, model_of: Callable[[str], Awaitable[ChatModel]]) -> None:
         self._reader = reader
@@ -55,15 +64,18 @@ class StoredCalls:
 
     async def completions(
         self, attempt: Attempt, request: ModelRequest, request_sha256: bytes, arrived: tuple[float, float] = EVER
-    ) -> list[Completion]:
+    ) -> list[Completion | Refusal]:
         """Reads the attempt's earlier answers to this request, latest first; the store has no `top_logprobs`.
 
         Args: arrived: between these moments
         """
-        found = []
+        found = list[Completion | Refusal]()
         rows = await self._reader.requests(attempt.of_run, request_sha256, arrived)
         for _, group in groupby(rows, key=lambda row: row.request_id):
             choices = list(group)
+            if choices[0].status == CallStatus.REFUSED:
+                found.append(_refusal(choices[0]))
+                continue
             policy_id = await self._policy_id(choices[0])
             model = await self._model_of(policy_id)
             answers = [_answer(model, request, row) for row in choices]
@@ -104,6 +116,12 @@ def _completion(model_name: str, rows: Sequence[ModelCall], answers: Sequence[An
         completion_tokens=sum(row.completion_tokens for row in rows),
         cached_tokens=first.cached_tokens,
     )
+
+
+def _refusal(row: ModelCall) -> Refusal:
+    param = "messages" if row.finish_reason == CONTEXT_EXCEEDED else None
+    message = row.untrainable_reason or "The request was refused."
+    return Refusal(row.request_id, BadRequest(message, param=param, code=row.finish_reason))
 
 
 def _answer(model: ChatModel, request: ModelRequest, row: ModelCall) -> Answer:

@@ -17,10 +17,10 @@ from leyden.libs.store.records.agent_objects import AttemptOfRun
 from leyden.libs.store.records.calls import (
     EVER,
     CallDefaults,
+    answered_requests,
     call_defaults,
     calls_by_id,
     completed_calls,
-    completed_requests,
 )
 from leyden.libs.store.records.chains import FullCall
 from leyden.libs.store.tables import ModelCall
@@ -132,9 +132,9 @@ class Reader(HeldStore):
     async def requests(
         self, attempt: AttemptOfRun, request_sha256: bytes, arrived: tuple[float, float] = EVER
     ) -> Sequence[ModelCall]:
-        """Reads the completed calls of equal requests, latest request first. Args: arrived: between these moments."""
+        """Reads completed and refused calls of equal requests, latest first. Args: arrived: between these moments."""
         return await self._read(
-            lambda session: completed_requests(session, *attempt, request_sha256=request_sha256, arrived=arrived)
+            lambda session: answered_requests(session, *attempt, request_sha256=request_sha256, arrived=arrived)
         )
 
     async def by_id(self, attempt: AttemptOfRun, ids: Collection[str]) -> list[tuple[ModelCall, FullCall]]:

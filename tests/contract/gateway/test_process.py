@@ -21,6 +21,7 @@ from tests.support.long import long_only
 from tests.support.shared import ROOT, free_port
 from tests.support.waiting import eventually
 
+POINTS = ("gateway.refused",)
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 
@@ -106,6 +107,29 @@ async def test_a_repeat_without_a_word_gets_the_answer_that_died_with_its_gatewa
                 repeated, voted = await create(model="m", messages=HI), await create(model="m", messages=HI)
         calls = await stage.calls()
     assert [f"chatcmpl-{call.id}" for call in calls] == [repeated.id, voted.id]
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-stainless-retry-count": "1"}], ids=["without a word", "declared"])
+async def test_a_repeat_gets_the_refusal_that_died_with_its_gateway(tmp_path, database, headers):
+    port, faults, long = free_port(), tmp_path / "faults", [{"role": "user", "content": "hi " * 4096}]
+    faults.mkdir()
+    (faults / POINTS[0]).touch()
+    async with scene(tmp_path, database) as stage:
+        async with client_of(stage, port, max_retries=0) as client:
+            create: Any = client.chat.completions.create
+            async with gateway_process(stage, port, LEYDEN_FAULTS=str(faults)):
+                with pytest.raises(openai.APIConnectionError):
+                    await create(model="m", messages=long)
+            async with gateway_process(stage, port):
+                with pytest.raises(openai.BadRequestError) as repeated:
+                    await create(model="m", messages=long, extra_headers=headers)
+                assert len(await stage.calls()) == 1
+                # Not a repeat: the agent has its answer, and asks again.
+                with pytest.raises(openai.BadRequestError) as again:
+                    await create(model="m", messages=long)
+        calls = await stage.calls()
+    assert [(call.status, call.finish_reason) for call in calls] == [("refused", "context_length_exceeded")] * 2
+    assert repeated.value.body == again.value.body
 
 
 async def test_a_repeat_without_a_word_gets_the_answer_that_its_client_did_not_wait_for(tmp_path, database):
