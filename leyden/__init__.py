@@ -4,7 +4,7 @@
 >>> with Client("http://127.0.0.1:8000", token) as client:  # doctest: +SKIP
 ...     client.upload_dataset("questions", Path("train.jsonl"))
 
-`leyden.services`, `leyden.libs` and `leyden.examples` are the folders of these names in the repository (ADR 19).
+`leyden.services`, `leyden.libs` and `leyden.examples` are the folders of these names in the repository (ADR 1).
 """
 
 from __future__ import annotations

@@ -177,6 +177,14 @@ _RULES = (
         "raise sampling.max_policy_lag, shorten the agents' time-out, or add runners and engines",
     ),
     AlarmRule(
+        "groups_excluded",
+        "warning",
+        "Credit excludes groups, which train nothing and are sampled again.",
+        "share of the groups that credit excluded",
+        *(0.1, 20, "groups", 1),
+        "read the cause; after 16 such groups in a row the run fails",
+    ),
+    AlarmRule(
         "answers_cut",
         "warning",
         "The limit of tokens cuts many answers off.",

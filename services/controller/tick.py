@@ -98,7 +98,7 @@ class Controller:
     async def _move_runs(self, session: Session) -> tuple[list[Team], list[Phase]]:
         """Writes changed phases and cancels the work of runs that ended early; returns the teams that have engines."""
         await fail_runs(session, self.trainers.pop_failures())
-        await fail_runs(session, await idle_runs(session))
+        await fail_runs(session, await idle_runs(session, self.settings.groups_without_success))
         pools = {name: fleet.adapters or 1 for name, fleet in self.fleets.items()}
         runs, teams = await self._load(session)
         assignments = phases.assign(teams, pools)

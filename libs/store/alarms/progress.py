@@ -49,6 +49,13 @@ _GROUPS = text("""
     ORDER BY created_at DESC LIMIT :groups
 """)
 
+_EXCLUDED = text("""
+    SELECT count(*) AS groups, count(*) FILTER (WHERE verdict = 'excluded') AS excluded,
+           (array_agg(reason ORDER BY created_at DESC) FILTER (WHERE verdict = 'excluded'))[1] AS reason
+    FROM (SELECT verdict, reason, created_at FROM group_credits
+          WHERE run_id = :run ORDER BY created_at DESC LIMIT :groups) AS newest
+""")
+
 _WAITED = text("""
     SELECT extract(epoch FROM clock_timestamp() - greatest(
         s.updated_at, (SELECT max(created_at) FROM steps WHERE run_id = s.run_id)))::float8 AS seconds
@@ -101,6 +108,8 @@ async def of_progress(session: ReadSession, run: JudgedRun) -> AsyncIterator[Fin
         figures = [(row.has_variance, row.reward_mean, row.reward_std) for row in groups]
         for finding in judge_groups(figures, run.config.credit.baseline.min_spread):
             yield finding
+    async for finding in _of_exclusions(session, run.id):
+        yield finding
     async for finding in _of_calls(session, run.id, steps):
         yield finding
     async for finding in _of_time(session, run, steps):
@@ -161,6 +170,15 @@ def judge_cut(steps: Mapping[int, CallCounts]) -> Iterator[Finding]:
             f"{newest.cut} of the {newest.calls} answers of the last {min(len(steps), rule.window)} steps were cut off"
         )
         yield Finding(rule.name, reason, {"cut": newest.cut, "calls": newest.calls, "share": newest.cut / newest.calls})
+
+
+async def _of_exclusions(session: ReadSession, run_id: str) -> AsyncIterator[Finding]:
+    rule = ALARM_RULES["groups_excluded"]
+    row = (await session.execute(_EXCLUDED, {"run": run_id, "groups": rule.window})).one()
+    if row.groups >= rule.at_least and row.excluded > rule.limit * row.groups:
+        reason = f"credit excluded {row.excluded} of the last {row.groups} groups; the last: {row.reason}"
+        figures = {"excluded": row.excluded, "groups": row.groups, "share": row.excluded / row.groups}
+        yield Finding(rule.name, reason, figures)
 
 
 async def _of_calls(session: ReadSession, run_id: str, steps: Sequence[MadeStep]) -> AsyncIterator[Finding]:

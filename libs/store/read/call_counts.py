@@ -66,11 +66,21 @@ _FIRST_STEPS = text("""
 """)
 
 
+_ROLES_SEEN = text("""
+    SELECT DISTINCT role
+    FROM group_credits,
+         jsonb_object_keys(CASE WHEN jsonb_typeof(calls -> 'roles') = 'object' THEN calls -> 'roles' END) AS role
+    WHERE run_id = :run
+""")
+
+
 class AbsentRoles(NamedTuple):
     """Roles in `train` that no call of a run's first steps has."""
 
     steps: list[int]
     roles: list[str]
+    are_all: bool
+    """Whether the run trains no other role of its own policy."""
 
     def __str__(self) -> str:
         return f"{self.reason}: {ALARM_RULES['role_without_calls'].remedy}"
@@ -111,16 +121,18 @@ async def runs_that_train_nothing(session: ReadSession) -> dict[str, tuple[list[
 
 
 async def absent_roles(session: ReadSession, run_id: str | None = None) -> dict[str, AbsentRoles]:
-    """Runs at work, or this one, with roles in `train` that none of the calls in their first two steps has."""
+    """Runs at work, or this one, with roles in `train` that no call has, in their first two steps or later."""
     first = (await session.execute(_FIRST_STEPS, {"run": run_id})).all()
     trained = {row.run_id: (row.steps, roles) for row in first if (roles := _trained_roles(row.config))}
     counts = await _of_runs(session, {name: steps for name, (steps, _) in trained.items()})
     found = {}
     for name, (steps, roles) in trained.items():
         seen = total(counts.get(name, {}).values())
-        absent = [role for role in roles if seen.roles is not None and role not in seen.roles]
-        if absent and seen.calls:
-            found[name] = AbsentRoles(steps, absent)
+        absent = set(roles) - set(seen.roles) if seen.calls and seen.roles is not None else set()
+        if absent:
+            absent -= set(await session.scalars(_ROLES_SEEN, {"run": name}))
+        if absent:
+            found[name] = AbsentRoles(steps, [role for role in roles if role in absent], absent == set(roles))
     return found
 
 

@@ -89,6 +89,20 @@ _WITHOUT_SUCCESS = text("""
     HAVING count(DISTINCT g.id) >= needed.groups AND NOT bool_or(r.reason = 'succeeded')
 """)
 
+# The groups of the present phase count, so that a resumed run has a chance.
+_EXCLUDED_BY_CREDIT = text("""
+    SELECT s.run_id, newest.reason
+    FROM run_status s
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS groups, bool_and(verdict = 'excluded') AS excluded,
+               (array_agg(reason ORDER BY created_at DESC))[1] AS reason
+        FROM (SELECT verdict, reason, created_at FROM group_credits
+              WHERE run_id = s.run_id AND created_at >= s.updated_at
+              ORDER BY created_at DESC LIMIT :groups) AS last
+    ) newest
+    WHERE s.phase = 'running' AND newest.groups >= :groups AND newest.excluded
+""")
+
 
 async def causes_of_runs(session: ReadSession, causes: Mapping[str, str]) -> dict[str, str]:
     """The failures of the runs one of whose further policies failed.
@@ -132,3 +146,9 @@ async def runs_without_success(session: ReadSession, groups: int) -> dict[str, s
     """Running runs without a success in their last `groups` training groups of this phase, with the last cause."""
     rows = await session.execute(_WITHOUT_SUCCESS, {"groups": groups})
     return {row.run_id: row.detail or "every lease was lost" for row in rows}
+
+
+async def runs_excluded_by_credit(session: ReadSession, groups: int) -> dict[str, str]:
+    """Running runs whose last `groups` groups of this phase credit excluded, with the last cause."""
+    rows = await session.execute(_EXCLUDED_BY_CREDIT, {"groups": groups})
+    return {row.run_id: row.reason for row in rows}

@@ -22,6 +22,7 @@ from leyden.libs.store.runs.phases import (
     cancel_open_work,
     cancel_training,
     causes_of_runs,
+    runs_excluded_by_credit,
     step_rewards,
     write_phases,
 )
@@ -139,15 +140,27 @@ class EarlyStops:
         return reason
 
 
-async def idle_runs(session: ReadSession) -> dict[str, str]:
-    """Returns the runs whose newest steps had nothing to train, or whose first two steps had no call of a role that is
-    to train, with the reason and the remedy."""
-    absent = {run: str(found) for run, found in (await absent_roles(session)).items() if len(found.steps) > 1}
-    return absent | {
+async def idle_runs(session: ReadSession, groups: int) -> dict[str, str]:
+    """Returns the runs in which nothing trains, with the reason and the remedy: their newest steps had no token to
+    train, their first two had no call of any role that is to train, or credit excluded their newest groups.
+
+    Args: groups: a run fails after so many excluded groups in a row
+    """
+    excluded = {
+        run_id: f"credit excluded the last {groups} groups, so that nothing trains: {cause}"
+        for run_id, cause in (await runs_excluded_by_credit(session, groups)).items()
+    }
+    absent = {
+        run_id: str(found)
+        for run_id, found in (await absent_roles(session)).items()
+        if found.are_all and len(found.steps) > 1
+    }
+    silent = {
         run_id: f"no token of {'steps' if len(steps) > 1 else 'step'} {' and '.join(map(str, steps))} can be trained:"
         f" {why_nothing_trains(counts)}"
         for run_id, (steps, counts) in (await runs_that_train_nothing(session)).items()
     }
+    return excluded | absent | silent
 
 
 async def fail_runs(session: Session, causes: dict[str, str]) -> None:

@@ -624,24 +624,53 @@ async def test_two_steps_in_a_row_without_a_trainable_token_end_the_run(scene: S
     )
 
 
-async def test_a_role_to_train_that_no_call_of_two_steps_has_ends_the_run(scene: Scene) -> None:
-    roles = [{"name": "writer", "agent_name": "writer"}, {"name": "critic", "tools": ["mark"]}]
-    run = await add_run(scene, config={**document(steps=4), "roles": roles, "train": ["writer", "critic"]})
+ROLES = [{"name": "writer", "agent_name": "writer"}, {"name": "critic", "tools": ["mark"]}]
+
+
+@pytest.mark.parametrize("role", ["critic", "reader"])
+async def test_a_run_ends_where_no_role_that_it_trains_has_a_call_in_two_steps(scene: Scene, role: str) -> None:
+    run = await add_run(scene, config={**document(steps=4), "roles": ROLES, "train": ["writer", "critic"]})
     await scene.tick(2)
     for step in (1, 2):
         await scene.finish_all(run)
         await scene.tick()
-        await scene.credit_and_train(run, step, "trained", {"calls": 4, "roles": {"critic": 4}})
+        await scene.credit_and_train(run, step, "trained", {"calls": 4, "roles": {role: 4}})
         warnings = await alarm_lines(scene.database, run.id)
         assert (await scene.phase(run))[0] == "running"
-        if step == 1:
+        if step == 1 and role == "critic":
             assert warnings[-1].startswith("no call of step 1 has the role writer, which the run trains: mend the cond")
+        await scene.tick()
+    if role == "critic":
+        assert (await scene.phase(run))[0] == "running"
+        await scene.finish_all(run)
+        await scene.tick()
+        await scene.credit_and_train(run, 3, "trained", {"calls": 4, "roles": {"writer": 1, "critic": 3}})
+        assert "no call of steps" not in "".join(await alarm_lines(scene.database, run.id))
+    else:
+        assert await scene.phase(run) == (
+            "failed",
+            "no call of steps 1 and 2 has the role writer or critic, which the run trains: mend the conditions of"
+            " `roles` (`leyden run agents` shows names), or leave it out of `train`",
+        )
+
+
+async def test_a_run_whose_groups_credit_excludes_fails_with_the_cause(database: Database, redis_url: str) -> None:
+    scene = Scene(database, redis_url, groups_without_success=3)
+    run = await add_run(scene, config=document(steps=40), tasks=200)
+    await scene.tick(2)
+    for number, verdict in enumerate(("excluded", "credited", "excluded", "excluded", "excluded")):
+        group = (await scene.groups(run))[number]
+        assert (await scene.phase(run))[0] == "running"
+        await scene.finish_all(run)
+        await scene.tick()
+        reason = "more than 3 records" if verdict == "excluded" else None
+        await builders.add_credited_group(scene.database, group, verdict=verdict, reason=reason)
         await scene.tick()
     assert await scene.phase(run) == (
         "failed",
-        "no call of steps 1 and 2 has the role writer, which the run trains: mend the conditions of `roles`"
-        " (`leyden run agents` shows names), or leave it out of `train`",
+        "credit excluded the last 3 groups, so that nothing trains: more than 3 records",
     )
+    await scene.close()
 
 
 async def test_a_run_of_one_step_without_a_trainable_token_fails(scene: Scene) -> None:

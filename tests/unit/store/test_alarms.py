@@ -236,6 +236,17 @@ async def test_groups_that_the_trainer_refuses_are_an_alarm(made: Made) -> None:
     assert (alarm.name, alarm.evidence["stale"]) == ("stale_groups", 4)
 
 
+async def test_groups_that_credit_excludes_are_an_alarm_from_the_first(made: Made) -> None:
+    group, _ = await builders.add_group(made.database, made.run, 100)
+    credit = {"verdict": "excluded", "reason": "more than 3 records", "min_policy_version": None}
+    await builders.add_credited_group(made.database, group, **credit)
+    [alarm] = (await alarms(made.database, made.run.id)).values()
+    assert (alarm.name, alarm.evidence["share"]) == ("groups_excluded", 1.0)
+    assert alarm.reason == "credit excluded 1 of the last 1 groups; the last: more than 3 records"
+    await made.steps(20)
+    assert await made.names() == []
+
+
 async def test_equal_rewards_of_0_are_told_from_others(made: Made) -> None:
     await made.steps(4, has_variance=False, reward_mean=0.0)
     [line] = await alarm_lines(made.database, made.run.id)
