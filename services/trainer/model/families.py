@@ -19,6 +19,7 @@ from transformers.utils import logging
 from leyden.libs.contracts.judgements.shape import EXPERT_FAMILIES
 from leyden.services.trainer.model.forward import Policy, Reads
 from leyden.services.trainer.model.load import read_model
+from leyden.services.trainer.model.remedies import raising_host_memory
 from leyden.services.trainer.rows.tree import plan_forest
 
 MAX_HEAD_GAP = 1e-9
@@ -80,8 +81,10 @@ def check_arithmetic(model: PreTrainedModel) -> None:
     rows."""
     family = model.config.model_type
     try:
-        with torch.no_grad():
+        with raising_host_memory(), torch.no_grad():
             head_gap, tree_gap = _head_gap(model), _tree_gap(model)
+    except torch.OutOfMemoryError:
+        raise
     # Whatever it is, the first step would end with it, too.
     except Exception as error:
         raise UnsupportedModel(

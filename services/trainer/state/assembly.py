@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from leyden.libs.contracts.config import CPU, Computation, Critic, Device, RunConfig
@@ -103,7 +104,7 @@ def compare_at(
 ) -> Metrics:
     """`gap_metrics` of tokens that an older version sampled, with that version's weights; of some rows, to be quick.
 
-    Empty where the weights are gone or there is no memory for a second model.
+    Empty where the weights are gone or cut off, or there is no memory for a second model.
     """
     rows, size = list[Sample](), 0
     for sample in samples:
@@ -115,7 +116,7 @@ def compare_at(
             policy = _frozen(weights, config, accelerator).to(accelerator.device)
             plan = plan_batch(rows, tokens, config.training.micro_batch_tokens)
             logprobs_K = batch_logprobs(policy, plan, len(tokens), accelerator)
-    except (OSError, torch.OutOfMemoryError) as error:
+    except (OSError, SafetensorError, torch.OutOfMemoryError) as error:
         log.warning("version not compared with the engine", version=version, cause=str(error))
         return {}
     return gap_metrics(logprobs_K, tokens, tokens.policy_versions_K == version)

@@ -184,6 +184,9 @@ class RecordedRun:
             return await find_teacher(session, self.config)
 
     async def _start(self) -> Learner:
+        """Returns the learner of version 0. Raises: CheckpointDamaged: its weights are not those that were recorded"""
+        recorded = await self._version(0)
+        await asyncio.to_thread(_require_recorded, self.start or self.base, recorded.content_sha256)
         teacher = await self._teacher(0)
         if self.inherited is not None and self.start is not None:
             try:
@@ -234,6 +237,6 @@ class RecordedRun:
     async def _version(self, number: int) -> training.Version:
         async with self.database.read() as session:
             version = await training.read_version(session, self.run_id, number)
-        # The step's own transaction wrote its row.
+        # The step's own transaction wrote its row; a run's first trainer writes version 0.
         assert version is not None
         return version

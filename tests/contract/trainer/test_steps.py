@@ -925,6 +925,24 @@ async def test_a_continued_run_that_starts_again_needs_its_parent_no_more(case: 
     assert found[0] == found[1]
 
 
+async def test_a_continued_run_whose_first_version_is_damaged_trains_nothing(case: Case) -> None:
+    await case.open(steps=1)
+    for number in range(2):
+        await case.add_group(number)
+    await case.train()
+    parent, made = case.run, (await case.versions())[1]
+    case.run = await builders.add_run(case.database, config=parent.config, parent_run_id=parent.id, parent_version=1)
+    for number in (2, 3):
+        await case.add_group(number)
+    own = version_folder(case.folder.absolute(), case.run.id, 0)
+    copy_version(Path(made.path), own, made.content_sha256)
+    await builders.add_policy_version(case.database, case.run, 0, path=str(own), content_sha256=made.content_sha256)
+    flip_a_bit(own / "model.safetensors")
+    with pytest.raises(CheckpointDamaged, match="not what the store recorded of this version"):
+        await case.train()
+    assert sorted(await case.versions()) == [0]
+
+
 async def test_a_policy_that_is_frozen_when_it_continues_serves_the_weights_that_it_begins_with(case: Case) -> None:
     await case.open(steps=2)
     for number in range(4):

@@ -11,6 +11,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from leyden.services.trainer.model import families
 from leyden.services.trainer.model.families import (
     UnsupportedModel,
     _lowest_layers,
@@ -21,6 +22,7 @@ from leyden.services.trainer.model.families import (
     check_structure,
 )
 from leyden.services.trainer.model.load import freeze, read_model
+from leyden.services.trainer.model.remedies import HOST_OUT_OF_MEMORY
 from tests.unit.trainer.cases import tiny_llama
 
 SIZES = {
@@ -115,6 +117,15 @@ def test_a_model_that_amplifies_rounding_is_supported(tmp_path: Path) -> None:
         assert _tree_gap(model) > 1e-3
     model.save_pretrained(tmp_path)
     check_family(tmp_path)
+
+
+def test_want_of_memory_says_nothing_about_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: Any) -> float:
+        raise RuntimeError(f"[enforce fail] {HOST_OUT_OF_MEMORY}: you tried to allocate 80000000000 bytes")
+
+    monkeypatch.setattr(families, "_tree_gap", fails)
+    with pytest.raises(torch.OutOfMemoryError, match="80000000000"):
+        check(tiny("llama"))
 
 
 def test_the_check_asks_tokens_of_the_middle_of_the_vocabulary() -> None:
