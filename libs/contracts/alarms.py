@@ -233,6 +233,59 @@ _RULES = (
         "read the cause in the trainer's log (`leyden logs trainer`)",
     ),
     AlarmRule(
+        "component_rises_alone",
+        "warning",
+        "A component of the reward earns more while the whole reward falls.",
+        "standard errors by which the component's part rises and by which the reward falls, the smaller of both",
+        *(3, 40, "steps", 12),
+        "compare rollouts of the first and the newest of these steps: the policy may collect this component in place of"
+        " the task; lower its weight, or give it a gate",
+    ),
+    AlarmRule(
+        "component_jump",
+        "warning",
+        "The mean of a component jumps from one step to the next.",
+        "deviations of a change in the last 5 steps from the changes before it",
+        *(4, 40, "steps", 21),
+        "read rollouts of this step (`leyden rollout list`): a grader, its data or its model may have"
+        " changed, or the policy found a way around it",
+    ),
+    AlarmRule(
+        "judge_alone",
+        "warning",
+        "A judge's score rises while a metric beside it falls: a component of weight 0 that is no judge.",
+        "standard errors by which the judge's score rises and by which the metric falls, the smaller of both",
+        *(3, 40, "steps", 12),
+        "read what the judge praises (`leyden rollout show`), mend its rubric, or give the metric a weight or a gate;"
+        " fine where less of the metric is better",
+    ),
+    AlarmRule(
+        "held_out_falls",
+        "warning",
+        "The reward on held-out tasks falls while that of training rises.",
+        "standard errors over tasks by which the held-out reward falls from version to version",
+        *(3, 5, "evaluations", 3),
+        "stop here and take the best version (`leyden policy list RUN`); more tasks, fewer passes over them, a"
+        " KL penalty or a lower learning rate keep the policy general",
+    ),
+    AlarmRule(
+        "answers_grow",
+        "warning",
+        "Answers grow much longer as the reward rises.",
+        "standard errors by which the trained tokens of a rollout rise and by which the reward rises, the smaller",
+        *(3, 40, "steps", 12),
+        "read long and short answers of one group: if length itself earns, add the grader `length` or"
+        " credit.shaping.overlong; fine where long reasoning solves more",
+    ),
+    AlarmRule(
+        "rollouts_shrink",
+        "warning",
+        "Rollouts have hardly any tokens or calls any more.",
+        "mean of the newest 5 steps as a share of that of the first 10",
+        *(0.2, 5, "steps", 15),
+        "read one with `leyden rollout show`: does the policy give up early, or is a short answer right?",
+    ),
+    AlarmRule(
         "component_fails",
         "warning",
         "A component of the reward fails.",

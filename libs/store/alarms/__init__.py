@@ -1,4 +1,4 @@
 """Alarms of runs: judged by the rules of `leyden.libs.contracts.alarms` from stored rows, and stored themselves.
 
-attempts, steps, gradings ──findings──▶ judging ──raised, ended──▶ alarms ──▶ readers
+attempts, steps, trends, gradings ──findings──▶ judging ──raised, ended──▶ alarms ──▶ readers
 """

@@ -13,6 +13,7 @@ from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.judgements import judge
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.store.alarms.attempts import MAX_CAUSE
+from leyden.libs.store.alarms.hacking import of_trends
 from leyden.libs.store.alarms.steps import FIRST, NEWEST, MadeStep, judge_steps, seconds_between
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.call_counts import absent_roles, of_steps
@@ -107,6 +108,8 @@ async def of_progress(session: ReadSession, run: JudgedRun) -> AsyncIterator[Fin
         groups = (await session.execute(_GROUPS, {**scope, "groups": window})).all()
         figures = [(row.has_variance, row.reward_mean, row.reward_std) for row in groups]
         for finding in judge_groups(figures, run.config.credit.baseline.min_spread):
+            yield finding
+        async for finding in of_trends(session, run.id, run.config, steps[-1].number if steps else 0):
             yield finding
     async for finding in _of_exclusions(session, run.id):
         yield finding
