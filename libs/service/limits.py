@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,10 @@ STOP_SECONDS = 0.5
 """Time for the first request of a connection that a stopping process has just accepted."""
 READ_BYTES = 2**18
 """The most that one read of a socket brings; part of it may precede the headers."""
+PROBE_SECONDS = (0.001, 2.0)
+"""The first and the longest wait between two questions whether a client that sends no more still reads."""
+INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""Every client of HTTP/1.1 skips this answer (RFC 9110 15.2); the machine of one that is gone resets the connection."""
 MAX_AHEAD_BYTES = 2**17
 """Bytes that a client may send behind a request in progress; beyond them its hang-up shows only after the answer."""
 _BARE_LF = re.compile(rb"(?<!\r)\n")
@@ -169,6 +174,8 @@ class DeadlineProtocol(HttpToolsProtocol):
     """uvicorn's protocol with a bound on connections, and on the size, the time and the meaning of headers.
 
     uvicorn reports a hang-up to the last request of a connection alone; this reports it to the one in progress, too.
+    uvicorn takes the end of a client's sending for a hang-up, but it may only have no more to send. Before an answer
+    begins, interim answers find out which of both it is.
     """
 
     def __init__(self, limits: Limits, **uvicorn: Any) -> None:
@@ -191,6 +198,32 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._close_after(None)
         self._disconnect()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # uvicorn always closes
+        """Returns whether the connection stays open, for the answer to a complete request.
+
+        HTTP/1.0 has no interim answers, and within an answer there is no place for one: there it is a hang-up.
+        """
+        current = self._current
+        if current is None or current.response_started or self._is_refused or self._is_in_head or self._is_in_body:
+            return None
+        if self.cycle.scope["http_version"] != "1.1":
+            return None
+        self.cycle.keep_alive = False
+        self._probe(*PROBE_SECONDS)
+        return True
+
+    def _probe(self, seconds: float, longest: float) -> None:
+        """Ends the connection of a client that is gone; asks again after this time, then after twice of it."""
+        if self._current is None or self.transport.is_closing():
+            return
+        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+            return
+        if not self._current.response_started and (seconds == longest or self._deadline is None):
+            self.transport.write(INTERIM)
+        self._close_after(None)
+        self._deadline = self.loop.call_later(seconds, self._probe, min(2 * seconds, longest), longest)
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:

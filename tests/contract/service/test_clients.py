@@ -12,12 +12,14 @@ from typing import Any
 
 import httpx
 import pytest
+import uvloop
 from fastapi import FastAPI, Request
 from starlette.responses import Response, StreamingResponse
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from leyden.libs.service import JsonResponse, Limits, serving
 from leyden.libs.service.app import create_app
+from leyden.libs.service.limits import INTERIM
 from leyden.libs.telemetry import inject
 from tests.support.waiting import eventually
 
@@ -360,6 +362,53 @@ async def test_who_sent_requests_ahead_and_hangs_up_ends_the_one_in_hand(ahead: 
             await asyncio.sleep(0.01)
         assert await is_served(port)
     assert (app.state.started, app.state.ended) == (["1"], ["1"])
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+async def test_a_client_that_sends_no_more_gets_its_answers(ahead: int) -> None:
+    async with served() as (app, port), connected(port) as (reader, writer):
+        writer.write(b"GET /waiting HTTP/1.1\r\nhost: a\r\n\r\n" * (1 + ahead))
+        writer.write_eof()
+        # It comes once the server knows that nothing more is sent.
+        assert await reader.readuntil(b"\r\n\r\n") == INTERIM
+        app.state.release.set()
+        said = (await read_all(reader)).replace(INTERIM, b"")
+    assert (said.count(b"HTTP/1.1 200"), said.count(b'{"waiting":true}')) == (1 + ahead, 1 + ahead)
+    assert b"connection: close" in said
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_client_that_leaves_at_once_or_after_it_sent_everything_is_missed(
+    loop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leyden.libs.service.limits.PROBE_SECONDS", (0.001, 0.1))
+
+    async def leave() -> None:
+        async with served() as (app, port):
+            for name in ("at once", "later"):
+                async with connected(port) as (reader, writer):
+                    writer.write(b"GET /patient/%b HTTP/1.1\r\nhost: a\r\n\r\n" % name.encode().replace(b" ", b"%20"))
+                    await eventually(lambda name=name: name in app.state.started)
+                    if name == "later":
+                        writer.write_eof()
+                        assert await reader.readuntil(b"\r\n\r\n") == INTERIM
+                        assert name not in app.state.ended
+                await eventually(lambda name=name: name in app.state.ended)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(leave())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\nx", b"GET /patient/1 HTTP/1.0\r\n\r\n", b"GET /tr"],
+    ids=["half a body", "HTTP/1.0", "half a head"],
+)
+async def test_the_end_of_what_is_sent_ends_a_request_that_nothing_can_be_asked_about(sent: bytes) -> None:
+    async with served() as (_, port), connected(port) as (reader, writer):
+        writer.write(sent)
+        writer.write_eof()
+        assert await read_all(reader) == b""
 
 
 async def test_a_body_that_is_sent_ahead_slowly_does_not_cut_the_answer_in_hand() -> None:
