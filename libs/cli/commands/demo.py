@@ -21,7 +21,7 @@ import typer
 
 from leyden.libs.cli.context import Context, Home, context_of
 from leyden.libs.cli.errors import CommandError, Exit
-from leyden.libs.cli.local.platform import Platform, platform_options
+from leyden.libs.cli.local.platform import Platform, make_home, platform_options
 from leyden.libs.cli.settings import EXAMPLES
 from leyden.libs.cli.view.console_link import console_link, link_line
 from leyden.libs.cli.view.output import console, report_event
@@ -105,6 +105,7 @@ def demo(
         agent_python=str(agent_python.absolute()) if agent_python else DemoOptions.agent_python,
     )
     context = context_of(ctx, home)
+    make_home(context.home)
     folder = context.home / "demo"
     tasks = write_tasks(folder / f"tasks-{seed}", options)
     with _platform(context) as platform, Client(platform.facts.url("api"), platform.token) as client:

@@ -28,7 +28,7 @@ from leyden.libs.contracts.api.rollouts import (
 from leyden.libs.contracts.api.runs import PolicyVersion
 from leyden.libs.contracts.conversation import Json, Turn, parse_turn, parse_turns
 from leyden.libs.contracts.ids import run_of
-from leyden.libs.contracts.states import RunIntent
+from leyden.libs.contracts.states import GroupState, RolloutState, RunIntent
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.policies import PolicyKey, policies_by_id
@@ -204,7 +204,13 @@ async def add_external_reward(
         )
     attempt = None if request.call_id is None else await _attempt_of(session, found, request.call_id)
     # Credit locks the group while it computes: this waits for it, and credit passes over a group that is locked here.
-    await session.execute(select(tables.Group.id).where(tables.Group.id == found.group_id).with_for_update(read=True))
+    group = select(tables.Group.state).where(tables.Group.id == found.group_id)
+    group_state = await session.scalar(group.with_for_update(read=True))
+    if found.state in (RolloutState.CANCELLED, RolloutState.EXCLUDED):
+        why = f" ({found.reason})" if found.reason else ""
+        raise RewardConflict(f"rollout {rollout_id} was {found.state}{why}, so a reward for it counts nowhere")
+    if group_state == GroupState.CANCELLED:
+        raise RewardConflict(f"the rollout's group {found.group_id} was cancelled, so a reward for it counts nowhere")
     if await session.get(tables.GroupCredit, (found.group_id, found.run_id)) is not None:
         raise RewardConflict(
             f"the rollout's group {found.group_id} was credited before this reward came, so it could not be trained:"
@@ -221,6 +227,11 @@ async def _attempt_of(session: ReadSession, rollout: tables.Rollout, call_id: st
     call = await session.get(tables.ModelCall, (rollout.run_id, call_id))
     if call is None or call.rollout_id != rollout.id:
         raise UnknownCall(f"rollout {rollout.id} has no model call {call_id!r}: list its calls")
+    if call.attempt <= rollout.excused_attempt:
+        raise RewardConflict(
+            f"call {call_id} is of attempt {call.attempt}, which a failure of the platform ended, so a reward for it"
+            " counts nowhere: reward a call of the last attempt"
+        )
     return call.attempt
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import sys
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -103,4 +104,6 @@ def command(given: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
+    # The platform and its helpers are stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     main()

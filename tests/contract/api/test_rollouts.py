@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from sqlalchemy import update
 
 from leyden.libs.client.chains import Chains
 from leyden.libs.contracts import ids
@@ -490,6 +491,34 @@ async def test_a_reward_for_a_rollout_of_a_cancelled_run_is_refused_with_the_rea
     assert (refused.status_code, "was cancelled" in refused.json()["detail"]) == (409, True)
     # A repeat of one that was accepted changes nothing.
     assert (await api_http.post(path, json=before)).status_code == 200
+
+
+async def test_a_reward_that_would_count_nowhere_is_refused_with_the_reason(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    _, [excluded, retried] = await builders.add_group(database, run)
+    early, late = [await builders.add_call(database, retried, attempt=attempt) for attempt in (1, 2)]
+    cancelled_group, [finished, _] = await builders.add_group(database, run, 1)
+    async with database.session() as session:
+        rollouts, groups = tables.Rollout, tables.Group
+        ends = {"state": "excluded", "reason": "engine_lost"}
+        await session.execute(update(rollouts).where(rollouts.id == excluded.id).values(ends))
+        await session.execute(update(rollouts).where(rollouts.id == retried.id).values(excused_attempt=1))
+        await session.execute(update(groups).where(groups.id == cancelled_group.id).values(state="cancelled"))
+
+    async def answer(rollout: tables.Rollout, call_id: str | None = None) -> tuple[int, str]:
+        body = {"key": "a", "value": 1.0, "call_id": call_id}
+        found = await api_http.post(f"/v1/rollouts/{rollout.id}/rewards", json=body)
+        return found.status_code, found.json().get("detail", "")
+
+    assert await answer(excluded) == (
+        409,
+        f"rollout {excluded.id} was excluded (engine_lost), so a reward for it counts nowhere",
+    )
+    assert (await answer(finished))[1].startswith(f"the rollout's group {cancelled_group.id} was cancelled")
+    assert (await answer(retried, early.id))[1].startswith(f"call {early.id} is of attempt 1, which a failure of the")
+    assert (await answer(retried, late.id))[0] == 201
 
 
 async def test_an_evaluation_whose_rewards_come_from_outside_is_pending_until_they_do(
