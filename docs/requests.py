@@ -22,7 +22,10 @@ SAMPLING = {
 }
 CHAT = SAMPLING | {
     "messages": "The conversation; text parts alone.",
+    "tools": f"{SAMPLING['tools']} A custom tool is a function of one text.",
     "tool_choice": f"`none` lists the tools and parses no calls. {CALLS}",
+    "functions": "OpenAI's functions from before there were tools; the answer has one `function_call`.",
+    "function_call": "As `tool_choice`, for `functions`.",
     "parallel_tool_calls": "`false`: the answer and the next prompt have the first sampled call.",
     "stream_options": "`include_usage` adds a chunk with the numbers of tokens.",
     "n": "At most GATEWAY_MAX_CHOICES.",
@@ -30,7 +33,7 @@ CHAT = SAMPLING | {
     "max_completion_tokens": "Goes before `max_tokens`.",
     **dict.fromkeys(("top_k", "min_p", "min_tokens", "frequency_penalty", "presence_penalty"), CHANGED),
     **dict.fromkeys(("repetition_penalty", "logit_bias"), CHANGED),
-    "stop": "One text, or several.",
+    "stop": "One text, or several; an empty one stops nothing.",
     "seed": "It repeats within a rollout: siblings that send the same one get different answers, and so do choices. "
     "Without one, each choice's seed is a hash of its call's id.",
     "logprobs": "Of the temperature-scaled distribution.",

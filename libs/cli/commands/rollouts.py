@@ -362,11 +362,17 @@ def _of_call(number: int, call: Call, spans: Sequence[Span]) -> Iterator[Part]:
         ("policy versions", ", ".join(map(str, sorted(set(call.policy_versions))))),
         ("trainable", call.untrainable_reason or call.trainable),
         *([("sampling", words_of_override(call))] if call.asked else []),
-        *([("left out", f"hosted tools {', '.join(hosted)}")] if (hosted := call.request.get("hosted_tools")) else []),
+        *_left_out(call),
         ("delivered", DELIVERED.get(call.delivered)),
         *_credit(call),
     )
     yield from map(_of_span, tool_spans(call, spans))
+
+
+def _left_out(call: Call) -> list[tuple[str, object]]:
+    marks = (("hosted tools", "hosted_tools"), ("items of hosted tools", "hosted_items"))
+    found = [f"{words} {', '.join(call.request[mark])}" for words, mark in marks if call.request.get(mark)]
+    return [("left out", "; ".join(found))] if found else []
 
 
 def _credit(call: Call) -> list[tuple[str, object]]:

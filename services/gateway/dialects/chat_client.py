@@ -9,10 +9,13 @@ from pydantic import BaseModel, ValidationError
 
 from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
 from leyden.services.gateway.calls.context import Answer, ModelRequest
-from leyden.services.gateway.dialects.chat_completions import tool_call
+from leyden.services.gateway.dialects.custom import chat_call
 
 NOT_SENT = frozenset(
-    {"model", "stream", "stream_options", "logprobs", "top_logprobs", "chat_template_kwargs", "hosted_tools"}
+    {
+        *("model", "stream", "stream_options", "logprobs", "top_logprobs", "chat_template_kwargs", "hosted_tools"),
+        *("wire_tools", "function_call"),
+    }
 )
 """Parameters of a request that concern the model or the stream of the gateway."""
 
@@ -67,6 +70,10 @@ def request_document(request: ModelRequest, model: str, *, limit_name: str) -> J
     document: Json = {name: value for name, value in parameters.items() if name not in NOT_SENT}
     if request.tools:
         document["tools"] = list(request.tools)
+    if is_chat and "wire_tools" in parameters:
+        # The provider's tools are functions, and the choice may name one of another form.
+        document["tool_choice"] = _choice(request)
+        document["parallel_tool_calls"] = request.parallel_tool_calls
     return {**document, "model": model, "messages": [_message(turn) for turn in request.turns]}
 
 
@@ -100,9 +107,17 @@ def _parameters(request: ModelRequest, limit_name: str) -> Json:
     return {name: value for name, value in sent.items() if value is not None}
 
 
+def _choice(request: ModelRequest) -> Json | str:
+    if len(request.required_tools) == 1:
+        return {"type": "function", "function": {"name": request.required_tools[0]}}
+    if request.required_tools:
+        return "required"
+    return "auto" if request.parses_tool_calls else "none"
+
+
 def _message(turn: Turn) -> Json:
     message: Json = {"role": turn.role, "content": turn.content, "name": turn.name, "tool_call_id": turn.tool_call_id}
-    message["tool_calls"] = list(map(tool_call, turn.tool_calls)) or None
+    message["tool_calls"] = [chat_call(call, {}) for call in turn.tool_calls] or None
     return {name: value for name, value in message.items() if value is not None}
 
 

@@ -16,18 +16,19 @@ from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
 from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, Sampling, TokenLogprob
 from leyden.services.gateway.dialects.base import WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, read_object, required_tools, validated
+from leyden.services.gateway.dialects.custom import WireTools, arguments_of, chat_call, chat_tools, legacy_call
 from leyden.services.gateway.dialects.hosted import without_hosted
 from leyden.services.gateway.dialects.openai import Chunks, answer_body
 from leyden.services.gateway.errors import BadRequest
 
 REMEDIES = {
-    "functions": "send `tools` instead of the deprecated `functions`",
-    "function_call": "send `tool_choice` instead of the deprecated `function_call`",
     "audio": "this model reads and writes text",
     "web_search_options": "give the agent a search tool of its own",
 }
 
-StopText = Annotated[str, Field(min_length=1, max_length=1000)]
+StopText = Annotated[str, Field(max_length=1000)]
+"""The empty one stops nothing."""
+CONVERSATION = frozenset({"messages", "tools", "functions"})
 
 
 class _Function(Wire):
@@ -35,9 +36,21 @@ class _Function(Wire):
     arguments: str = ""
 
 
+class _CustomCall(Wire):
+    name: str
+    input: str = ""
+
+
 class _ToolCall(Wire):
     id: str = ""
-    function: _Function
+    function: _Function | None = None
+    custom: _CustomCall | None = None
+
+    @model_validator(mode="after")
+    def _it_calls_something(self) -> _ToolCall:
+        if self.function is None and self.custom is None:
+            raise ValueError("a tool call needs a function, or a custom tool")
+        return self
 
 
 class _Part(Wire):
@@ -47,11 +60,12 @@ class _Part(Wire):
 
 
 class _Message(Wire):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[_Part] | None = None
     name: str | None = None
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: _Function | None = None
     # No field of OpenAI's: agents send what they like.
     reasoning_content: Any = None
 
@@ -65,17 +79,26 @@ class _Tool(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     type: str
     function: _FunctionSpec | None = None
+    custom: _FunctionSpec | None = None
 
     @model_validator(mode="after")
-    def _a_function_is_named(self) -> _Tool:
-        if self.type == "function" and self.function is None:
-            raise ValueError("a tool of type function needs a function")
+    def _it_is_named(self) -> _Tool:
+        if self.type in {"function", "custom"} and getattr(self, self.type) is None:
+            raise ValueError(f"a tool of type {self.type} needs a {self.type}")
         return self
 
 
-class _NamedTool(Wire):
+class _NamedFunction(Wire):
     type: Literal["function"]
     function: _FunctionSpec
+
+
+class _NamedCustom(Wire):
+    type: Literal["custom"]
+    custom: _FunctionSpec
+
+
+_NamedTool = _NamedFunction | _NamedCustom
 
 
 class _Allowed(Wire):
@@ -107,6 +130,8 @@ class _Body(Wire):
     messages: list[_Message] = Field(min_length=1)
     tools: list[_Tool] | None = None
     tool_choice: Literal["none", "auto", "required", "any"] | _NamedTool | _AllowedTools | None = None
+    functions: list[_FunctionSpec] | None = None
+    function_call: Literal["none", "auto"] | _FunctionSpec | None = None
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -142,14 +167,15 @@ class ChatCompletions(WireFormat):
         document = read_object(body, param="messages")
         return parse_document(document, hashlib.sha256(body).digest(), max_choices=max_choices)
 
-    def body(self, _request: ModelRequest, completion: Completion) -> Json:
+    def body(self, request: ModelRequest, completion: Completion) -> Json:
         """Returns a `chat.completion` object."""
+        wire = request.parameters.get("wire_tools", {})
         choices = [
             {
                 "index": answer.index,
-                "message": _message(answer.turn),
+                "message": _message(answer.turn, wire),
                 "logprobs": _logprobs(answer.logprobs),
-                "finish_reason": answer.finish_reason,
+                "finish_reason": _finish(answer, wire),
             }
             for answer in completion.answers
         ]
@@ -164,14 +190,17 @@ def parse_document(document: Json, body_sha256: bytes, *, max_choices: int) -> M
     """Validates a body that was read. Raises: BadRequest."""
     parsed = validated(_Body, document, REMEDIES)
     _refuse_unsupported(parsed, max_choices)
-    tools, hosted = without_hosted(document.get("tools") or (), {"function"})
+    given, marks = chat_tools(document.get("tools") or (), document.get("functions") or ())
+    tools, hosted = without_hosted(given, {"function"})
+    choice = parsed.function_call if parsed.tool_choice is None else parsed.tool_choice
     return ModelRequest(
         dialect=Dialect.CHAT_COMPLETIONS,
         model=parsed.model,
         turns=tuple(_turn(message, index) for index, message in enumerate(parsed.messages)),
         tools=tuple(tools),
-        parses_tool_calls=bool(tools) and parsed.tool_choice != "none",
-        parallel_tool_calls=parsed.parallel_tool_calls is not False,
+        parses_tool_calls=bool(tools) and choice != "none",
+        # An answer has one `function_call`.
+        parallel_tool_calls=parsed.parallel_tool_calls is not False and not parsed.functions,
         stream=bool(parsed.stream),
         include_usage=parsed.stream_options is not None and bool(parsed.stream_options.include_usage),
         choices=parsed.n or 1,
@@ -179,10 +208,10 @@ def parse_document(document: Json, body_sha256: bytes, *, max_choices: int) -> M
         top_logprobs=parsed.top_logprobs or 0,
         sampling=_sampling(parsed),
         template_options=parsed.chat_template_kwargs or {},
-        parameters={name: value for name, value in document.items() if name not in {"messages", "tools"}} | hosted,
+        parameters={name: value for name, value in document.items() if name not in CONVERSATION} | hosted | marks,
         body_sha256=body_sha256,
         answer_schema=_schema(parsed.response_format),
-        required_tools=_required(parsed.tool_choice, tools),
+        required_tools=_required(choice, tools),
     )
 
 
@@ -208,9 +237,13 @@ class ChatCompletionChunks(Chunks):
 
         Some clients read only the first tool call of a chunk.
         """
+        wire = self._request.parameters.get("wire_tools", {})
         deltas: list[Json] = [{"content": text}] if text else []
-        for index, call in enumerate(answer.turn.tool_calls):
-            deltas.append({"tool_calls": [{"index": index, **tool_call(call)}]})
+        if (legacy := legacy_call(answer.turn.tool_calls, wire)) is not None:
+            deltas.append({"function_call": legacy})
+        else:
+            for index, call in enumerate(answer.turn.tool_calls):
+                deltas.append({"tool_calls": [{"index": index, **chat_call(call, wire)}]})
         if not deltas and not logprobs and answer.index in self._started:
             return b""
         first, *others = deltas or [{}]
@@ -224,7 +257,13 @@ class ChatCompletionChunks(Chunks):
         return self._encode(_choice(index, delta, logprobs, None))
 
     def _ended(self, answer: Answer) -> Json:
-        return _choice(answer.index, {}, None, answer.finish_reason)
+        finish_reason = _finish(answer, self._request.parameters.get("wire_tools", {}))
+        return _choice(answer.index, {}, None, finish_reason)
+
+
+def _finish(answer: Answer, wire: WireTools) -> str:
+    is_legacy = answer.finish_reason == "tool_calls" and legacy_call(answer.turn.tool_calls, wire) is not None
+    return "function_call" if is_legacy else answer.finish_reason
 
 
 def _refuse_unsupported(body: _Body, max_choices: int) -> None:
@@ -241,18 +280,26 @@ def _schema(form: _ResponseFormat | None) -> Json | None:
     return answer_schema(form.type, schema, param="response_format", place="response_format.json_schema.schema")
 
 
-def _required(choice: str | _NamedTool | _AllowedTools | None, tools: Sequence[Json]) -> tuple[str, ...]:
+def _required(
+    choice: str | _NamedTool | _AllowedTools | _FunctionSpec | None, tools: Sequence[Json]
+) -> tuple[str, ...]:
     if choice in ("required", "any"):
         return required_tools(tools, None)
+    if isinstance(choice, _FunctionSpec):
+        return required_tools(tools, [choice.name], param="function_call")
     if isinstance(choice, _NamedTool):
-        return required_tools(tools, [choice.function.name])
+        return required_tools(tools, [_named(choice)])
     if isinstance(choice, _AllowedTools) and choice.allowed_tools.mode == "required":
-        return required_tools(tools, [tool.function.name for tool in choice.allowed_tools.tools])
+        return required_tools(tools, list(map(_named, choice.allowed_tools.tools)))
     return ()
 
 
+def _named(choice: _NamedTool) -> str:
+    return choice.custom.name if isinstance(choice, _NamedCustom) else choice.function.name
+
+
 def _sampling(body: _Body) -> Sampling:
-    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    stop = tuple(filter(None, (body.stop,) if isinstance(body.stop, str) else body.stop or ()))
     return Sampling(
         temperature=body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
@@ -275,7 +322,11 @@ def _turn(message: _Message, index: int) -> Turn:
         raise BadRequest(
             f"messages.{index}.content must not be null.", param=f"messages.{index}.content", code="invalid_value"
         )
-    calls = tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ())
+    calls = tuple(map(_called, message.tool_calls or ()))
+    if message.function_call is not None and not calls:
+        calls = (ToolCall(_legacy_id(index), message.function_call.name, message.function_call.arguments),)
+    if message.role == "function":
+        return Turn("tool", _text(message.content, index), name=message.name, tool_call_id=_legacy_id(index - 1))
     reasoning = message.reasoning_content if message.role == "assistant" else None
     return Turn(
         role="system" if message.role == "developer" else message.role,
@@ -285,6 +336,18 @@ def _turn(message: _Message, index: int) -> Turn:
         tool_call_id=message.tool_call_id,
         reasoning=reasoning if isinstance(reasoning, str) else None,
     )
+
+
+def _legacy_id(index: int) -> str:
+    """Returns the id of the call in this message: a `function_call` has none, and its result follows it."""
+    return f"call_{index}"
+
+
+def _called(call: _ToolCall) -> ToolCall:
+    if call.custom is not None:
+        return ToolCall(call.id, call.custom.name, arguments_of(call.custom.input))
+    assert call.function is not None
+    return ToolCall(call.id, call.function.name, call.function.arguments)
 
 
 def _text(content: str | list[_Part] | None, index: int) -> str:
@@ -303,7 +366,7 @@ def _text(content: str | list[_Part] | None, index: int) -> str:
     return "\n".join(texts)
 
 
-def _message(turn: Turn) -> Json:
+def _message(turn: Turn, wire: WireTools) -> Json:
     message: Json = {
         "role": "assistant",
         "content": turn.content or (None if turn.tool_calls else ""),
@@ -311,14 +374,11 @@ def _message(turn: Turn) -> Json:
     }
     if turn.reasoning is not None:
         message["reasoning_content"] = turn.reasoning
-    if turn.tool_calls:
-        message["tool_calls"] = list(map(tool_call, turn.tool_calls))
+    if (legacy := legacy_call(turn.tool_calls, wire)) is not None:
+        message["function_call"] = legacy
+    elif turn.tool_calls:
+        message["tool_calls"] = [chat_call(call, wire) for call in turn.tool_calls]
     return message
-
-
-def tool_call(call: ToolCall) -> Json:
-    """Returns a tool call of a message."""
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _choice(index: int, delta: Json, logprobs: Sequence[TokenLogprob] | None, finish_reason: str | None) -> Json:

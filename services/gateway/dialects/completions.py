@@ -26,6 +26,7 @@ REMEDIES = {
     "best_of": "ask for `n` choices and choose among them",
     "messages": "send them to /chat/completions",
     "tools": "send them to /chat/completions",
+    "functions": "send them to /chat/completions",
 }
 OWN = frozenset({"prompt", "logprobs", *REMEDIES})
 

@@ -1,5 +1,6 @@
 """Hosted tools: those that a vendor's server runs, such as a web search. The model is not offered them, and the record
-of the call names them (`request.hosted_tools`)."""
+of the call names them (`request.hosted_tools`), and so the items of their calls, which it is not shown
+(`request.hosted_items`). OpenAI's tools for a shell and for patches count among them."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Collection, Sequence
 from leyden.libs.contracts.conversation import Json
 from leyden.services.gateway.errors import BadRequest
 
-RUN_BY_AGENTS = ("apply_patch", "bash", "computer", "custom", "local_shell", "memory", "shell", "text_editor")
+RUN_BY_AGENTS = ("bash", "computer", "memory", "text_editor")
 """Tools that the agent runs, and whose fields only the vendor's models know: an agent cannot work without them."""
 
 
@@ -31,7 +32,7 @@ def without_hosted(tools: Sequence[Json], served: Collection[str | None]) -> tup
 
 
 def refuse_hosted(parameters: Json) -> None:
-    """Raises: BadRequest: the request offers hosted tools"""
-    if names := parameters.get("hosted_tools"):
+    """Raises: BadRequest: the request offers hosted tools, or has items of their calls"""
+    if names := parameters.get("hosted_tools", []) + parameters.get("hosted_items", []):
         message = f"the run refuses hosted tools ({', '.join(names)}): give the agent tools that it runs itself."
         raise BadRequest(f"tools: {message}", param="tools", code="unsupported_tool")

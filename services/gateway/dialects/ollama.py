@@ -182,7 +182,7 @@ class ChatLines:
 
 
 def _sampling(options: _Options) -> Sampling:
-    stop = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop or ())
+    stop = tuple(filter(None, (options.stop,) if isinstance(options.stop, str) else options.stop or ()))
     return Sampling(
         temperature=options.temperature,
         top_p=1.0 if options.top_p is None else options.top_p,

@@ -357,7 +357,7 @@ async def test_the_models_list_names_one_and_any_is_served(tmp_path, database):
 @pytest.mark.parametrize(
     ("change", "param", "code"),
     [
-        ({"functions": []}, "functions", "unsupported_parameter"),
+        ({"functions": [{}]}, "functions.0.name", "missing_required_parameter"),
         ({"temperature": 3}, "temperature", "invalid_value"),
         ({"temperature": "hot"}, "temperature", "invalid_value"),
         ({"n": 0}, "n", "invalid_value"),

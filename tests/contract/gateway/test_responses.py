@@ -378,9 +378,8 @@ async def test_another_attempts_response_and_one_not_stored_are_unknown(tmp_path
 @pytest.mark.parametrize(
     ("change", "param", "code"),
     [
-        ({"tools": [{"type": "local_shell"}]}, "tools.0.type", "unsupported_tool"),
+        ({"tools": [{"type": "computer_use_preview"}]}, "tools.0.type", "unsupported_tool"),
         ({"tools": [{"type": "function"}]}, "tools.0.name", "missing_required_parameter"),
-        ({"tool_choice": {"type": "file_search"}}, "tool_choice.type", "unsupported_parameter"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format", "unsupported_parameter"),
         ({"background": True}, "background", "unsupported_parameter"),
         ({"previous_response_id": "a", "conversation": "b"}, "previous_response_id", "invalid_value"),

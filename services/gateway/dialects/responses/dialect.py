@@ -21,6 +21,7 @@ from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, 
 from leyden.services.gateway.dialects.chat_completions import logprobs_of
 from leyden.services.gateway.dialects.hosted import without_hosted
 from leyden.services.gateway.dialects.responses.items import (
+    HOSTED_ITEMS,
     NO_TOOLS,
     Item,
     ObjectId,
@@ -44,8 +45,6 @@ REMEDIES = {
     "max_tokens": "send `max_output_tokens`",
 }
 T = TypeVar("T")
-NAMING = frozenset({"function", "custom", "allowed_tools"})
-"""Types of a tool_choice that names tools."""
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -136,6 +135,8 @@ class Responses(WireFormat):
         tools = tuple(map(_neutral_tool, offered))
         if wire := wire_tools(given):
             marks["wire_tools"] = wire
+        if hosted := [item.kind for item in items if item.kind in HOSTED_ITEMS]:
+            marks["hosted_items"] = hosted
         return ResponsesRequest(
             dialect=Dialect.RESPONSES,
             model=parsed.model,
@@ -444,8 +445,6 @@ def _refuse_unsupported(body: _Body) -> None:
     if body.previous_response_id is not None and body.conversation is not None:
         message = "previous_response_id and conversation exclude each other: send one of them."
         raise BadRequest(message, param="previous_response_id", code="invalid_value")
-    if isinstance(body.tool_choice, _ToolChoice) and body.tool_choice.type not in NAMING:
-        raise _unsupported("tool_choice.type", f"'{body.tool_choice.type[:100]}' is not hosted here: name a function.")
 
 
 def _check_names(tools: Sequence[_Tool], place: str) -> None:
@@ -469,7 +468,10 @@ def _required(choice: str | _ToolChoice | None, tools: Sequence[Json]) -> tuple[
         return ()
     if choice.type in {"function", "custom"}:
         return required_tools(tools, [choice.name or ""])
-    return required_tools(tools, [tool.name or "" for tool in choice.tools]) if choice.mode == "required" else ()
+    # One without a name is hosted, and so is every other choice.
+    names = [tool.name for tool in choice.tools if tool.name is not None]
+    is_required = choice.type == "allowed_tools" and choice.mode == "required"
+    return required_tools(tools, names) if is_required and (names or not choice.tools) else ()
 
 
 def _unsupported(param: str, message: str) -> BadRequest:

@@ -13,20 +13,29 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from leyden.libs.contracts.conversation import Json, Role, ToolCall, Turn
 from leyden.services.gateway.calls.context import TokenLogprob
 from leyden.services.gateway.dialects.body import Wire
 from leyden.services.gateway.dialects.chat_completions import logprobs_of
-from leyden.services.gateway.dialects.responses.tools import Wire as WireTools
-from leyden.services.gateway.dialects.responses.tools import arguments_of, call_item, flat_name
+from leyden.services.gateway.dialects.custom import WireTools, arguments_of
+from leyden.services.gateway.dialects.responses.tools import call_item, flat_name
 from leyden.services.gateway.errors import BadRequest
 
 CALL_ID = re.compile(r"(?:resp|msg|fc|fco|rs|call)_(c[0-9a-f]{24})(?:_i\d+)?(?:_\d+)?")
 ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal"})
 NO_TOOLS: WireTools = MappingProxyType({})
+HOSTED_ITEMS = frozenset(
+    {
+        *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "compaction"),
+        *("mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
+        *("tool_search_call", "tool_search_output", "local_shell_call", "local_shell_call_output"),
+        *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output"),
+    }
+)
+"""Types of items that the model is not shown: their content has no place in a conversation of functions."""
 T = TypeVar("T")
 ObjectId = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]
 """An id that the store can hold."""
@@ -52,6 +61,13 @@ class Item(Wire):
     input: str | None = None
     output: str | list[_Part] | None = None
     tools: list[dict[str, Any]] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hosted_ones_are_not_read(cls, item: Any) -> Any:
+        """Their fields have the names of others, and other types."""
+        is_hosted = isinstance(item, dict) and isinstance(item.get("type"), str) and item["type"] in HOSTED_ITEMS
+        return {"type": item["type"]} if is_hosted else item
 
     @property
     def kind(self) -> str:
@@ -104,6 +120,8 @@ class _Conversation:
                 self.turns.append(Turn("tool", _text(item.output, f"{where}.output"), tool_call_id=call_id))
             # The tools of the latter are among those of the request.
             case "reasoning" | "additional_tools":
+                pass
+            case hosted if hosted in HOSTED_ITEMS:
                 pass
             case other:
                 raise BadRequest(

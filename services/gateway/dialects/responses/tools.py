@@ -6,13 +6,10 @@ a call names the tools that its request had in another form (`request.wire_tools
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from leyden.libs.contracts.conversation import Json, ToolCall
-
-Wire = Mapping[str, Json]
-"""The type, name and namespace of a tool in the request, by the name of its function."""
+from leyden.services.gateway.dialects.custom import WireTools, custom_function, input_of
 
 
 def functions(tools: Sequence[Json], namespace: str | None = None) -> Iterator[Json]:
@@ -52,41 +49,17 @@ def flat_name(name: str, namespace: str | None) -> str:
     return f"{namespace}{name}" if namespace.endswith("_") else f"{namespace}__{name}"
 
 
-def arguments_of(text: str) -> str:
-    """Returns the arguments of a custom tool's function."""
-    return json.dumps({"input": text}, ensure_ascii=False)
-
-
-def call_item(call: ToolCall, item_id: str, wire: Wire) -> Json:
+def call_item(call: ToolCall, item_id: str, wire: WireTools) -> Json:
     """Returns a tool call of an answer, as its request named the tool."""
     own = wire.get(call.name, {})
     named = {"call_id": call.id, "name": own.get("name", call.name), "status": "completed"}
     if "namespace" in own:
         named["namespace"] = own["namespace"]
     if own.get("type") == "custom":
-        return {"id": item_id, "type": "custom_tool_call", **named, "input": _input(call.arguments)}
+        return {"id": item_id, "type": "custom_tool_call", **named, "input": input_of(call.arguments)}
     return {"id": item_id, "type": "function_call", **named, "arguments": call.arguments}
 
 
-def _input(arguments: str) -> str:
-    """The text that the model wrote; arguments in another form are the text themselves."""
-    try:
-        document = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    text = document.get("input") if isinstance(document, dict) else None
-    return text if isinstance(text, str) else arguments
-
-
 def _function(tool: Json, namespace: str | None) -> Json:
-    form = tool.get("format") or {}
-    described = [tool.get("description")]
-    if form.get("type") == "grammar":
-        described.append(f"The input has this {form.get('syntax')} grammar:\n{form.get('definition')}")
-    parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-    return {
-        "type": "function",
-        "name": flat_name(tool["name"], namespace),
-        "description": "\n\n".join(filter(None, described)),
-        "parameters": parameters,
-    }
+    name = flat_name(tool["name"], namespace)
+    return {"type": "function", **custom_function(name, tool.get("description"), tool.get("format"))}
