@@ -71,6 +71,9 @@ def test_a_combination_that_cannot_work_is_refused_with_the_remedy(values: str, 
         "api.service.type=Foo", "gateway.replicas=0", "engine.replicas=0", "trainer.nodes=0", "runner.concurrency=0",
         "imageTag=a/b", "storage.accessModes={ReadOnlyMany}", "postgres.external.host=db/leyden", "model.revision=",
         "secrets.adminToken.existingSecret=Not_A_Name", "monitoring.podMonitor.interval=often",
+        "monitoring.podMonitor.interval=0s", "global.imageRegistry=https://ghcr.io", "api.ingress.host=a b",
+        "gateway.resources.limits.cpu=abc", "rollouts.allow.limits.cpu=xyz", "model.repository=a b",
+        "model.revision=../x",
     ],
 )  # fmt: skip
 def test_a_misspelled_or_impossible_value_is_refused(values: str, helm: str) -> None:
