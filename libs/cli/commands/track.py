@@ -1,4 +1,4 @@
-"""`leyden run track`: copies the curves of runs to TensorBoard, Trackio or MLflow."""
+"""`leyden run track`: copies the curves of runs to TensorBoard, Trackio, W&B or MLflow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def track(
     ctx: typer.Context,
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Ids or names of runs.")],
     to: Annotated[
-        str, typer.Option("--to", metavar="TRACKER", help="tensorboard:FOLDER, trackio:PROJECT or mlflow:URL.")
+        str,
+        typer.Option(
+            "--to", metavar="TRACKER", help="tensorboard:FOLDER, trackio:PROJECT, wandb:PROJECT or mlflow:URL."
+        ),
     ],
     once: Annotated[bool, typer.Option("--once", help="Write what there is now, and end.")] = False,
 ) -> None:
@@ -49,9 +52,10 @@ def _tracker(to: str) -> Tracker:
     kind, _, place = to.partition(":")
     if kind == "mlflow" and place.startswith(("http://", "https://")):
         return MLflow(place)
-    if kind not in ("tensorboard", "trackio") or not place:
+    if kind not in ("tensorboard", "trackio", "wandb") or not place:
         raise CommandError(
-            f"--to {to!r} names no tracker: write tensorboard:FOLDER, trackio:PROJECT or mlflow:http://HOST:PORT",
+            f"--to {to!r} names no tracker: write tensorboard:FOLDER, trackio:PROJECT, wandb:PROJECT or"
+            " mlflow:http://HOST:PORT",
             Exit.USAGE,
         )
     try:
@@ -68,6 +72,10 @@ def _by_package(kind: str, place: str) -> Tracker:
         from leyden.libs.trackers.trackio import Trackio
 
         return Trackio(place)
+    if kind == "wandb":
+        from leyden.libs.trackers.wandb import WandB
+
+        return WandB(place)
     from leyden.libs.trackers.tensorboard import TensorBoard
 
     return TensorBoard(Path(place))

@@ -47,11 +47,12 @@ def test_without_a_platform_the_way_to_start_one_is_named(tmp_path: Path, words:
     assert "leyden up" in result.output + result.stderr
 
 
-@pytest.mark.parametrize("to", ["tensorboard", "tensorboard:", "trackio:", "mlflow:folder", "wandb:team"])
+@pytest.mark.parametrize("to", ["tensorboard", "tensorboard:", "trackio:", "wandb:", "mlflow:folder", "comet:team"])
 def test_an_unknown_tracker_is_refused_with_one_that_is_known(tmp_path: Path, to: str) -> None:
     result = leyden(tmp_path, "run", "track", "r", "--to", to)
     assert result.exit_code == Exit.USAGE
-    assert "tensorboard:FOLDER, trackio:PROJECT or mlflow:http://HOST:PORT" in " ".join(result.stderr.split())
+    known = "tensorboard:FOLDER, trackio:PROJECT, wandb:PROJECT or mlflow:http://HOST:PORT"
+    assert known in " ".join(result.stderr.split())
 
 
 def test_a_missing_package_of_a_tracker_is_named_with_its_extra(
