@@ -78,7 +78,8 @@ class Settings(ServiceSettings):
     enqueue_again_seconds: float = Field(default=2.0, gt=0)
     """How often all waiting rollouts enter the task queue again, since Redis may be wiped; none enters twice."""
     groups_without_success: int = Field(default=16, ge=1)
-    """A run fails with the cause when so many training groups in a row hold no success: its agent cannot work."""
+    """A run fails with the cause when so many training groups in a row hold no success, since its agent cannot work, or
+    when credit excluded so many."""
     retention_days: float | None = Field(default=None, gt=0)
     """Days after its end that a run keeps its calls, spans, credits, samples and outputs; unset: for ever."""
     webhook_url: SecretStr | None = None
