@@ -28,7 +28,7 @@ from leyden.libs.contracts.states import Continuation
 from leyden.services.gateway.calls.context import ModelRequest, Prompt
 from leyden.services.gateway.prompt.rendering import Renderer, Rendering
 from leyden.services.gateway.prompt.template import ChatModel
-from leyden.services.gateway.prompt.tokenizer import TokenIds
+from leyden.services.gateway.prompt.tokenizer import TEXT_MARK, TokenIds
 from leyden.services.gateway.prompt.tools.hermes import parsed_arguments
 from leyden.services.gateway.prompt.tools.parsers import TOOL_PARSERS
 
@@ -313,7 +313,8 @@ class PrefixIndex:
         place = -1 if start is None else text.rfind(closing, call.text_length, start)
         if place < 0:
             return None
-        shows, rest = self._model.shows_reasoning(turns[end - 1], text[call.text_length : place])
+        shown = text[call.text_length : place].replace(TEXT_MARK, "")
+        shows, rest = self._model.shows_reasoning(turns[end - 1], shown)
         return place + len(closing) if shows and _is_answer_text(turns[end - 1], rest) else None
 
     def _unsampled(self, rest: str, last: int) -> str:

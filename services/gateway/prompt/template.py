@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
@@ -27,7 +27,7 @@ from leyden.services.gateway.prompt.reasoning import (
 from leyden.services.gateway.prompt.sandbox import RenderingSlow, TemplateSandbox, cpu_limit, to_json
 from leyden.services.gateway.prompt.tokenizer import ModelTokenizer, ModelUnreadable, read_model_json, token_text
 from leyden.services.gateway.prompt.tools.hermes import generic_turns, parsed_arguments
-from leyden.services.gateway.prompt.tools.parsers import TOOL_PARSERS, ToolParserName, tool_parser_of
+from leyden.services.gateway.prompt.tools.parsers import CALL_TOKENS, TOOL_PARSERS, ToolParserName, tool_parser_of
 
 _UNRENDERABLE = (
     jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError
@@ -72,6 +72,8 @@ class ChatModel:
         self.reasoning_parser = (
             reasoning_parser_of(source) if reasoning_parser is None else REASONING_PARSERS[reasoning_parser]
         )
+        of_calls = CALL_TOKENS.get(self.tool_parser.name, ())
+        self._of_answers = self.tokenizer.specials.intersection(of_calls) | self._marks_of_reasoning()
         fields = (name for name in ("reasoning_content", "thinking") if f".{name}" in source or f"'{name}'" in source)
         self._reasoning_field = next(fields, None)
         # Llama's template refuses an answer with two tool calls, that of gpt-oss leaves out one.
@@ -86,12 +88,13 @@ class ChatModel:
     def render(
         self, turns: Sequence[Turn], tools: tuple[Json, ...], options: Json, *, add_generation_prompt: bool = True
     ) -> str:
-        """Renders the full conversation. `encode` reads the special tokens of users and tools as letters.
+        """Renders the full conversation. `encode` reads the special tokens in its texts as letters (`_as_text`).
 
         Args: options: the request's template options, such as `enable_thinking`
         Raises: BadRequest: the template refuses the conversation, cannot render it, or takes longer than `cpu_limit`
         """
-        turns = [self._without_special_tokens(turn) for turn in turns]
+        turns = [self._as_text(turn) for turn in turns]
+        tools = tuple(_spelled(tool, self.tokenizer.as_text) for tool in tools)
         uses_tools = bool(tools) or any(turn.role == "tool" or turn.tool_calls for turn in turns)
         spelled = generic_turns(tuple(turns), tools) if uses_tools and not self._has_tools else turns
         messages = list(map(self._message, spelled))
@@ -167,6 +170,9 @@ class ChatModel:
 
     def _message(self, turn: Turn) -> Json:
         message = _template_message(turn)
+        for call in message.get("tool_calls", ()):
+            # JSON may write a token's name with escapes.
+            call["function"]["arguments"] = _spelled(call["function"]["arguments"], self._spell_answer)
         if turn.reasoning is None:
             return message
         if self._reasoning_field is None and not self._marks.opening:
@@ -178,11 +184,34 @@ class ChatModel:
             return message | {"content": "", "thinking": turn.reasoning or turn.content}
         return message | {self._reasoning_field: turn.reasoning}
 
-    def _without_special_tokens(self, turn: Turn) -> Turn:
-        if turn.role not in ("user", "tool"):
-            return turn
-        content = self.tokenizer.as_text(turn.content)
-        return turn if content == turn.content else replace(turn, content=content)
+    def _as_text(self, turn: Turn) -> Turn:
+        """Returns a turn whose texts write no special tokens: turns begin and end where the template writes them.
+
+        Answers keep those around calls and reasoning, which models write, too, and agents send back as content.
+        Sampled tokens stay as they are: the prompt continues them, and their text is not encoded again.
+        """
+        as_text = self.tokenizer.as_text
+        spell = self._spell_answer if turn.role == "assistant" else as_text
+        return replace(
+            turn,
+            content=spell(turn.content),
+            name=turn.name and as_text(turn.name),
+            tool_call_id=turn.tool_call_id and as_text(turn.tool_call_id),
+            reasoning=turn.reasoning and spell(turn.reasoning),
+            tool_calls=tuple(
+                replace(call, id=as_text(call.id), name=as_text(call.name), arguments=spell(call.arguments))
+                for call in turn.tool_calls
+            ),
+        )
+
+    def _spell_answer(self, text: str) -> str:
+        return self.tokenizer.as_text(text, besides=self._of_answers)
+
+    def _marks_of_reasoning(self) -> frozenset[str]:
+        parser = self.reasoning_parser
+        # The mark that ends the reasoning of gpt-oss ends a message.
+        marks = [parser.opening, parser.closing] if parser.opening else []
+        return frozenset(name for name in self.tokenizer.specials if any(name in mark for mark in marks))
 
     def _described(self, tool: Json) -> Json:
         # The template of gpt-oss cannot write a tool without a description.
@@ -267,6 +296,17 @@ def _template_message(turn: Turn) -> Json:
             for call in turn.tool_calls
         ]
     return message
+
+
+def _spelled(value: Any, spell: Callable[[str], str]) -> Any:
+    """Returns a JSON value with each of its texts spelled."""
+    if isinstance(value, str):
+        return spell(value)
+    if isinstance(value, list):
+        return [_spelled(item, spell) for item in value]
+    if isinstance(value, dict):
+        return {spell(key): _spelled(item, spell) for key, item in value.items()}
+    return value
 
 
 def _wrap_malformed_arguments(functions: list[Json]) -> None:

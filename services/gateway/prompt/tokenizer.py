@@ -53,10 +53,8 @@ class ModelTokenizer:
         self._mark = re.compile("|".join(map(re.escape, marks))) if marks else None
         specials = [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
         # One of a single character cannot be split.
-        names = "|".join(re.escape(name) for name in specials if len(name) > 1)
-        self._special = re.compile(names or r"(?!)")
-        # Looks ahead, since special tokens may overlap.
-        self._special_begins = re.compile(f"(?=(?:{self._special.pattern}))(.)", re.DOTALL)
+        self.specials = frozenset(name for name in specials if len(name) > 1)
+        self._spellings: dict[frozenset[str], _Spelling] = {}
         self.vocab_size: int = config.get("vocab_size", self._tokenizer.get_vocab_size())
         own_length: int = config.get("max_position_embeddings", 2**20)
         self.context_length = min(own_length, context_length or own_length)
@@ -75,9 +73,15 @@ class ModelTokenizer:
             + [self._encode_segment(segment, None if index else after) for index, segment in enumerate(segments)]
         )
 
-    def as_text(self, text: str) -> str:
-        """Returns the text with a TEXT_MARK in each special token's name, which `encode` then encodes as letters."""
-        return self._special_begins.sub(rf"\1{TEXT_MARK}", text) if self._special.search(text) else text
+    def as_text(self, text: str, *, besides: frozenset[str] = frozenset()) -> str:
+        """Returns the text with a TEXT_MARK in each special token's name, which `encode` then encodes as letters.
+
+        Args: besides: special tokens that stay
+        """
+        spelling = self._spellings.get(besides)
+        if spelling is None:
+            spelling = self._spellings.setdefault(besides, _Spelling(self.specials - besides))
+        return spelling(text)
 
     def uncached_characters(self, text: str) -> int:
         """Returns the number of characters in segments that are not cached."""
@@ -136,6 +140,19 @@ class ModelTokenizer:
         ]
         flat = [item for entry in declared for item in (entry if isinstance(entry, list) else [entry])]
         return frozenset(item for item in flat if isinstance(item, int))
+
+
+class _Spelling:
+    """Splits the names of special tokens in a text."""
+
+    def __init__(self, specials: Collection[str]) -> None:
+        names = "|".join(map(re.escape, sorted(specials)))
+        self._any = re.compile(names or r"(?!)")
+        # Looks ahead, since special tokens may overlap.
+        self._begins = re.compile(f"(?=(?:{self._any.pattern}))(.)", re.DOTALL)
+
+    def __call__(self, text: str) -> str:
+        return self._begins.sub(rf"\1{TEXT_MARK}", text) if self._any.search(text) else text
 
 
 class TextStream:

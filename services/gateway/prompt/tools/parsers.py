@@ -219,6 +219,22 @@ TOOL_PARSERS: dict[ToolParserName, ToolParser] = {
 """The parsers by name. A template gets the first of whose signs it has one, else `hermes`."""
 assert set(TOOL_PARSERS) == set(get_args(ToolParserName))
 
+_TAGS = ("<tool_call>", "</tool_call>")
+CALL_TOKENS: dict[ToolParserName, tuple[str, ...]] = {
+    "hermes": _TAGS,
+    "qwen3_coder": _TAGS,
+    "glm": (*_TAGS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    "llama3": (_PYTHON_TAG,),
+    "mistral": ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    "deepseek": (
+        "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    "gemma4": ("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "phi4": ("<|tool_call|>", "<|/tool_call|>"),
+}  # fmt: skip
+"""Tokens around the calls of an answer, which begin and end no turn; those of gpt-oss all do."""
+
 
 def tool_parser_of(template: str, *, lists_tools: bool) -> ToolParser:
     """Returns the parser for a chat template.

@@ -440,3 +440,19 @@ async def test_the_mark_of_the_next_role_that_ended_an_answer_stands_once(tmp_pa
     second = await session.ask(question, Turn("assistant", "fine"), Turn("user", "b"))
     assert second.tokens[: len(first.tokens)] == first.tokens
     assert session.model.tokenizer.decode(second.tokens).count("<|user|>") == 2
+
+
+@pytest.mark.parametrize("template", [CHATML, LAST_APART])
+async def test_a_sampled_control_token_stays_the_token_that_was_sampled(tmp_path, template) -> None:
+    model = ChatModel(make_chat_model(tmp_path / "m", template))
+    session = Session(model)
+    said = "a<|endoftext|>b<|im_start|>c"
+    first = await session.ask(Turn("user", "a"), says=said)
+    assert model.tokenizer.encode("<|endoftext|>").tolist()[0] in first.tokens
+    conversation = [Turn("user", "a"), Turn("assistant", said), Turn("user", "b")]
+    prompt = (await session.prompt(*conversation)).prompt
+    assert (prompt.is_fork, prompt.ids.tolist()[: len(first.tokens)]) == (False, first.tokens)
+    # The same text in an attempt that did not sample it is text.
+    other = (await Session(model).prompt(*conversation)).prompt.ids.tolist()
+    assert not set(model.tokenizer.encode("<|endoftext|>").tolist()) & set(other)
+    assert model.tokenizer.decode(other) == model.tokenizer.decode(prompt.ids.tolist())

@@ -9,6 +9,7 @@ import pytest
 
 from leyden.libs.contracts.conversation import ToolCall, Turn
 from leyden.services.gateway.prompt.template import ChatModel
+from leyden.services.gateway.prompt.tokenizer import TEXT_MARK
 from leyden.services.gateway.prompt.tools.parsers import TOOL_PARSERS, tool_parser_of
 from tests.fakes.model_families import FAMILIES
 
@@ -76,7 +77,7 @@ def sampled_text(model: ChatModel, arguments: list[dict[str, Any]]) -> str:
     # Some templates open thoughts for the model that they leave out of the answer.
     prompt = prompt.removesuffix("<think>\n") if not full.startswith(prompt) else prompt
     assert full.startswith(prompt)
-    text = full[len(prompt) :]
+    text = full[len(prompt) :].replace(TEXT_MARK, "")
     # Phi ends a conversation with one more token.
     for end in ["\n", *map(model.tokenizer.decode, ([token] for token in model.tokenizer.eos_ids))] * 2:
         text = text.removesuffix(end)
