@@ -1,6 +1,7 @@
 """A process that runs built-in graders: a request is a line of JSON on stdin, and each grade a line on stdout.
 
-An alarm ends the process when a component takes too long: Python cannot interrupt a regular expression.
+A signal ends the process when a component takes too long: Python cannot interrupt a regular expression. SIGPROF says
+that it computed for so long, which a machine under load cannot cause, and SIGALRM that it did not end.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from leyden.libs.grading.facts import AttemptFacts
 from leyden.libs.grading.grade import Grade, grade
 
 MEMORY_BYTES = 2 * 2**30
+PATIENCE_SECONDS = 60.0
+"""Time of a component beyond its processor time. Why so much: a machine under load must not decide about a grade."""
 
 
 def main() -> None:
@@ -33,13 +36,15 @@ def main() -> None:
 
 def _answer(document: dict[str, object], facts: AttemptFacts, seconds: float) -> str:
     began = time.perf_counter()
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds + PATIENCE_SECONDS)
     try:
         found = grade(Component.model_validate(document), facts)
     # A grader's error is its finding: the document's schema, or a task's reference.
     except Exception as error:  # noqa: BLE001
         found = Grade(ComponentState.FAILED, explanation=f"{type(error).__name__}: {error}"[:500])
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
     return json.dumps({"grade": asdict(found), "seconds": time.perf_counter() - began}) + "\n"
 

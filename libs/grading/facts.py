@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +14,10 @@ from leyden.libs.contracts.config.graders import FIELD
 
 MAX_TEXT = 1_000_000
 """Characters of an output that graders read, from its end."""
+MAX_DEPTH = 200
+"""Levels of the JSON that graders read. Why: the readers of deeper ones may fail, and so an agent escapes its grade."""
+
+_HALVES = re.compile("[\ud800-\udfff]")
 
 Scored = tuple[float, str | None, str]
 """A grader's value, the answer that it found in the output, and an explanation."""
@@ -50,16 +56,51 @@ class AttemptFacts:
     @cached_property
     def last_object(self) -> dict[str, Any] | None:
         """The last line of the output that is a JSON object."""
-        for line in reversed(self.text.splitlines()):
+        for line in reversed(self.text.split("\n")):
             if not line.lstrip().startswith("{"):
                 continue
             try:
-                found = json.loads(line)
-            except (ValueError, RecursionError):
+                found = agents_json(line)
+            except ValueError:
                 continue
             if isinstance(found, dict):
                 return found
         return None
+
+
+def agents_json(text: str) -> Any:
+    """Returns an agent's JSON as every reader takes it: U+FFFD for half of a surrogate pair, null for numbers that are
+    not finite.
+
+    Raises: ValueError: it is no JSON, or has more than MAX_DEPTH levels
+    """
+    try:
+        return _readable(json.loads(text), MAX_DEPTH)
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
+
+
+_TOO_DEEP = f"it has more than {MAX_DEPTH} levels"
+
+
+def _readable(value: Any, levels: int) -> Any:
+    match value:
+        case str():
+            return whole(value)
+        case float():
+            return value if math.isfinite(value) else None
+        case dict() | list() if not levels:
+            raise ValueError(_TOO_DEEP)
+        case dict():
+            return {whole(name): _readable(one, levels - 1) for name, one in value.items()}
+        case list():
+            return [_readable(one, levels - 1) for one in value]
+    return value
+
+
+def whole(text: str) -> str:
+    """The text with U+FFFD for each half of a surrogate pair, which no program can store or send."""
+    return _HALVES.sub("\ufffd", text)
 
 
 def text_of(template: str, facts: AttemptFacts) -> str:

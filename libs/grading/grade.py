@@ -11,7 +11,7 @@ from leyden.libs.contracts.config import Component
 from leyden.libs.contracts.config.graders import CODE, Container, RelativeModel, ScoreModel
 from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading import calls, numbers, queries, similarity, structures, words
-from leyden.libs.grading.facts import AttemptFacts, MissingField, Scored
+from leyden.libs.grading.facts import AttemptFacts, MissingField, Scored, whole
 
 MAX_SHOWN = 500
 """Characters of an extracted answer and of an explanation."""
@@ -97,7 +97,7 @@ def of_missing(error: MissingField) -> Grade:
 
 def storable(text: str) -> str:
     """The text without characters that Postgres refuses: a grader may show any of an agent's."""
-    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+    return whole(text).replace("\x00", "\ufffd")
 
 
 def cut(text: str) -> str:

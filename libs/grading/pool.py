@@ -15,6 +15,8 @@ from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading.facts import AttemptFacts
 from leyden.libs.grading.grade import Grade
 
+SEARCHES = frozenset({"regex", "json_schema"})
+"""Graders whose patterns take a time that the text decides, beyond any bound: elsewhere it grows with its length."""
 CHILD = "leyden.libs.grading.child"
 LINE_BYTES = 2**20
 """The longest answer of a process; grades cut their texts far below it."""
@@ -30,7 +32,10 @@ class Graded:
 
 
 class Pool:
-    """Grades while it is open. Args: component_seconds: the limit on one component"""
+    """Grades while it is open.
+
+    Args: component_seconds: the limit on the processor time of one component
+    """
 
     def __init__(self, processes: int, component_seconds: float) -> None:
         self._seconds = component_seconds
@@ -78,10 +83,10 @@ class _Child:
         try:
             process = self._process = self._process or await _start()
             await _send(process, components, facts, seconds)
-            for _ in components:
+            for component in components:
                 line = await _read(process)
                 if not line:
-                    return [*graded, await _crashed(process, seconds)]
+                    return [*graded, await _crashed(process, component, seconds)]
                 graded.append(_graded(line))
             is_whole = True
         finally:
@@ -135,9 +140,14 @@ async def _read(process: asyncio.subprocess.Process) -> bytes:
     return await process.stdout.readline()
 
 
-async def _crashed(process: asyncio.subprocess.Process, seconds: float) -> Graded:
+async def _crashed(process: asyncio.subprocess.Process, component: Component, seconds: float) -> Graded:
+    """A pattern that computes too long for a text earns 0: otherwise an agent could escape its grader by a text."""
     status = await process.wait()
-    cause = f"it took longer than {seconds:g} s" if status == -signal.SIGALRM else f"its process ended ({status})"
+    if status == -signal.SIGPROF and component.grader is not None and component.grader.type in SEARCHES:
+        cause = f"the search in this output took longer than {seconds:g} s: it earns 0"
+        return Graded(Grade(ComponentState.SCORED, 0.0, None, cause), seconds)
+    is_late = status in (-signal.SIGPROF, -signal.SIGALRM)
+    cause = f"it took longer than {seconds:g} s" if is_late else f"its process ended ({status})"
     return Graded(Grade(ComponentState.FAILED, explanation=cause), seconds, crashed=True)
 
 

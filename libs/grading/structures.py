@@ -8,15 +8,15 @@ import jsonschema_rs
 
 from leyden.libs.contracts.config import graders
 from leyden.libs.contracts.json_path import segments_of, values_at
-from leyden.libs.grading.facts import AttemptFacts, Scored, shown, text_of, texts_of
+from leyden.libs.grading.facts import AttemptFacts, Scored, agents_json, shown, text_of, texts_of
 
 
 def json_schema(grader: graders.JsonSchema, facts: AttemptFacts) -> Scored:
     """Holds if the JSON of the output has the schema."""
     text = _json_text(grader.output, facts)
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = agents_json(text)
+    except ValueError as error:
         return 0.0, text, f"no JSON: {error}"
     # A broken schema raises: that is the document's fault, and no answer's.
     validator = jsonschema_rs.validator_for(grader.json_schema)
@@ -31,8 +31,8 @@ def json_path(grader: graders.JsonPath, facts: AttemptFacts) -> Scored:
     references = [] if grader.reference is None else texts_of(grader.reference, facts)
     text = _json_text(grader.output, facts)
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        document = agents_json(text)
+    except ValueError as error:
         return 0.0, text, f"no JSON: {error}"
     found = [one for one in values_at(segments_of(grader.path), document) if one is not None]
     if not found:

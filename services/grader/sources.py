@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from leyden.libs.contracts.config import Component, Reward
 from leyden.libs.contracts.config.graders import Command, Container, PythonFunction, RelativeModel, ScoreModel
 from leyden.libs.contracts.ids import run_of
 from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading.facts import AttemptFacts
-from leyden.libs.grading.grade import Grade
+from leyden.libs.grading.grade import Grade, cut
 from leyden.libs.grading.pool import Graded, Pool
 from leyden.libs.store.attempts import AttemptKey
-from leyden.libs.store.database import Database
+from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.read.trajectory import conversations_of
+from leyden.libs.telemetry import logger
 from leyden.services.grader.code import Code
-from leyden.services.grader.containers.job import Verification
+from leyden.services.grader.containers.job import PackedTooLarge, Verification
 from leyden.services.grader.containers.jobs import Containers
 from leyden.services.grader.containers.trajectory import TooLarge, files_of, read_calls
 from leyden.services.grader.judge import Judge
 
 Sibling = tuple[AttemptKey, AttemptFacts]
+Column = TypeVar("Column", list[Graded], list[Graded] | None)
+
+log = logger()
 
 
 @dataclass(frozen=True)
@@ -50,14 +54,19 @@ class Sources:
         payer = None if trial else run_of(siblings[0][0].rollout_id)
         columns = await asyncio.gather(
             *(
-                self._verified(one.grader, siblings, place, trial)
-                if isinstance(one.grader, Container)
-                else self._slow(one, siblings, documents, others, payer)
+                _settled(
+                    self._verified(one.grader, siblings, place, trial)
+                    if isinstance(one.grader, Container)
+                    else self._slow(one, siblings, documents, others, payer),
+                    len(siblings),
+                )
                 for place, one in enumerate(reward.components)
             )
         )
         built_in = [one for one, column in zip(reward.components, columns, strict=True) if column is None]
-        rows = await asyncio.gather(*(self.pool.grade(built_in, facts) for _, facts in siblings))
+        rows = await asyncio.gather(
+            *(_settled(self.pool.grade(built_in, facts), len(built_in)) for _, facts in siblings)
+        )
         return [
             [next(of_pool) if column is None else column[place] for column in columns]
             for place, of_pool in enumerate(map(iter, rows))
@@ -93,7 +102,9 @@ class Sources:
                     rollout, calls = await read_calls(session, attempt)
                 files = await asyncio.to_thread(files_of, rollout, calls, facts)
             except TooLarge as error:
-                return Graded(Grade(ComponentState.FAILED, explanation=str(error)), 0.0)
+                return Graded(Grade(ComponentState.SCORED, 0.0, None, str(error)), 0.0)
+            except PackedTooLarge as error:
+                return Graded(Grade(ComponentState.FAILED, explanation=f"its task is too large: {error}"), 0.0)
             name = _job_name(attempt, place, trial)
             return await self.containers.grade(grader, Verification(name, run_of(attempt.rollout_id), attempt, files))
 
@@ -122,6 +133,26 @@ class Sources:
             "conversations": conversations,
         }
         return {"task": facts.task, "rollout": rollout}
+
+
+async def _settled(grading: Awaitable[Column], count: int) -> Column | list[Graded]:
+    """Returns what a grader finds; where it breaks, failed grades with the error, for another try.
+
+    Raises: StoreAway, Refused
+    """
+    try:
+        return await grading
+    except (StoreAway, Refused):
+        raise
+    except Exception as error:  # whatever an agent wrote must end no loop and hold no group
+        log.error("a grader broke", exc_info=error)
+        return [broken(error)] * count
+
+
+def broken(error: Exception) -> Graded:
+    """The failed grade of a grader's own error."""
+    cause = cut(f"the grader broke: {type(error).__name__}: {error}")
+    return Graded(Grade(ComponentState.FAILED, explanation=cause), 0.0, crashed=True)
 
 
 def _job_name(attempt: AttemptKey, place: int, trial: str) -> str:

@@ -40,7 +40,7 @@ from leyden.services.grader.code import Code
 from leyden.services.grader.containers.jobs import Containers
 from leyden.services.grader.judge import Judge
 from leyden.services.grader.settings import Settings
-from leyden.services.grader.sources import Sources
+from leyden.services.grader.sources import Sources, broken
 from leyden.services.grader.trials import Trials
 
 LEASED = Gauge("grader_attempts_leased", "Attempts that this process grades.")
@@ -222,6 +222,11 @@ class Grader:
             try:
                 try:
                     graded = await self._sources.grade(first.reward, siblings)
+                except (StoreAway, Refused):
+                    raise
+                except Exception as error:  # it would be leased again without end
+                    log.error("grading broke", exc_info=error)
+                    graded = [[broken(error)] * len(first.reward.components)] * len(siblings)
                 finally:
                     await self._count_tokens(first.run_id)
                 fault_point("grader.graded")

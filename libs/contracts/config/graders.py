@@ -104,7 +104,7 @@ class Regex(_OfText):
 
     type: Literal["regex"]
     pattern: Pattern
-    """A regular expression of Python. One that takes too long for a text makes the component `failed`."""
+    """A regular expression of Python. A text for which it takes too long earns 0."""
 
 
 class JsonSchema(_OfText):

@@ -53,11 +53,15 @@ class Verification:
     files: Mapping[str, str]
 
 
+class PackedTooLarge(ValueError):
+    """The files are too large for a Secret."""
+
+
 def packed(files: Mapping[str, str]) -> bytes:
-    """Raises: ValueError: they are too large for a Secret"""
+    """Raises: PackedTooLarge"""
     found = gzip.compress(json.dumps(files, ensure_ascii=False).encode("utf-8", "replace"), mtime=0)
     if len(found) > MAX_PACKED:
-        raise ValueError(f"the attempt has {len(found)} packed bytes, and a grader's Secret holds {MAX_PACKED}")
+        raise PackedTooLarge(f"the attempt has {len(found)} packed bytes, and a grader's Secret holds {MAX_PACKED}")
     return found
 
 

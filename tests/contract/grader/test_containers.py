@@ -6,6 +6,7 @@ import asyncio
 import base64
 import gzip
 import json
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -131,8 +132,10 @@ async def test_a_container_gets_the_trajectory_and_its_job_goes_once_the_verdict
     assert len(json.loads(files["trajectories.json"])) == 2
 
 
-@pytest.mark.parametrize(("most", "part"), [(200, "conversations"), (1500, "trajectories")])
-async def test_an_attempt_that_no_secret_holds_fails_without_a_job(
+@pytest.mark.parametrize(
+    ("most", "part"), [(200, "conversations, beyond 200 bytes,"), (1500, "conversations")], ids=["stored", "written"]
+)
+async def test_an_attempt_that_no_secret_holds_earns_0_without_a_job(
     database: Database, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, part: str
 ) -> None:
     monkeypatch.setattr(trajectory, "MAX_BYTES", most)
@@ -146,8 +149,27 @@ async def test_an_attempt_that_no_secret_holds_fails_without_a_job(
         pods = Pods(server, monkeypatch, tmp_path)
         async with grading(database, redis_url, **pods.settings):
             (found,) = await settled(database, run, 1)
-    said = f"tests: the attempt's {part} have more than {most} bytes, and no grader's Secret holds them"
-    assert (found.total, found.reason, found.tries, pods.made) == (None, said, 1, [])
+    assert (found.total, found.reason, found.tries, pods.made) == (0.0, None, 1, [])
+    said = f"the attempt's {part} are more than a grader's Secret holds: it earns 0"
+    assert [one.explanation for one in await rewards(database, run)] == [said]
+
+
+async def test_an_agent_that_prints_too_much_is_graded_with_shorter_texts(
+    database: Database, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = base64.b64encode(os.urandom(700_000)).decode()
+    run, (rollout,) = await add_ungraded(database, TESTS, outputs=[noise + "\nthe end"])
+    await builders.add_call(database, rollout, **turns("hello " + "x" * 500, answer="hi"))
+    async with FakeKubernetes().serving() as server:
+        pods = Pods(server, monkeypatch, tmp_path)
+        async with grading(database, redis_url, **pods.settings):
+            (found,) = await settled(database, run, 1)
+    assert (found.total, found.tries, len(pods.made)) == (0.5, 1, 1)
+    output = pods.files()["output.txt"]
+    assert output.startswith(noise[:50_000] + "\n[") and output.endswith("\nthe end")
+    left_out = len(noise) + len("\nthe end") - 100_000
+    assert len(output) < 101_000 and f"\n[{left_out} characters left out]\n" in output
+    assert json.loads(pods.files()["trajectory.json"])["steps"][0]["message"] == "hello " + "x" * 500
 
 
 async def test_a_verdict_that_is_none_is_tried_three_times_in_new_jobs_and_is_no_0(

@@ -110,6 +110,13 @@ async def test_an_answer_without_a_score_is_repeated_and_never_0(tmp_path: Path,
         assert (await grade(judge)).grade.value == 1.0
 
 
+async def test_half_of_a_surrogate_pair_reaches_the_judge_as_a_mark(tmp_path: Path) -> None:
+    async with scripted_judge() as scripted, judging(scripted, tmp_path) as judge:
+        scripted.answer = lambda _body, _number: scored(5)
+        found = await grade(judge, '{"answer": "\\ud800 fine"}', output="{output.answer}")
+        assert (found.grade.value, scripted.judged()[1]) == (1.0, "\ufffd fine")
+
+
 async def test_one_vote_without_a_score_is_repeated_alone(tmp_path: Path) -> None:
     async with scripted_judge() as scripted, judging(scripted, tmp_path, calls=1) as judge:
         scripted.says(scored(4), Said("nonsense"), scored(4))

@@ -16,10 +16,12 @@ import pytest
 from sqlalchemy import func, select, update
 
 from leyden.libs.faults import FaultInjector
+from leyden.libs.grading.pool import Pool
 from leyden.libs.service import Checks
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.runs.grading import Settled, heartbeat_gradings, lease_gradings, settle_gradings
+from leyden.services.grader import worker
 from leyden.services.grader.settings import Settings
 from leyden.services.grader.worker import work
 from tests.contract.controller.test_store import LONG_AGO
@@ -33,6 +35,8 @@ F1 = {
 }
 FORMAT = {"name": "format", "weight": 0.1, "grader": {"type": "regex", "pattern": "^answer: "}}
 HANGS = {"name": "hangs", "grader": {"type": "regex", "pattern": "^(a+)+$"}}
+SLOW = {"name": "slow", "grader": {"type": "text_similarity", "measure": "fuzzy", "reference": "{task.references}"}}
+QUALITY = {"name": "quality", "from": "otlp"}
 
 
 async def add_ungraded(
@@ -83,12 +87,12 @@ async def settled(database: Database, run: tables.Run, count: int) -> Sequence[t
 async def grading(database: Database, redis_url: str, **settings: Any) -> AsyncIterator[None]:
     stop = asyncio.Event()
     values = {"database_url": database.dsn, "redis_url": redis_url, "poll_seconds": 0.1, "processes": 1, **settings}
-    worker = asyncio.create_task(work(Settings(**values), stop, Checks()))
+    working = asyncio.create_task(work(Settings(**values), stop, Checks()))
     try:
         yield
     finally:
         stop.set()
-        await worker
+        await working
 
 
 async def test_an_attempt_gets_one_total_with_its_components(database: Database, redis_url: str) -> None:
@@ -124,16 +128,41 @@ async def test_calls_and_tools_are_those_that_the_gateway_recorded(database: Dat
     ]
 
 
-async def test_a_grader_that_hangs_is_tried_again_and_is_no_0(database: Database, redis_url: str) -> None:
-    run, _ = await add_ungraded(database, FORMAT, HANGS, outputs=["a" * 64 + "!", "answer: aaa"])
+async def test_a_grader_that_takes_too_long_is_tried_again_and_is_no_0(database: Database, redis_url: str) -> None:
+    references = ["ab" * 25_000] * 20
+    outputs = ["ba" * 25_000, "answer: aaa"]
+    run, _ = await add_ungraded(database, FORMAT, SLOW, outputs=outputs, task={"references": references})
     async with grading(database, redis_url, component_seconds=0.3):
-        hung, fine = await settled(database, run, 2)
-    assert (hung.total, hung.reason, hung.tries) == (None, "hangs: it took longer than 0.3 s", 3)
-    assert (fine.total, fine.tries) == (pytest.approx(0.1), 1)
+        late, fine = await settled(database, run, 2)
+    assert (late.total, late.reason, late.tries) == (None, "slow: it took longer than 0.3 s", 3)
+    assert (fine.total, fine.tries) == (pytest.approx(0.1, abs=0.01), 1)
     assert [(one.component, one.state, one.value) for one in await rewards(database, run)][:2] == [
         ("format", "scored", 0.0),
-        ("hangs", "failed", None),
+        ("slow", "failed", None),
     ]
+
+
+async def test_a_text_whose_search_never_ends_earns_0_at_once(database: Database, redis_url: str) -> None:
+    run, _ = await add_ungraded(database, FORMAT, HANGS, outputs=["answer: \n" + "a" * 64 + "!"])
+    async with grading(database, redis_url, component_seconds=0.3):
+        (found,) = await settled(database, run, 1)
+    assert (found.total, found.tries) == (pytest.approx(0.1), 1)
+    assert (await rewards(database, run))[1].explanation.startswith("the search in this output took longer than 0.3 s")
+
+
+async def test_a_grader_that_breaks_is_tried_three_times_and_holds_no_group(
+    database: Database, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def breaks(*_: Any) -> Any:
+        raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+
+    monkeypatch.setattr(worker, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(Pool, "grade", breaks)
+    run, _ = await add_ungraded(database, FORMAT, outputs=["answer: 1"])
+    async with grading(database, redis_url):
+        (found,) = await settled(database, run, 1)
+    assert (found.total, found.tries) == (None, 3)
+    assert (found.reason or "").startswith("format: the grader broke: UnicodeEncodeError: 'utf-8' codec")
 
 
 async def test_two_graders_grade_each_attempt_once(database: Database, redis_url: str) -> None:
@@ -209,10 +238,14 @@ async def test_means_gates_and_clips_are_the_totals_that_the_invariants_compute(
     database: Database, redis_url: str, missing: str, total: str
 ) -> None:
     gate = {"name": "brief", "weight": 0.0, "gate": {"at_least": 1.0}, "grader": {"type": "length", "at_most": 9}}
-    outputs = ['{"answer": "Eiffel"}', 9 * "a " + '\n{"answer": "Eiffel"}', "a" * 64 + "!", '{"answer": 5}']
+    outputs = ['{"answer": "Eiffel"}', 9 * "a " + '\n{"answer": "Eiffel"}', "aa", '{"answer": 5}']
     rest = {"missing": missing, "total": total, "clip": [0.05, 0.5]}
-    run, rollouts = await add_ungraded(database, F1, FORMAT, HANGS, gate, outputs=outputs, **rest)
-    async with grading(database, redis_url, component_seconds=0.3):
+    run, rollouts = await add_ungraded(database, F1, FORMAT, QUALITY, gate, outputs=outputs, **rest)
+    async with database.session() as session:
+        for place in (0, 1, 3):
+            named = {"rollout_id": rollouts[place].id, "attempt": 1, "run_id": run.id, "component": "quality"}
+            session.add(tables.Feedback(**named, key="1", value=0.0))
+    async with grading(database, redis_url):
         found = await settled(database, run, len(outputs))
     ended = {"state": "finished", "attempt": 1, "reason": "succeeded", "finished_at": func.now()}
     async with database.session() as session:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 import time
 from typing import Any
 
@@ -67,6 +68,22 @@ def test_a_field_of_the_last_json_line_is_graded() -> None:
     )
     none = graded("no json", task, output="{output.answer}", **grader)
     assert (none.value, none.explanation) == (0.0, "output.answer: no line of the output is a JSON object")
+
+
+def test_what_an_agent_writes_is_never_a_graders_error() -> None:
+    """Half of a surrogate pair, no number, too many levels, and separators of lines that are none of JSON."""
+    facts = AttemptFacts({}, '{"answer": "a\\ud800", "\\udfff": NaN, "most": 1e999}')
+    assert facts.last_object == {"answer": "a\ufffd", "\ufffd": None, "most": None}
+    assert AttemptFacts({}, '{"answer": "\\ud83d\\ude00"}').last_object == {"answer": "\U0001f600"}
+    schema = {"type": "json_schema", "json_schema": {"type": "object"}}
+    deep = '{"a": [' + "[" * 400 + "]" * 400 + "]}"
+    found = graded(deep, output="{output}", **schema)
+    assert (found.state, found.value) == (ComponentState.SCORED, 0.0)
+    assert found.explanation == "no JSON: it has more than 200 levels"
+    for separator in "\u2028\u0085":
+        exact = {"type": "string_check", "output": "{output.answer}", "reference": f"a{separator}b"}
+        line = json.dumps({"answer": f"a{separator}b"}, ensure_ascii=False)
+        assert value(f"thinking\n{line}\n", **exact) == 1.0, repr(separator)
 
 
 @pytest.mark.parametrize("task", [{}, {"answer": None}, {"answer": []}])

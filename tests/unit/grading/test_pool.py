@@ -29,11 +29,23 @@ async def pool() -> AsyncIterator[Pool]:
     await opened.close()
 
 
-async def test_a_component_that_hangs_fails_alone(pool: Pool) -> None:
+async def test_a_text_whose_search_never_ends_earns_0_alone(pool: Pool) -> None:
     first, hung, last = await pool.grade(components(WORDS, HANGS, WORDS), BAIT)
     assert (first.grade.value, last.grade.value, first.crashed) == (1.0, 1.0, False)
-    assert (hung.grade.state, hung.crashed) == (ComponentState.FAILED, True)
-    assert hung.grade.explanation == "it took longer than 1 s"
+    assert (hung.grade.state, hung.grade.value, hung.crashed) == (ComponentState.SCORED, 0.0, False)
+    assert hung.grade.explanation == "the search in this output took longer than 1 s: it earns 0"
+
+
+async def test_a_component_that_takes_too_long_by_its_references_fails_alone() -> None:
+    slow = {"type": "text_similarity", "measure": "fuzzy", "reference": "{task.answers}"}
+    pool = Pool(1, component_seconds=0.2)
+    try:
+        facts = AttemptFacts({"answers": ["ab" * 25_000] * 20}, "ba" * 25_000)
+        late, last = await pool.grade(components(slow, WORDS), facts)
+    finally:
+        await pool.close()
+    assert (late.grade.state, late.crashed, last.grade.value) == (ComponentState.FAILED, True, 1.0)
+    assert late.grade.explanation == "it took longer than 0.2 s"
 
 
 async def test_an_error_of_a_grader_is_its_finding_and_no_crash(pool: Pool) -> None:
