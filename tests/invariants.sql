@@ -153,16 +153,26 @@ AND abs(c.reward_mean - earned.reward) > 1e-9;
 
 \echo question: failures without a number in the document that earned more than an attempt of their group, or less than all
 WITH earned AS (
-    SELECT r.id, r.group_id, g.evaluation_id, r.reason, r.reward AS own, r.reward + coalesce((
-               SELECT sum(value) FROM rewards w WHERE w.rollout_id = r.id AND w.attempt = r.attempt), 0) AS reward
+    SELECT r.id, r.group_id, g.evaluation_id, r.reason, r.reward AS own, r.reward + given AS reward,
+           r.reward + greatest(given, 0) AS decided
     FROM rollouts r JOIN groups g ON g.id = r.group_id AND g.state = 'complete'
+    CROSS JOIN LATERAL (SELECT coalesce(sum(value), 0) AS given FROM rewards w
+                        WHERE w.rollout_id = r.id AND w.attempt = r.attempt) AS w
     WHERE r.run_id = :'run' AND r.state = 'finished')
-SELECT f.id, f.own, o.id, o.reward FROM earned f JOIN runs u ON u.id = :'run'
-LEFT JOIN earned o ON o.group_id = f.group_id AND o.reason = 'succeeded' AND o.reward < f.own
+SELECT f.id, f.reward, o.id, o.reward FROM earned f JOIN runs u ON u.id = :'run'
+LEFT JOIN earned o ON o.group_id = f.group_id AND o.reason = 'succeeded' AND o.reward < f.reward - 1e-9
 WHERE f.reason <> 'succeeded' AND f.evaluation_id IS NULL AND u.config #>> '{sampling,failure_reward}' IS NULL
 AND NOT EXISTS (SELECT FROM external_rewards x JOIN rollouts r ON r.id = x.rollout_id WHERE r.run_id = :'run')
-AND (f.own IS NULL OR f.own > 0 OR o.id IS NOT NULL
-     OR f.own < 0 AND f.own NOT IN (SELECT reward FROM earned WHERE reason = 'succeeded'));
+AND (f.own IS NULL OR f.reward > 1e-9 OR o.id IS NOT NULL
+     OR f.decided < -1e-9 AND NOT EXISTS (SELECT FROM earned e WHERE e.reason = 'succeeded' AND abs(e.reward - f.decided) < 1e-9));
+
+\echo question: failures without a number in the document with a call whose return is above that of a call of a sibling
+SELECT f.call_id, f.return, o.call_id, o.return FROM credits f
+JOIN rollouts r ON r.id = f.rollout_id AND r.reason <> 'succeeded' AND NOT r.greedy
+JOIN runs u ON u.id = r.run_id AND u.config #>> '{sampling,failure_reward}' IS NULL
+JOIN rollouts s ON s.group_id = r.group_id AND s.reason = 'succeeded' AND s.state = 'finished' AND NOT s.greedy
+JOIN credits o ON o.run_id = s.run_id AND o.rollout_id = s.id AND o.return < f.return - 1e-9
+WHERE f.run_id = :'run';
 
 \echo question: agents blamed for what the platform did
 SELECT r.id, r.reason, m.id, 0 AS seconds FROM rollouts r

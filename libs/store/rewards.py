@@ -4,17 +4,20 @@ Its own is the settled total of its components where the run names some, and the
 newest regrade counts for evaluations, which nothing trained on; training rollouts keep the number that credit had.
 """
 
+GIVEN = """(coalesce((SELECT sum(value) FROM rewards WHERE rollout_id = rollouts.id AND attempt = rollouts.attempt), 0)
+    + coalesce((SELECT sum(value) FROM external_rewards
+                WHERE rollout_id = rollouts.id AND coalesce(attempt, rollouts.attempt) = rollouts.attempt), 0))"""
+"""SQL over `rollouts`: all that was given to a rollout or to one of its calls."""
+
 # An evaluation's failures have no reward of their own: at every moment all versions are measured by one number.
-REWARD = """(coalesce((
+REWARD = f"""(coalesce((
         SELECT regrades.total FROM regrades JOIN groups ON groups.id = rollouts.group_id
         WHERE regrades.rollout_id = rollouts.id AND regrades.attempt = rollouts.attempt
         AND groups.evaluation_id IS NOT NULL AND rollouts.state = 'finished'
         ORDER BY regrades.revision DESC LIMIT 1), rollouts.reward, (
         SELECT least(0, run_status.smallest_reward) FROM groups JOIN run_status ON run_status.run_id = groups.run_id
         WHERE groups.id = rollouts.group_id AND groups.evaluation_id IS NOT NULL AND rollouts.state = 'finished'))
-    + coalesce((SELECT sum(value) FROM rewards WHERE rollout_id = rollouts.id AND attempt = rollouts.attempt), 0)
-    + coalesce((SELECT sum(value) FROM external_rewards
-                WHERE rollout_id = rollouts.id AND coalesce(attempt, rollouts.attempt) = rollouts.attempt), 0))"""
+    + {GIVEN})"""  # noqa: S608  # constants alone
 """SQL over `rollouts`; null unless the rollout is finished."""
 
 SOLVE_RATE = f"avg(({REWARD} >= 1)::int)::double precision"

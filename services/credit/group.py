@@ -3,12 +3,14 @@
 Rewards add up. The outcome of a rollout is the reward that the controller settled plus every reward given to the
 rollout; a call earns the reward of its tools (AIR) plus every reward given to it. A reward for an unknown answer or
 call counts for the rollout. With AIR's α, calls earn α · status and outcomes count (1 - α); without, both count fully.
+An agent's own failure earns no more in all, and none of its calls earns more, than the worst sibling that did not fail:
+otherwise a crash before a tool is better than an honest call that the tool refuses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +30,7 @@ from leyden.services.credit.rules import call_returns, token_shares, trained_tok
 from leyden.services.credit.shaping import overlong_reward, shaped_outcome
 from leyden.services.credit.states import START, state_keys
 
-CREDIT_VERSION = 9
+CREDIT_VERSION = 10
 """Grows with every change of the computation."""
 
 
@@ -108,20 +110,36 @@ class _Earned:
     intermediate_C: NDArray[np.float64]
     returns_C: NDArray[np.float64]
 
+    @property
+    def total(self) -> float:
+        """The whole return."""
+        return self.outcome + float(self.intermediate_C.sum())
+
 
 def credit_group(
-    rollouts: Sequence[Rollout], credit: Credit, *, min_siblings: int, averages: Mapping[str, float] | None = None
+    rollouts: Sequence[Rollout],
+    credit: Credit,
+    *,
+    min_siblings: int,
+    averages: Mapping[str, float] | None = None,
+    bounds_failures: bool = True,
 ) -> Credited | Excluded:
     """Credit for the finished siblings of a group.
 
     A rollout without model calls counts in baselines with its outcome and makes no sample. A greedy one is no sibling:
     with baseline `remax` its values are the baselines, as a moving average is with `ema`.
 
-    Args: averages: the moving averages before this group, for baseline `ema`: by role, or one under the empty name
+    Args:
+        averages: the moving averages before this group, for baseline `ema`: by role, or one under the empty name
+        bounds_failures: whether a failure earns at most what the worst other sibling does; False where the run's
+            document has a number for failures
     """
     played = [_played(rollout, credit) for rollout in rollouts]
     factors = average_factors((use for one in played for uses in one.uses.values() for use in uses), _air(credit))
-    earned = [_earned(one, credit, factors) for one in played if not one.rollout.greedy]
+    siblings = [one for one in played if not one.rollout.greedy]
+    earned = [_earned(one, credit, factors) for one in siblings]
+    if bounds_failures:
+        earned = _bounded(siblings, earned, credit, factors)
     greedy = [_earned(one, credit, factors) for one in played if one.rollout.greedy]
     rewards = [one.rollout.reward for one in earned]
     if len(earned) < min_siblings:
@@ -182,7 +200,27 @@ def _air(credit: Credit) -> Air:
     return credit.air or DEFAULTS
 
 
-def _earned(played: _Played, credit: Credit, factors: Mapping[str, float]) -> _Earned:
+def _bounded(
+    played: Sequence[_Played], earned: Sequence[_Earned], credit: Credit, factors: Mapping[str, float]
+) -> list[_Earned]:
+    """Lowers failures to the worst sibling that did not fail: their whole return by their outcome, and then each call's
+    return. Worked: outcomes 0, AIR -0.3 for a sibling whose tool failed; a crash before any tool has -0.3, too.
+    """
+    worked = [one for one in earned if not one.rollout.failed]
+    if not worked:
+        return list(earned)
+    worst = min(one.total for one in worked)
+    worst_call = min(min(one.returns_C, default=one.outcome) for one in worked)
+    found = list(earned)
+    for place, one in enumerate(earned):
+        if one.rollout.failed:
+            lowered = _earned(played[place], credit, factors, less=max(0.0, one.total - worst))
+            found[place] = replace(lowered, returns_C=np.minimum(lowered.returns_C, worst_call))
+    return found
+
+
+def _earned(played: _Played, credit: Credit, factors: Mapping[str, float], less: float = 0.0) -> _Earned:
+    """Args: less: what the outcome loses"""
     rollout, forest, uses = played.rollout, played.forest, played.uses
     calls = [node.call for node in forest.nodes]
     given, of_rollout = _given(rollout, forest)
@@ -190,9 +228,9 @@ def _earned(played: _Played, credit: Credit, factors: Mapping[str, float]) -> _E
     lengths_C = [len(call.sampled) // TOKEN.itemsize for call in calls]
     intermediate_C = status_C + given + _length_rewards(lengths_C, credit)
     shaped = shaped_outcome(rollout.outcome + of_rollout, sum(lengths_C), credit.shaping)
-    outcome = shaped * _outcome_share(credit.air)
+    outcome = shaped * _outcome_share(credit.air) - less
     # A call whose tools have no status mixes nothing.
-    own_C = np.array([outcome if _has_status(uses.get(call.id, [])) else shaped for call in calls], np.float64)
+    own_C = np.array([outcome if _has_status(uses.get(call.id, [])) else shaped - less for call in calls], np.float64)
     return _Earned(
         rollout=rollout,
         forest=forest,
@@ -272,7 +310,7 @@ def _advantages(earned: Sequence[_Earned], credit: Credit, averages: Mapping[str
     if baseline.type == "ema" or baseline.type == "remax":
         found = against(averages, siblings)
     elif baseline.per == "gigpo":
-        totals = {one.rollout.id: one.outcome + float(one.intermediate_C.sum()) for one in earned}
+        totals = {one.rollout.id: one.total for one in earned}
         found = gigpo(baseline.type, siblings, totals, baseline.state_weight, baseline.min_spread)
     else:
         found = advantages(baseline.type, siblings, baseline.min_spread)

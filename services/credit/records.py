@@ -165,7 +165,7 @@ class Rollout:
     """A finished sibling: the counted attempt's calls in order, its tool spans, its rewards.
 
     `outcome` is the rollout's reward as the controller settled it, `ended` the way in which the agent ended. `greedy`:
-    its calls were decoded greedily.
+    its calls were decoded greedily. `failed`: the agent's own failure, one without a reward among them.
     """
 
     id: str
@@ -175,6 +175,7 @@ class Rollout:
     rewards: list[Reward] = field(default_factory=list)
     ended: OutcomeKind = OutcomeKind.SUCCEEDED
     greedy: bool = False
+    failed: bool = False
 
     @property
     def reward(self) -> float:

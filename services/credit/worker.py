@@ -239,7 +239,13 @@ def _computed(group: PendingGroup, config: RunConfig, rows: SiblingRows, average
     try:
         policies = {role.name: role.policy for role in config.roles}
         rollouts = rollouts_by_group(rows, policies).get(group.id, [])
-        return credit_group(rollouts, config.credit, min_siblings=config.sampling.min_siblings, averages=averages)
+        return credit_group(
+            rollouts,
+            config.credit,
+            min_siblings=config.sampling.min_siblings,
+            averages=averages,
+            bounds_failures=config.sampling.failure_reward is None,
+        )
     # One group must not stop the others: it is logged, counted, and its task sampled again.
     except Exception as error:
         log.exception("credit not computed", group_id=group.id)

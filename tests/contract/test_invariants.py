@@ -79,6 +79,11 @@ BROKEN = [
         "UPDATE rollouts SET reason = 'agent_error', reward = 1 WHERE id LIKE '%.1'",
     ),
     (
+        "failures without a number in the document with a call whose return is above that of a call of a sibling",
+        f"{CREDITED.format(id='id', parent='NULL')}; UPDATE credits SET return = 1 WHERE rollout_id LIKE '%.1';"
+        " UPDATE rollouts SET reason = 'agent_error' WHERE id LIKE '%.1'",
+    ),
+    (
         "agents blamed for what the platform did",
         "WITH failed AS (UPDATE model_calls SET status = 'failed', created_at = '2000-01-01')"
         " UPDATE rollouts SET reason = 'agent_error'",

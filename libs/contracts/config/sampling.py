@@ -56,7 +56,8 @@ class Sampling(Document):
     Evaluations count every failure, with `failure_reward`."""
     failure_reward: float | None = Field(default=None, ge=-1e6, le=1e6)
     """The reward of an agent's own failure, if `agent_failure` is `reward`. Null: the smallest reward of its group and
-    of the run so far, at most 0, known when the group is complete, so that no failure earns more than the work."""
+    of the run so far, at most 0, known when the group is complete, with all that was given to it; credit counts no
+    intermediate reward above the worst sibling. So no failure earns more than the work."""
     failed_call: Literal["retry", "accept"] = "retry"
     """Policy for an attempt that succeeded although a model call failed on the platform's side without a successful
     retry: `retry` repeats the attempt like any infrastructure failure, `accept` counts its reward."""

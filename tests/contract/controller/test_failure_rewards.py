@@ -67,6 +67,26 @@ async def test_a_failure_earns_at_most_0_and_rewards_that_were_given_count(scene
     assert not await _broken(scene, run)
 
 
+async def test_what_was_given_to_a_failure_lifts_it_above_no_sibling(scene: Scene) -> None:
+    run = await add_run(scene, config=document(groups_per_step=1, max_policy_lag=0, group_size=3))
+    await scene.tick(2)
+    worked, praised, blamed = await scene.rollouts(run)
+    async with scene.database.session() as session:
+        for rollout, value in ((praised, 0.3), (blamed, -0.3)):
+            key = {"rollout_id": rollout.id, "attempt": 1, "key": "k", "run_id": run.id}
+            session.add(tables.Reward(**key, source="endpoint", name="reward", value=value))
+    await scene.attempt(worked, kind="succeeded", reward=-1.0)
+    for rollout in (praised, blamed):
+        await scene.attempt(rollout, kind="agent_error", reward=None)
+    await scene.tick()
+    # With what was given: -1 and -1.3.
+    assert await _rewards(scene, run) == [("succeeded", -1.0), ("agent_error", -1.3), ("agent_error", -1.0)]
+    assert not await _broken(scene, run)
+    async with scene.database.session() as session:
+        await session.execute(update(tables.Rollout).where(tables.Rollout.id == praised.id).values(reward=-1.0))
+    assert await _broken(scene, run)
+
+
 async def test_a_new_leader_rewards_the_failures_of_groups_that_an_earlier_version_completed(scene: Scene) -> None:
     run = await add_run(scene, config=document(groups_per_step=1, max_policy_lag=0))
     await scene.tick(2)

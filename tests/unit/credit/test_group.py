@@ -4,6 +4,7 @@ import pytest
 
 from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import Credit
+from leyden.libs.contracts.states import OutcomeKind
 from leyden.services.credit.group import Credited, Excluded, credit_group
 from leyden.services.credit.records import AskedTool, BrokenRecord, Reward, Rollout, ToolResult
 from tests.unit.credit.cases import asking, call, chain, rollout, span
@@ -55,6 +56,51 @@ def test_the_flight_agents_credit_by_hand() -> None:
     mean = 1.4 / 3
     assert advantages(by_rollout)["a"] == pytest.approx([0.65 - mean, 0.7 - mean, 1 - mean])
     assert advantages(by_rollout)["b"] == pytest.approx([0.15 - mean, 0.3 - mean, -mean])
+
+
+RULES = ("identical", "equal_split", "discounted", "temporal", "token_discounted", "temporal_discount", "own")
+
+
+def _crashed(name: str, *tools: str, given: float = 0.0) -> Rollout:
+    calls = chain(name, 2, *tools)
+    rewards = [Reward(given, call_id=calls[0].id)] if given else []
+    return Rollout(name, 0.0, calls, rewards=rewards, ended=OutcomeKind.AGENT_ERROR, failed=True)
+
+
+def test_a_crash_before_a_tool_is_no_better_than_a_call_that_the_tool_refuses() -> None:
+    # Returns -0.3, 0, 0 and, for the crash, -0.3 in place of 0; mean -0.15.
+    refused = rollout("a", 0, chain("a", 2, "search"), span("search", "error", at=0.5))
+    group = [refused, rollout("b", 0, chain("b", 2)), rollout("c", 0, chain("c", 2)), _crashed("d")]
+    air = {"weights": {"search": 0.3}}
+    found = advantages(credited(group, **IDENTICAL, air=air))
+    assert [value for of in found.values() for value in of] == pytest.approx([-0.15] * 2 + [0.15] * 4 + [-0.15] * 2)
+    # A run whose document has a number for failures means that number.
+    result = credit_group(
+        group, Credit.model_validate({**IDENTICAL, "air": air}), min_siblings=1, bounds_failures=False
+    )
+    assert isinstance(result, Credited)
+    assert advantages(result)["d"] == pytest.approx([0.075] * 2)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("tools", [(), ("search", "search")], ids=["no-tools", "tools"])
+def test_no_call_of_a_failure_has_a_better_return_than_the_worst_of_its_siblings(
+    rule: str, tools: tuple[str, ...]
+) -> None:
+    refused = rollout("a", -0.5, chain("a", 3, "search"), span("search", "error", at=0.5))
+    worked = rollout("b", 1, chain("b", 3, "search"), span("search", at=0.5))
+    failed = _crashed("c", *tools, given=0.4)
+    failed.spans.extend(span("search", at=at + 0.5) for at in range(len(tools)))
+    baseline = {"type": "none" if rule == "token_discounted" else "mean"}
+    credit = {"rule": {"type": rule}, "air": {"weights": {"search": 0.3}}, "baseline": baseline}
+    result = credited([refused, worked, failed], **credit)
+    returns: dict[str, list[float]] = {}
+    for one in result.credits:
+        returns.setdefault(one.rollout_id, []).append(one.return_)
+    assert max(returns["c"]) <= min(returns["a"] + returns["b"])
+    assert max(advantages(result)["c"]) <= min(advantages(result)["a"] + advantages(result)["b"])
+    # Its siblings have the returns that they have without it.
+    assert [one.return_ for one in credited([refused, worked], **credit).credits] == returns["a"] + returns["b"]
 
 
 def test_alpha_mixes_status_and_outcome() -> None:
