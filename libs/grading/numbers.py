@@ -10,23 +10,28 @@ from leyden.libs.grading.facts import AttemptFacts, Scored, text_of, texts_of
 
 # Each repetition is bounded: a text of digits takes linear time.
 _NUMBER = re.compile(
-    r"(?<![\w.])[-+−]?[$€£]?(?P<number>\d{1,3}(?:,\d{3}){1,10}(?:\.\d{1,300})?|\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})"
+    r"(?<![\w.])[-+−]?[$€£]?(?P<number>"
+    r"\d{1,3}(?:(?:,\d{3}){1,10}|(?:[ \u00a0\u2009\u202f]\d{3}){1,10}(?!\d))(?:\.\d{1,300})?"
+    r"|\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})"
     r"(?P<exponent>[eE][-+]?\d{1,3})?(?:\s?/\s?(?P<below>\d{1,300}))?(?P<percent>\s?%)?"
 )
+_SEPARATORS = re.compile("[, \u00a0\u2009\u202f]")
+EXACT = 1e-6
+"""Tolerances up to this are no share of a whole reference: counts and sums of money are right or wrong."""
 
 
 def last_number(text: str) -> tuple[str, float] | None:
     """Returns the last number in the text, as it is written and as it counts.
 
-    >>> last_number("3 of 4 are $1,234.50"), last_number("about 12 %"), last_number("-1/2")
-    (('$1,234.50', 1234.5), ('12 %', 0.12), ('-1/2', -0.5))
+    >>> last_number("3 of 4 are $1,234.50"), last_number("about 12 %"), last_number("-1/2"), last_number("1 000")
+    (('$1,234.50', 1234.5), ('12 %', 0.12), ('-1/2', -0.5), ('1 000', 1000.0))
     """
     found = None
     for match in _NUMBER.finditer(text):
         found = match
     if found is None:
         return None
-    value = float(found["number"].replace(",", "") + (found["exponent"] or ""))
+    value = float(_SEPARATORS.sub("", found["number"]) + (found["exponent"] or ""))
     if found["below"] is not None:
         value = value / float(found["below"]) if float(found["below"]) else math.nan
     value *= 0.01 if found["percent"] else 1.0
@@ -43,5 +48,11 @@ def numeric(grader: graders.Numeric, facts: AttemptFacts) -> Scored:
     if found is None:
         return 0.0, None, "no number stands in the output"
     shown, value = found
-    is_equal = any(abs(value - one) <= grader.tolerance * max(1.0, abs(one)) for one in expected)
+    is_equal = any(abs(value - one) <= _limit(grader.tolerance, one) for one in expected)
     return float(is_equal), shown, f"{value:g} {'equals' if is_equal else 'is not'} {expected[0]:g}"
+
+
+def _limit(tolerance: float, reference: float) -> float:
+    """The largest difference from the reference that is equal."""
+    is_whole = reference.is_integer() and tolerance <= EXACT
+    return tolerance if is_whole else tolerance * max(1.0, abs(reference))

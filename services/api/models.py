@@ -16,7 +16,7 @@ from leyden.libs.contracts.api.problems import FieldProblem
 from leyden.libs.contracts.config import Reward, RunConfig, Sft
 from leyden.libs.contracts.config.graders import CODE, Container, JsonSchema
 from leyden.libs.contracts.conversation import CONVERSATION, conversation_fault
-from leyden.libs.contracts.judgements import Judgement, Machine, judge, judge_model, model_config
+from leyden.libs.contracts.judgements import Judgement, Machine, judge, judge_model, judge_rewards, model_config
 from leyden.libs.contracts.model_folder import serving_mismatch, token_mismatch
 from leyden.libs.service import Problem
 from leyden.libs.store.database import ReadSession, Session
@@ -157,10 +157,12 @@ def _check_schema(place: str, schema: dict[str, Any]) -> None:
 
 
 def check_sources(reward: Reward | None, settings: Settings) -> None:
-    """Passes a reward whose graders the platform can run.
+    """Passes a reward whose graders mean something, and which the platform can run.
 
     Raises: Problem
     """
+    for found in judge_rewards(reward):
+        raise refusal(found.path, found.message)
     for number, one in enumerate(reward.components if reward else ()):
         path = f"reward.components.{number}.grader"
         if isinstance(one.grader, CODE) and not settings.code_graders:

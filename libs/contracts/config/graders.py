@@ -31,7 +31,8 @@ def _fields_exist(template: str) -> str:
 def _compiles(pattern: str) -> str:
     try:
         re.compile(pattern)
-    except re.error as error:
+    # The latter of {99999999999999999999}, and of brackets in a thousand brackets.
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"the pattern is no regular expression: {error}") from error
     return pattern
 
@@ -83,12 +84,13 @@ class TokenF1(_Compared):
 
 
 class Numeric(_Compared):
-    """1 where the last number of the text equals the reference, else 0. Reads `1,234.5`, `$5`, `12 %` (0.12), `-3e-4`
-    and `1/2`."""
+    """1 where the last number of the text equals the reference, else 0. Reads `1,234.5`, `1 000`, `$5`, `12 %` (0.12),
+    `-3e-4` and `1/2`."""
 
     type: Literal["numeric"]
     tolerance: float = Field(default=1e-6, ge=0)
-    """The largest difference that is equal, as a share of the reference, or absolute for a reference within 1."""
+    """The largest difference that is equal, as a share of the reference, or absolute for a reference within 1. Up to
+    the default it is absolute for a whole reference, too: 1,000,001 is not 1,000,000."""
 
 
 class Choice(_Compared):

@@ -3,6 +3,7 @@
 from leyden.libs.contracts.judgements.finding import Judgement
 from leyden.libs.contracts.judgements.machine import judge_memory, judge_model
 from leyden.libs.contracts.judgements.memory import GB, Machine, Need, memory, size_bytes
+from leyden.libs.contracts.judgements.rewards import judge_rewards
 from leyden.libs.contracts.judgements.rules import judge
 from leyden.libs.contracts.judgements.shape import Shape, model_config
 
@@ -15,6 +16,7 @@ __all__ = [
     "judge",
     "judge_memory",
     "judge_model",
+    "judge_rewards",
     "memory",
     "model_config",
     "size_bytes",

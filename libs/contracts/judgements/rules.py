@@ -13,6 +13,7 @@ from pathlib import PurePath
 from leyden.libs.contracts.config import BypassCorrection, Reward, RunConfig
 from leyden.libs.contracts.config.graders import CODE, Container, RelativeModel
 from leyden.libs.contracts.judgements.finding import Judgement, Severity
+from leyden.libs.contracts.judgements.rewards import judge_rewards
 
 COMPARING = frozenset({"mean", "mean_std", "leave_one_out", "opo"})
 """Baselines that compare the rollouts of a group."""
@@ -225,17 +226,19 @@ RULES: tuple[Rule, ...] = (
 
 
 def judge(run: RunConfig) -> list[Judgement]:
-    """Returns the rules that hold for a run that trains, its further policies included; none for a run without steps.
+    """Returns what is wrong with a run's graders, and the rules that hold for a run that trains, its further policies
+    included.
 
     >>> sampling = {"group_size": 1, "min_siblings": 1}
     >>> online = {"name": "a", "dataset": "b", "agent": {"command": ["c"]}, "sampling": sampling}
     >>> [(one.path, one.severity) for one in judge(RunConfig.model_validate(online))]
     [('sampling.group_size', 'cannot')]
     """
+    found = judge_rewards(run.reward)
     if run.training.steps == 0:
-        return []
+        return found
     own = [rule for rule in RULES if rule.holds(run)]
-    found = [rule.judgement() for rule in own]
+    found += [rule.judgement() for rule in own]
     for name in run.served_policies:
         policy = run.policy_document(name)
         others = [rule for rule in RULES if policy.training.steps and rule not in own and rule.holds(policy)]

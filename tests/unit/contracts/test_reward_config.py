@@ -57,6 +57,11 @@ def test_a_run_without_components_is_stored_as_before() -> None:
         ([{"name": "a", "grader": {"type": "judge"}}], {}, "reward.components.0.grader"),
         ([{"name": "a", "grader": {**F1, "reference": "{taks.answer}"}}], {}, "there is no field {taks.answer}"),
         ([{"name": "a", "grader": {"type": "regex", "pattern": "("}}], {}, "no regular expression"),
+        (
+            [{"name": "a", "grader": {"type": "regex", "pattern": "a{99999999999999999999}"}}],
+            {},
+            "no regular expression",
+        ),
         ([{"name": "a", "grader": {"type": "json_path", "path": "a.b"}}], {}, "write $.name"),
         ([{"name": "a", "grader": {"type": "json_path", "path": "$.a[?@.b]"}}], {}, "from '[?@.b]' on: write .name"),
         ([{"name": "a", "grader": {"type": "json_path", "path": "$.."}}], {}, "from '..' on: write .name"),
@@ -89,6 +94,59 @@ def test_wrong_components_are_refused_with_the_remedy(
     with pytest.raises(ValidationError) as caught:
         run_config(components, **parts)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("grader", "field", "words"),
+    [
+        (
+            {**F1, "reference": "{{task.answer}}"},
+            "reference",
+            "{{task.answer}} leaves braces around the value: write {task",
+        ),
+        (
+            {**F1, "reference": "is {{ task.answer }}"},
+            "reference",
+            "leaves braces around the value: write {task.answer}",
+        ),
+        ({**F1, "output": "{{output}}"}, "output", "write {output}"),
+        ({**F1, "output": "{ output.answer }"}, "output", "is no field with its spaces: write {output.answer}"),
+        ({**F1, "reference": "{task.answer }"}, "reference", "is no field with its spaces: write {task.answer}"),
+        ({**F1, "reference": "{task.}"}, "reference", "{task.} names no field: write {output}"),
+        ({**F1, "reference": "{task..answer}"}, "reference", "names no field"),
+        ({**JUDGE, "rubric": "Is it kind? {{task.question}}"}, "rubric", "write {task.question}"),
+        ({**F1, "output": "{task.answer}"}, "output", "all outputs earn the same: write {output}"),
+        ({"type": "choice", "options": ["A", "B"], "reference": "C"}, "reference", "none of the options"),
+        ({"type": "length"}, "at_most", "every output has the value 1 without a bound"),
+        ({"type": "tool_use", "at_least": 0}, "at_most", "every output has the value 1 without a bound"),
+        ({"type": "numeric", "reference": "four"}, "reference", "has no number"),
+        ({"type": "sql_result", "reference": "SELECT 1", "database": "/srv/a.sqlite"}, "database", "no SQL text"),
+    ],
+)
+def test_texts_and_settings_with_which_nothing_can_be_earned_are_refused(
+    grader: dict[str, Any], field: str, words: str
+) -> None:
+    for steps in (0, 10):
+        found = judge(run_config([{"name": "a", "grader": grader}], training={"steps": steps}))
+        assert [(one.path, one.severity) for one in found] == [(f"reward.components.0.grader.{field}", "cannot")]
+        assert words in found[0].message
+
+
+@pytest.mark.parametrize(
+    "grader",
+    [
+        {"type": "string_check", "reference": "\\boxed{{task.answer}}"},
+        {"type": "json_path", "path": "$.a", "reference": '{"city": {task.city}}'},
+        {"type": "json_path", "path": "$.a", "reference": '{"a": {"b": 1}}'},
+        {"type": "regex", "pattern": "^a{2}$"},
+        {**JUDGE, "rubric": 'Answer {"reason": text}. Is {task.question} met? { output the reason first }'},
+        {"type": "choice", "options": ["A", "B"], "reference": " a"},
+        {"type": "sql_result", "reference": "{task.sql}", "database": "create table t (a)"},
+        {"type": "sql_result", "reference": "{task.sql}", "database": "{task.database}"},
+    ],
+)
+def test_other_braces_and_settings_pass(grader: dict[str, Any]) -> None:
+    assert judge(run_config([{"name": "a", "grader": grader}])) == []
 
 
 def test_code_of_the_operators_own_may_give_any_number_and_any_reward() -> None:

@@ -121,6 +121,14 @@ def test_string_check(operation: str, normalise: str, expected: float) -> None:
         ("1/3", "0.3333333", 1.0),
         ("1/0", "1", 0.0),
         ("version v2", "2", 0.0),
+        ("1000001", "1000000", 0.0),
+        ("1,000,000", "1000000", 1.0),
+        ("it is 1 000", "1000", 1.0),
+        ("it is 1 000", "0", 0.0),
+        ("12\u202f345\u00a0678.5 km", "12345678.5", 1.0),
+        ("in 2020 300 people", "300", 1.0),
+        ("7 0001", "1", 1.0),
+        ("2.9999999999", "3", 1.0),
         ("none", "4", 0.0),
     ],
 )
@@ -131,6 +139,8 @@ def test_numeric_reads_the_last_number(output: str, reference: str, expected: fl
 def test_numeric_tolerance_is_a_share_of_the_reference() -> None:
     assert value("101", {}, type="numeric", reference="100", tolerance=0.02) == 1.0
     assert value("103", {}, type="numeric", reference="100", tolerance=0.02) == 0.0
+    assert value("1000001", {}, type="numeric", reference="1000000", tolerance=1e-5) == 1.0
+    assert value("1000000.7", {}, type="numeric", reference="1000000.5") == 1.0
 
 
 def test_choice_takes_the_last_option_that_stands_alone() -> None:
