@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from pydantic import TypeAdapter
 from sqlalchemy import Row, insert, text
 
 from leyden.libs.contracts.config import Agent, RunnerConfig
 from leyden.libs.contracts.config.agents import stored_agent
+from leyden.libs.contracts.config.runners import stored_runner
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.faults import fault_point
 from leyden.libs.store import tables
@@ -125,9 +125,6 @@ _DELIVERABLE = text(f"""
 """)  # noqa: S608  # constants alone
 
 
-_RUNNER: TypeAdapter[RunnerConfig] = TypeAdapter(RunnerConfig)
-
-
 @dataclass(frozen=True)
 class Lease:
     """The right to execute one attempt, with its task and its run's configuration."""
@@ -193,7 +190,8 @@ async def lease_rollouts(
 
     A rollout may not be executed when its run asks for another type of runner, when it is finished or cancelled, when
     its run is paused or cancelled, before it is due, and while it has an attempt that the controller has not excused,
-    which a live one never is. Safe to repeat: one of two callers gets the lease.
+    which a live one never is. Safe to repeat: one of two callers gets the lease. An attempt whose run's document does
+    not parse gets no lease: it ends as the platform's failure with that reason, and the others go on.
     """
     ids = list(dict.fromkeys(rollout_ids))
     if not ids:
@@ -202,23 +200,40 @@ async def lease_rollouts(
     parameters: dict[str, Any] = {"rollout_ids": ids, "lease_ids": [secrets.token_hex(16) for _ in ids]}
     parameters |= {"owner": owner, "seconds": seconds, "runner_type": runner_type}
     rows = await session.execute(_LEASE, parameters)
-    leased = {row.rollout_id: lease_of(row) for row in rows}
+    leased = {lease.rollout_id: lease for lease in await _leased(session, rows)}
     return [leased[rollout_id] for rollout_id in ids if rollout_id in leased]
 
 
 async def adopt_silent(session: Session, running: Sequence[AttemptKey], owner: str, seconds: float) -> list[Lease]:
-    """Leases running attempts whose owner renews them no longer, to one who found their agents at work."""
+    """Leases running attempts whose owner renews them no longer, to one who found their agents at work.
+
+    One whose run's document does not parse ends, as in `lease_rollouts`.
+    """
     parameters = {
         "rollout_ids": [one.rollout_id for one in running],
         "numbers": [one.attempt for one in running],
         "lease_ids": [secrets.token_hex(16) for _ in running],
     }
     rows = await session.execute(_ADOPT, {**parameters, "owner": owner, "seconds": seconds})
-    return [lease_of(row, adopted=True) for row in rows]
+    return await _leased(session, rows, adopted=True)
+
+
+async def _leased(session: Session, rows: Iterable[Row[Any]], *, adopted: bool = False) -> list[Lease]:
+    leased, broken = [], {}
+    for row in rows:
+        try:
+            leased.append(lease_of(row, adopted=adopted))
+        except ValueError as error:
+            broken[row.lease_id] = Outcome(OutcomeKind.INFRA_ERROR, detail=str(error))
+    await _settle(session, broken)
+    return leased
 
 
 def lease_of(row: Row[Any], *, adopted: bool = False) -> Lease:
-    """A row of `OF_LEASED`."""
+    """A row of `OF_LEASED`.
+
+    Raises: ValueError: the run's document does not parse
+    """
     return Lease(
         adopted=adopted,
         run_id=row.run_id,
@@ -231,7 +246,7 @@ def lease_of(row: Row[Any], *, adopted: bool = False) -> Lease:
         task_number=row.task_number,
         task=row.payload,
         agent=stored_agent(row.config),
-        runner=_RUNNER.validate_python(row.config.get("runner") or {}, extra="ignore"),
+        runner=stored_runner(row.config),
         trace_parent=row.trace_parent,
         greedy=row.greedy,
         takes_feedback=row.takes_feedback,
@@ -267,9 +282,12 @@ async def settle_all(session: Session, ended: Sequence[tuple[Lease, Outcome]]) -
     Idempotency key: the lease id. A repeat after success finds no lease and writes no second row. Characters and
     numbers that Postgres refuses (NUL, lone surrogates, NaN) are replaced, so every output of an agent can be settled.
     """
-    if not ended:
+    return await _settle(session, {lease.lease_id: outcome for lease, outcome in ended})
+
+
+async def _settle(session: Session, outcomes: Mapping[str, Outcome]) -> set[str]:
+    if not outcomes:
         return set()
-    outcomes = {lease.lease_id: outcome for lease, outcome in ended}
     rows = (await session.execute(_END, {"lease_ids": list(outcomes)})).all()
     if not rows:
         return set()

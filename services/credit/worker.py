@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections import Counter as Counts
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import Counter, Histogram
 
@@ -86,7 +86,8 @@ DEFAULT_LIMITS = GroupLimits(50_000, 2**27)
 
 
 class _Found(NamedTuple):
-    """Claimed groups with their records; `refused`: reasons of those that are too large to be read."""
+    """Claimed groups with their records; `refused`: reasons of those that are too large, or whose run's document does
+    not parse."""
 
     groups: list[PendingGroup]
     refused: dict[str, str]
@@ -174,9 +175,18 @@ async def demonstrate_pending(database: Database) -> int:
 async def _read(session: ReadSession, claimed: list[str], limits: GroupLimits) -> _Found:
     groups = await pending_groups(session, claimed)
     sizes = await group_sizes(session, [group.id for group in groups], limits.records)
-    refused = {group.id: reason for group in groups if (reason := limits.exceeded(sizes.get(group.id)))}
+    reasons = {group.id: _unreadable(group.config) or limits.exceeded(sizes.get(group.id)) for group in groups}
+    refused = {group: reason for group, reason in reasons.items() if reason is not None}
     small = [group for group in groups if group.id not in refused]
     return _Found(groups, refused, await load_siblings(session, small), await _moving_averages(session, small))
+
+
+def _unreadable(document: Mapping[str, Any]) -> str | None:
+    try:
+        RunConfig.stored(document)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _results(found: _Found) -> list[tuple[PendingGroup, Result]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 Word = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
 FolderPath = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
@@ -34,6 +34,16 @@ class Document(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False
     )
+
+
+def broken_document(error: ValidationError, *path: str) -> ValueError:
+    """Returns the error of a stored document that does not parse: one line with its first wrong field.
+
+    Args: path: of the parsed part in the whole document
+    """
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    field = ".".join(map(str, (*path, *first["loc"])))
+    return ValueError(f"the stored document does not parse: {field}: {first['msg']}")
 
 
 class Resources(Document):

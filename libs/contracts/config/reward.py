@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from leyden.libs.contracts.config.document import Document
+from leyden.libs.contracts.config.document import Document, broken_document
 from leyden.libs.contracts.config.graders import CODE, FIELD, Container, Grader, RelativeModel, ScoreModel
 
 
@@ -183,6 +183,4 @@ def stored_reward(document: object) -> Reward:
     try:
         return Reward.model_validate(document, extra="ignore")
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        path = ".".join(map(str, ("reward", *first["loc"])))
-        raise ValueError(f"the stored document does not parse: {path}: {first['msg']}") from error
+        raise broken_document(error, "reward") from error

@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from leyden.libs.contracts.config import checks
 from leyden.libs.contracts.config.agents import Agent, with_external_agent
 from leyden.libs.contracts.config.algorithms import Algorithm, PpoClip
 from leyden.libs.contracts.config.computation import Computation, Device
 from leyden.libs.contracts.config.credit import Credit
-from leyden.libs.contracts.config.document import DEFAULT_POOL, Document, FolderPath, PoolName, Word
+from leyden.libs.contracts.config.document import DEFAULT_POOL, Document, FolderPath, PoolName, Word, broken_document
 from leyden.libs.contracts.config.evaluation import EvaluationPlan
 from leyden.libs.contracts.config.policies import EmbeddingModel, Policy, Role
 from leyden.libs.contracts.config.rates import usual_rate, with_rate
@@ -60,8 +60,14 @@ class RunConfig(Document):
 
     @classmethod
     def stored(cls, document: Mapping[str, Any]) -> RunConfig:
-        """Returns the run of a stored document, without what a newer version has added to it."""
-        return cls.model_validate(document, extra="ignore")
+        """Returns the run of a stored document, without what a newer version has added to it.
+
+        Raises: ValueError: it is none; the message, one line, names the first wrong field
+        """
+        try:
+            return cls.model_validate(document, extra="ignore")
+        except ValidationError as error:
+            raise broken_document(error) from error
 
     def storable(self) -> dict[str, Any]:
         """Returns the document for the store. It leaves out values that the version before does not read, and that

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
 from leyden.libs.contracts.config.agents import VariableName, reserved_names
-from leyden.libs.contracts.config.document import Document, LabelName, PinnedImage, Resources
+from leyden.libs.contracts.config.document import Document, LabelName, PinnedImage, Resources, broken_document
 
 SecretName = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
 LabelValue = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9._-]*$")]
@@ -90,3 +91,15 @@ RunnerConfig = Annotated[
     ProcessRunner | KubernetesRunner | ExternalRunner, Field(discriminator="type"), BeforeValidator(_process_by_default)
 ]
 """The backend that executes a run's attempts, by `type`."""
+_RUNNER: TypeAdapter[RunnerConfig] = TypeAdapter(RunnerConfig)
+
+
+def stored_runner(document: Mapping[str, Any]) -> RunnerConfig:
+    """Returns the runner of a stored document, without what a newer version has added to it.
+
+    Raises: ValueError: it is none; the message, one line, names the first wrong field
+    """
+    try:
+        return _RUNNER.validate_python(document.get("runner") or {}, extra="ignore")
+    except ValidationError as error:
+        raise broken_document(error, "runner") from error

@@ -116,6 +116,13 @@ _RUNS = text("""
     ORDER BY r.created_at, r.id
 """)
 
+_DOCUMENTS = text("""
+    SELECT r.id, r.config::text AS document
+    FROM runs r JOIN policies p ON p.id = r.id LEFT JOIN run_status s ON s.run_id = r.id
+    WHERE NOT (r.id = ANY(:read)) AND coalesce(s.phase, 'pending') NOT IN ('completed', 'failed', 'cancelled')
+    ORDER BY r.id
+""")
+
 _EVALUATIONS = text("""
     SELECT e.id, e.run_id, e.number, e.dataset_id, e.policy_version, e.rollouts_per_task,
            least(d.task_count, coalesce(e.max_tasks, d.task_count)) AS expected, g.groups, g.open, g.started_version
@@ -134,10 +141,26 @@ _EVALUATIONS = text("""
 """)
 
 
+async def read_documents(session: ReadSession, read: Iterable[str]) -> dict[str, str | None]:
+    """Reads the documents of runs and policies that are not over, without those that were read before.
+
+    Returns: by id the reason for which a document does not parse, None for one that does
+    """
+    reasons: dict[str, str | None] = {}
+    for row in await session.execute(_DOCUMENTS, {"read": list(read)}):
+        try:
+            _parsed(row.document)
+            reasons[row.id] = None
+        except ValueError as error:
+            reasons[row.id] = str(error)
+    return reasons
+
+
 async def load_runs(session: ReadSession, finished_evaluations: Iterable[str] = ()) -> list[RunFacts]:
     """Every run that is not over, and completed ones that have an unfinished evaluation, oldest first.
 
-    Args: finished_evaluations: finished for good; the query skips their counts
+    Args:   finished_evaluations: finished for good; the query skips their counts
+    Raises: ValueError: the document of one does not parse, which `read_documents` tells before
     """
     evaluations: dict[str, list[EvaluationFacts]] = {}
     for row in await session.execute(_EVALUATIONS, {"finished": list(finished_evaluations)}):

@@ -16,7 +16,7 @@ from leyden.libs.faults import fault_point
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.read.best import Measurement, measured_tasks, own_evaluations
 from leyden.libs.store.read.call_counts import absent_roles, runs_that_train_nothing
-from leyden.libs.store.runs.facts import RunFacts
+from leyden.libs.store.runs.facts import RunFacts, read_documents
 from leyden.libs.store.runs.phases import (
     Phase,
     cancel_open_work,
@@ -138,6 +138,19 @@ class EarlyStops:
                 reason = stop_reason(stopping, await step_rewards(session, run.id))
             self._decided[run.id] = (run.steps_done, len(ended)), reason
         return reason
+
+
+class Documents:
+    """The stored documents of runs, each parsed once for this check. One that does not parse fails its own run."""
+
+    def __init__(self) -> None:
+        self._read: set[str] = set()
+
+    async def broken(self, session: ReadSession) -> dict[str, str]:
+        """Returns the runs and policies whose document does not parse, with the reason."""
+        found = await read_documents(session, self._read)
+        self._read |= {run for run, reason in found.items() if reason is None}
+        return {run: reason for run, reason in found.items() if reason is not None}
 
 
 async def idle_runs(session: ReadSession, groups: int) -> dict[str, str]:

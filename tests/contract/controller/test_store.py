@@ -932,3 +932,15 @@ async def test_a_curriculum_counts_rewards_that_were_given_beside_the_outcome(sc
                     session.add(tables.ExternalReward(rollout_id=rollout.id, key="a", name="person", value=1.0))
     async with scene.database.read() as session:
         assert await solve_rates(session, run.id, 10) == {0: 0.0, 1: 1.0, 2: 1.0}
+
+
+async def test_a_document_that_does_not_parse_fails_its_own_run_alone(scene: Scene) -> None:
+    broken, good = await add_run(scene), await add_run(scene)
+    async with scene.database.session() as session:
+        config = {**broken.config, "algorithm": {"type": "of another version"}}
+        await session.execute(update(tables.Run).where(tables.Run.id == broken.id).values(config=config))
+    await scene.tick(2)
+    phase, reason = await scene.phase(broken)
+    assert (phase, str(reason)[:51]) == ("failed", "the stored document does not parse: algorithm: Inpu")
+    assert await scene.phase(good) == ("running", None)
+    assert await scene.groups(good)

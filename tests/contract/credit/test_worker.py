@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import select, text, update
 
 from leyden.libs.contracts.api.rollouts import RewardRequest
 from leyden.libs.contracts.config import RunConfig
@@ -652,3 +652,15 @@ async def test_a_group_that_takes_long_stops_no_other_group_and_no_reward(
     assert await credit_pending(database, 8) == [slow.id]
     verdicts = {row.group_id: row for row in await rows(database, tables.GroupCredit)}
     assert (verdicts[slow.id].reward_mean, verdicts[quick.id].reward_mean) == (1.0, 0.5)
+
+
+async def test_a_document_that_does_not_parse_excludes_its_own_groups_alone(database: Database) -> None:
+    broken, other = await add_run_with_credit(database), await add_run_with_credit(database)
+    lost, good = await add_complete_group(database, broken), await add_complete_group(database, other)
+    async with database.session() as session:
+        config = {**broken.config, "credit": {"rule": {"type": "of another version"}}}
+        await session.execute(update(tables.Run).where(tables.Run.id == broken.id).values(config=config))
+    assert await credit_pending(database, 8) == [lost.id, good.id]
+    verdicts = {row.group_id: row for row in await rows(database, tables.GroupCredit)}
+    assert [verdicts[one.id].verdict for one in (lost, good)] == ["excluded", "credited"]
+    assert str(verdicts[lost.id].reason).startswith("the stored document does not parse: credit.rule: Input")

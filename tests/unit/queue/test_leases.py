@@ -42,6 +42,26 @@ async def settle(database: Database, got: Lease, outcome: Outcome = SUCCESS) -> 
         return await queues.settle(session, got, outcome)
 
 
+async def test_a_document_that_does_not_parse_ends_its_own_attempts_alone(database: Database) -> None:
+    runs = [await builders.add_run(database) for _ in range(3)]
+    first, second, good = [(await builders.add_group(database, run))[1][0] for run in runs]
+    parts = ({"agent": {"command": "not a list"}}, {"runner": {"type": "of another version"}})
+    for run, part in zip(runs, parts, strict=False):
+        async with database.session() as session:
+            changed = {**run.config, **part}
+            await session.execute(update(tables.Run).where(tables.Run.id == run.id).values(config=changed))
+    async with database.session() as session:
+        leased = await leases.lease_rollouts(session, [first.id, second.id, good.id], "runner-a", 60)
+    assert [one.rollout_id for one in leased] == [good.id]
+    async with database.session() as session:
+        attempts = {one.rollout_id: one.state for one in await session.scalars(select(tables.Attempt))}
+        outcomes = {one.rollout_id: one for one in await session.scalars(select(tables.Outcome))}
+    assert attempts == {first.id: "settled", second.id: "settled", good.id: "leased"}
+    for rollout, field in ((first, "agent.command"), (second, "runner")):
+        assert outcomes[rollout.id].kind == OutcomeKind.INFRA_ERROR
+        assert outcomes[rollout.id].detail.startswith(f"the stored document does not parse: {field}: Input")
+
+
 async def make_overdue(database: Database, got: Lease) -> None:
     async with database.session() as session:
         await session.execute(
