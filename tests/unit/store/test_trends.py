@@ -15,7 +15,7 @@ from leyden.libs.store.alarms import trends
 from leyden.libs.store.alarms.hacking import TREND_STEPS, StepMeans, judge_components, judge_held_out, judge_jumps
 from leyden.libs.store.alarms.trends import jump, trend
 
-RUNS, STEPS = 100, 200
+RUNS, STEPS = 60, 200
 PART = Component.model_validate({"name": "part", "weight": 0.5, "grader": {"type": "length", "at_most": 9}})
 
 
@@ -32,7 +32,7 @@ def test_the_examples_hold() -> None:
 
 
 def alarmed(memory: float, judge: Callable[[Sequence[StepMeans]], Iterator[object]]) -> int:
-    """Of 100 runs of 200 steps, in which component and reward move independently and nothing is learned, those that
+    """Of 60 runs of 200 steps, in which component and reward move independently and nothing is learned, those that
     raise an alarm in any step."""
     draws, found = random.Random(11), 0
     for _ in range(RUNS):
