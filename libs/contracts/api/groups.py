@@ -59,6 +59,9 @@ class Group(Body):
     """open, complete or cancelled."""
     verdict: str | None
     """credited or excluded; null before credit, and in evaluations."""
+    awaits_credit: bool
+    """Whether the group is complete and credit will still give its verdict: not in evaluations, and not once the run
+    is over."""
     reason: str | None
     """The cause of an exclusion."""
     reward_mean: float | None

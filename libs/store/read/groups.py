@@ -10,9 +10,11 @@ from sqlalchemy import select, text
 
 from leyden.libs.contracts.api.groups import Group, Sibling, SiblingCall
 from leyden.libs.contracts.api.rollouts import CallCredit, RewardComponent
+from leyden.libs.contracts.states import GroupState
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.rollouts import rollouts_of_group
+from leyden.libs.store.read.runs import ENDED
 
 TEXT_CHARACTERS = 300
 """Shown of an answer."""
@@ -79,6 +81,7 @@ async def get_group(session: ReadSession, group_id: str, *, calls: int) -> Group
         admitted_version=group.admitted_version,
         state=group.state,
         verdict=credit.verdict if credit else None,
+        awaits_credit=credit is None and await _is_pending(session, group),
         reason=credit.reason if credit else None,
         reward_mean=credit.reward_mean if credit else None,
         reward_std=credit.reward_std if credit else None,
@@ -89,6 +92,14 @@ async def get_group(session: ReadSession, group_id: str, *, calls: int) -> Group
         created_at=group.created_at,
         finished_at=group.finished_at,
     )
+
+
+async def _is_pending(session: ReadSession, group: tables.Group) -> bool:
+    """Whether credit works on the group once it has no verdict."""
+    if group.state != GroupState.COMPLETE or group.evaluation_id is not None:
+        return False
+    phase = await session.scalar(select(tables.RunStatus.phase).where(tables.RunStatus.run_id == group.run_id))
+    return phase is not None and phase not in ENDED
 
 
 async def _siblings(session: ReadSession, group: tables.Group, limit: int) -> list[Sibling]:

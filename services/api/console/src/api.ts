@@ -1,6 +1,6 @@
 // The REST API as the page sees it. The build writes schema.d.ts from the OpenAPI document: a renamed field breaks it.
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import type { components } from "../schema";
 import { hasStream, onChange, type Part } from "./live";
 
@@ -37,6 +37,9 @@ export const wholeEvaluations = (evaluations: Evaluation[]) =>
 /** The version that earned most; unknown where its evaluations cannot be compared, a dash before any reward. */
 export const bestVersion = (made: Pick<Run, "best_version" | "best_version_reason">) =>
   made.best_version ?? (made.best_version_reason ? "unknown" : "–");
+
+/** Whether rollouts of the group are open, or its credit is. */
+export const isUndecided = (group: Group) => group.state === "open" || group.awaits_credit;
 
 export const POLL_MILLISECONDS = 3000;
 /** While a stream tells of changes. */
@@ -77,27 +80,36 @@ export interface Answer<T> {
 }
 
 /**
- * The answer to a GET, asked again every three seconds while the page is visible and `isLive` says so; at once when the
- * stream tells that one of the parts has changed, and then seldom otherwise.
+ * The answer to a GET, asked again every three seconds while the page is visible and `isLive` says so, but not after a
+ * 404; at once when the stream tells that one of the parts has changed, and then seldom otherwise. Without a path
+ * nothing is asked.
  */
-export function usePolled<T>(path: string, isLive: (data: T) => boolean = () => true, parts: readonly Part[] = []): Answer<T> {
+export function usePolled<T>(path: string | undefined, isLive: (data: T) => boolean = () => true, parts: readonly Part[] = []): Answer<T> {
   const [answer, setAnswer] = useState<Answer<T>>({});
+  const rule = useRef(isLive);
+  rule.current = isLive;
   useEffect(() => {
+    setAnswer({});
+    if (path === undefined) return;
+    const asked = path;
     const stop = new AbortController();
     let timer: ReturnType<typeof setTimeout> | undefined;
     let [isAsking, isStale, isOver] = [false, false, false];
     async function poll(): Promise<void> {
       if (!document.hidden) {
         [isAsking, isStale] = [true, false];
+        // The rule when the question was put: what the page learnt since may have changed the answer.
+        const isStillLive = rule.current;
         try {
-          const data = await request<T>("GET", path, undefined, stop.signal);
+          const data = await request<T>("GET", asked, undefined, stop.signal);
           if (stop.signal.aborted) return;
           setAnswer({ data, at: new Date() });
-          isOver = !isLive(data);
+          isOver = !isStillLive(data);
         } catch (error) {
           if (stop.signal.aborted || !(error instanceof ApiError)) return;
           if (error.status === 401) window.dispatchEvent(new Event(SIGNED_OUT));
           setAnswer((before) => ({ ...before, error }));
+          isOver = error.status === 404;
         } finally {
           isAsking = false;
         }
@@ -114,7 +126,6 @@ export function usePolled<T>(path: string, isLive: (data: T) => boolean = () => 
       clearTimeout(timer);
       void poll();
     }
-    setAnswer({});
     void poll();
     const deafen = parts.length > 0 ? onChange(parts, onNews) : undefined;
     return () => {

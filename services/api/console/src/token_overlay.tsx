@@ -12,11 +12,11 @@ const OVERLAYS = {
 } as const;
 type Overlay = keyof typeof OVERLAYS;
 
-export function TokenOverlay({ rollout, call, isLive }: { rollout: string; call: string; isLive: boolean }) {
+export function TokenOverlay({ rollout, call, mayTrain }: { rollout: string; call: string; mayTrain: boolean }) {
   const [start, setStart] = useState<number>();
   const [overlay, setOverlay] = useState<Overlay>("probability");
   const path = `v1/rollouts/${encodeURIComponent(rollout)}/calls/${encodeURIComponent(call)}/tokens?limit=${WINDOW}`;
-  const answer = usePolled<CallTokens>(start === undefined ? path : `${path}&start=${start}`, () => isLive);
+  const answer = usePolled<CallTokens>(start === undefined ? path : `${path}&start=${start}`, ({ step }) => mayTrain && step === null);
   return (
     <Loaded answer={answer}>
       {(found) => (

@@ -2,14 +2,14 @@
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { request, usePolled, type Call, type Group, type Page, type Sibling, type SiblingCall, type Turn } from "../api";
+import { isUndecided, request, usePolled, type Call, type Group, type Page, type Sibling, type SiblingCall, type Turn } from "../api";
 import { lastTurn } from "../conversation";
 import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, link, number, signed, time } from "../parts";
 
 const CALLS = 50;
 
 export function GroupPage({ id }: { id: string }) {
-  const group = usePolled<Group>(`v1/groups/${encodeURIComponent(id)}?calls=${CALLS}`, (data) => data.state === "open" || data.verdict === null);
+  const group = usePolled<Group>(`v1/groups/${encodeURIComponent(id)}?calls=${CALLS}`, isUndecided);
   return (
     <>
       <h1>Group {id}</h1>

@@ -1,5 +1,5 @@
 import { useState } from "preact/hooks";
-import { usePolled, type Attempt, type Call, type Page, type Rollout, type RolloutDetail, type Turn } from "../api";
+import { isUndecided, usePolled, type Answer, type Attempt, type Call, type Group, type Page, type RolloutDetail, type Turn } from "../api";
 import { TokenOverlay } from "../token_overlay";
 import { conversation } from "../conversation";
 import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, Table, link, number, signed, time } from "../parts";
@@ -11,17 +11,20 @@ export function RolloutPage({ id }: { id: string }) {
   const path = `v1/rollouts/${encodeURIComponent(id)}`;
   const [shown, setShown] = useState(CALLS);
   const rollout = usePolled<RolloutDetail>(path, (data) => LIVE.has(data.state));
-  const calls = usePolled<Page<Call>>(`${path}/calls?conversation=added&limit=${shown}`, () => rollout.data === undefined || LIVE.has(rollout.data.state));
+  const group = usePolled<Group>(rollout.data && `v1/groups/${encodeURIComponent(rollout.data.group_id)}?calls=0`, isUndecided);
+  // A finished rollout waits for its siblings, whose rewards decide its credit.
+  const calls = usePolled<Page<Call>>(`${path}/calls?conversation=added&limit=${shown}`, () => !group.data || isUndecided(group.data));
+  const mayTrain = !group.data || isUndecided(group.data) || (group.data.verdict === "credited" && !group.data.consumption);
   return (
     <>
       <h1>Rollout {id}</h1>
-      <Loaded answer={rollout}>{(data) => <Overview rollout={data} />}</Loaded>
+      <Loaded answer={rollout}>{(data) => <Overview rollout={data} group={group} />}</Loaded>
       <h2>Calls</h2>
       <Loaded answer={calls}>
         {({ items, next_cursor }) => (
           <>
             {items.length === 0 && <p>No model call yet: the agent has asked nothing.</p>}
-            {items.map((call, index) => <CallView key={call.id} call={call} calls={items} place={index + 1} isLive={rollout.data?.step == null && !rollout.data?.evaluation_id} />)}
+            {items.map((call, index) => <CallView key={call.id} call={call} calls={items} place={index + 1} mayTrain={mayTrain} />)}
             {next_cursor && shown < 1000 && (
               <button type="button" onClick={() => setShown(1000)}>Show more calls</button>
             )}
@@ -33,7 +36,7 @@ export function RolloutPage({ id }: { id: string }) {
   );
 }
 
-function Overview({ rollout }: { rollout: RolloutDetail }) {
+function Overview({ rollout, group }: { rollout: RolloutDetail; group: Answer<Group> }) {
   return (
     <>
       {rollout.state === "excluded" && <p role="alert" class="problem"><AgentLine text={rollout.reason} /></p>}
@@ -52,7 +55,7 @@ function Overview({ rollout }: { rollout: RolloutDetail }) {
       <h2>Reward</h2>
       <Ledger rollout={rollout} />
       <h2>Siblings</h2>
-      <Siblings rollout={rollout} />
+      <Siblings rollout={rollout} group={group} />
       <h2>Task and attempts</h2>
       <Fold title="Task">{() => <AgentText text={JSON.stringify(rollout.task, null, 2)} />}</Fold>
       {rollout.attempts.map((attempt) => <AttemptView key={attempt.number} attempt={attempt} />)}
@@ -61,17 +64,14 @@ function Overview({ rollout }: { rollout: RolloutDetail }) {
 }
 
 /** The rollouts of the same task whose rewards make the baseline. */
-function Siblings({ rollout }: { rollout: RolloutDetail }) {
-  const answer = usePolled<Page<Rollout>>(`v1/rollouts?group=${encodeURIComponent(rollout.group_id)}&limit=1000`, ({ items }) =>
-    items.some((one) => LIVE.has(one.state)),
-  );
+function Siblings({ rollout, group }: { rollout: RolloutDetail; group: Answer<Group> }) {
   return (
-    <Loaded answer={answer}>
-      {({ items }) => (
+    <Loaded answer={group}>
+      {({ siblings }) => (
         <>
         <p><a href={link("groups", rollout.group_id)}>Side by side</a></p>
         <ul class="siblings">
-          {[...items].sort((one, other) => one.sibling - other.sibling).map((one) => (
+          {siblings.map((one) => (
             <li key={one.id}>
               <a href={link("rollouts", one.id)} aria-current={one.id === rollout.id ? "page" : undefined}>{one.sibling}</a>{" "}
               {one.reward === null ? one.state : number(one.reward)}
@@ -165,7 +165,7 @@ function AttemptView({ attempt }: { attempt: Attempt }) {
   );
 }
 
-function CallView({ call, calls, place, isLive }: { call: Call; calls: Call[]; place: number; isLive: boolean }) {
+function CallView({ call, calls, place, mayTrain }: { call: Call; calls: Call[]; place: number; mayTrain: boolean }) {
   const asked = (call.shared_turns ?? 0) + (call.turns?.length ?? 0);
   const versions = [...new Set(call.policy_versions)].join(", ");
   const facts = [
@@ -189,7 +189,7 @@ function CallView({ call, calls, place, isLive }: { call: Call; calls: Call[]; p
         </Fold>
       )}
       {call.answer ? <TurnView turn={call.answer} /> : <p class="quiet">No answer.</p>}
-      <Fold title="Tokens">{() => <TokenOverlay rollout={call.rollout_id} call={call.id} isLive={isLive} />}</Fold>
+      <Fold title="Tokens">{() => <TokenOverlay rollout={call.rollout_id} call={call.id} mayTrain={mayTrain} />}</Fold>
     </article>
   );
 }
