@@ -13,6 +13,7 @@ from leyden.libs.contracts.api.call_tokens import CallToken, CallTokens
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
+from leyden.libs.store.policies import OWN, PolicyKey, policies_of
 from leyden.libs.store.read.views import UnknownCall, UnknownRollout
 from leyden.libs.store.records.chains import MissingParent, full_calls
 
@@ -63,7 +64,8 @@ async def read_call_tokens(
     window = range(begin, min(begin + limit, whole))
     prompt, missing = await _prompt(session, call, window)
     row = await _row(session, rollout, call, window)
-    reason = None if row else await _reason(session, rollout, call)
+    policy = await _policy(session, call)
+    reason = None if row else await _reason(session, rollout, call, policy)
     found = CallTokens(
         call_id=call.id,
         prompt_tokens=call.prompt_tokens,
@@ -74,7 +76,7 @@ async def read_call_tokens(
         step=row.step if row else None,
         missing_parent=missing,
     )
-    return found, await _folders(session, call)
+    return found, await _folders(session, policy)
 
 
 async def _prompt(session: ReadSession, call: tables.ModelCall, window: range) -> tuple[list[CallToken], str | None]:
@@ -123,11 +125,19 @@ def _trained(row: Row[Any], window: range) -> Trained:
     return Trained(window.start, row.mask, _numbers(row.advantages, "f", range(len(window))))
 
 
-async def _reason(session: ReadSession, rollout: tables.Rollout, call: tables.ModelCall) -> str | None:
+async def _policy(session: ReadSession, call: tables.ModelCall) -> PolicyKey | None:
+    """The policy that answered a call; None for a provider's model."""
+    run = await session.get_one(tables.Run, call.run_id)
+    name = next((one.policy for one in RunConfig.stored(run.config).roles if one.name == call.role), None) or OWN
+    policies = (await policies_of(session, [run.id]))[run.id]
+    return next((one for one in policies if one.name == name), None)
+
+
+async def _reason(
+    session: ReadSession, rollout: tables.Rollout, call: tables.ModelCall, policy: PolicyKey | None
+) -> str | None:
     """Why a call without a row for the loss does not train; None while credit has not decided."""
     group = await session.get_one(tables.Group, rollout.group_id)
-    credit = await session.get(tables.GroupCredit, (rollout.group_id, rollout.run_id))
-    consumed = await session.get(tables.StepGroup, (rollout.group_id, rollout.run_id))
     if not call.trainable:
         return call.untrainable_reason or "a trainer cannot reproduce it"
     if group.evaluation_id is not None:
@@ -136,6 +146,12 @@ async def _reason(session: ReadSession, rollout: tables.Rollout, call: tables.Mo
         return "its rollout is greedy: the baseline of its siblings"
     if rollout.attempt is not None and call.attempt != rollout.attempt:
         return f"its attempt does not count: attempt {rollout.attempt} does"
+    if policy is None:
+        return "a provider's model answered it"
+    if not (policy.trains or policy.is_own):
+        return f"its policy {policy.name!r} does not train"
+    credit = await session.get(tables.GroupCredit, (rollout.group_id, policy.id))
+    consumed = await session.get(tables.StepGroup, (rollout.group_id, policy.id))
     if credit is None:
         return None
     if credit.verdict == "excluded":
@@ -143,13 +159,9 @@ async def _reason(session: ReadSession, rollout: tables.Rollout, call: tables.Mo
     return f"the verdict on its group: {consumed.verdict}" if consumed else "credit made no row of it"
 
 
-async def _folders(session: ReadSession, call: tables.ModelCall) -> list[Path]:
-    """Folders with weights of the policy that answered, the newest first."""
-    run = await session.get_one(tables.Run, call.run_id)
-    policy = next((one.policy for one in RunConfig.stored(run.config).roles if one.name == call.role), None)
-    run_id: str | None = run.id
-    if policy is not None:
-        carried = select(tables.Run.id).where(tables.Run.lead_run_id == run.id, tables.Run.policy == policy)
-        run_id = await session.scalar(carried)
-    versions = select(tables.PolicyVersion.path).where(tables.PolicyVersion.run_id == run_id)
+async def _folders(session: ReadSession, policy: PolicyKey | None) -> list[Path]:
+    """Folders with weights of a policy, the newest first."""
+    if policy is None:
+        return []
+    versions = select(tables.PolicyVersion.path).where(tables.PolicyVersion.run_id == policy.id)
     return [Path(path) for path in await session.scalars(versions.order_by(tables.PolicyVersion.version.desc()))]

@@ -122,6 +122,39 @@ async def test_a_call_that_does_not_train_says_why(api_http: httpx.AsyncClient, 
     assert [one["trains"] for one in found["tokens"]] == [False, False]
 
 
+async def test_a_call_has_the_verdict_of_the_policy_that_answered_it(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    names = ("critic", "frozen")
+    config = builders.run_document(
+        roles=[{"name": f"a {name}", "agent_name": name, "policy": name} for name in names],
+        policies={"critic": {"pool": "second"}, "frozen": {"pool": "third", "frozen": True}},
+    )
+    run = await builders.add_run(database, config=config)
+    shared = {"dataset_id": run.dataset_id, "lead_run_id": run.id}
+    critic = await builders.add_run(database, policy="critic", **shared)
+    still = builders.run_document(training={"steps": 0})
+    await builders.add_run(database, policy="frozen", config=still, **shared)
+    group, [rollout, _] = await builders.add_group(database, run)
+    calls = [await builders.add_call(database, rollout, role=role) for role in (None, "a critic", "a frozen")]
+    await builders.finish_rollout(database, rollout)
+
+    async def reasons() -> list[str]:
+        return [(await tokens(api_http, call))["reason"] for call in calls]
+
+    pending = "credit has not computed its group yet"
+    assert await reasons() == [pending, pending, "its policy 'frozen' does not train"]
+    await builders.add_credited_group(database, group)
+    await builders.add_credited_group(database, group, run_id=critic.id)
+    async with database.session() as session:
+        session.add(tables.StepGroup(group_id=group.id, run_id=critic.id, step=1, verdict="no_variance"))
+    assert await reasons() == [
+        "credit made no row of it",
+        "the verdict on its group: no_variance",
+        "its policy 'frozen' does not train",
+    ]
+
+
 async def test_an_unknown_call_is_named(api_http: httpx.AsyncClient, database: Database) -> None:
     _, [rollout, _] = await builders.add_group(database, await builders.add_run(database))
     answer = await api_http.get(f"/v1/rollouts/{rollout.id}/calls/none/tokens")
