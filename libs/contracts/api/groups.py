@@ -44,6 +44,22 @@ class Sibling(Rollout):
     """Tokens that the model sampled in all its calls."""
 
 
+class GroupPolicy(Body):
+    """The verdicts on a group for a further policy of its run."""
+
+    name: str
+    verdict: str | None
+    """credited or excluded; null before credit."""
+    reason: str | None
+    """Why nothing of the group trains it."""
+    has_variance: bool | None
+    """False: no token that it may train has an advantage; null before credit."""
+    step: int | None
+    """Its optimiser step that consumed the group."""
+    consumption: str | None
+    """Its trainer's verdict: trained, no_variance, untrainable or stale; null before it."""
+
+
 class Group(Body):
     """The siblings of one task: the unit of a baseline."""
 
@@ -63,17 +79,20 @@ class Group(Body):
     """Whether the group is complete and credit will still give its verdict: not in evaluations, and not once the run
     is over."""
     reason: str | None
-    """The cause of an exclusion."""
+    """Why the group is excluded, or why none of its calls trains."""
     reward_mean: float | None
     """Over the siblings that credit counted; null before credit."""
     reward_std: float | None
     """The standard deviation of the population, over the same siblings."""
     has_variance: bool | None
-    """False: the siblings earned alike and every advantage is zero; null before credit."""
+    """False: no token that the run's own model may train has an advantage, be it that the siblings earned alike or that
+    no call trains; null before credit."""
     step: int | None
     """The optimiser step that consumed it."""
     consumption: str | None
     """The trainer's verdict: trained, no_variance, untrainable or stale; null before it."""
+    policies: list[GroupPolicy]
+    """The further policies of the run that train, by name; the fields above are those of its own model."""
     siblings: list[Sibling]
     """By number."""
     created_at: datetime

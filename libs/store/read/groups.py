@@ -1,4 +1,4 @@
-"""A group with its siblings, their components and the beginnings of their calls, in four statements."""
+"""A group with the verdicts on it, its siblings, their components and the beginnings of their calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import select, text
 
-from leyden.libs.contracts.api.groups import Group, Sibling, SiblingCall
+from leyden.libs.contracts.api.groups import Group, GroupPolicy, Sibling, SiblingCall
 from leyden.libs.contracts.api.rollouts import CallCredit, RewardComponent
 from leyden.libs.contracts.states import GroupState
 from leyden.libs.store import tables
@@ -58,6 +58,17 @@ _COUNTS = text(f"""
 """)  # noqa: S608  # constants alone
 
 
+_POLICIES = text("""
+    SELECT policies.name, credit.verdict, credit.reason, credit.has_variance, consumed.step,
+        consumed.verdict AS consumption
+    FROM policies
+    LEFT JOIN group_credits AS credit ON credit.run_id = policies.id AND credit.group_id = :group_id
+    LEFT JOIN step_groups AS consumed ON consumed.run_id = policies.id AND consumed.group_id = :group_id
+    WHERE policies.run_id = :run_id AND policies.name <> '' AND policies.trains
+    ORDER BY policies.name
+""")
+
+
 async def get_group(session: ReadSession, group_id: str, *, calls: int) -> Group:
     """A group with its siblings.
 
@@ -88,6 +99,7 @@ async def get_group(session: ReadSession, group_id: str, *, calls: int) -> Group
         has_variance=credit.has_variance if credit else None,
         step=consumed.step if consumed else None,
         consumption=consumed.verdict if consumed else None,
+        policies=await _policies(session, group),
         siblings=await _siblings(session, group, calls),
         created_at=group.created_at,
         finished_at=group.finished_at,
@@ -100,6 +112,13 @@ async def _is_pending(session: ReadSession, group: tables.Group) -> bool:
         return False
     phase = await session.scalar(select(tables.RunStatus.phase).where(tables.RunStatus.run_id == group.run_id))
     return phase is not None and phase not in ENDED
+
+
+async def _policies(session: ReadSession, group: tables.Group) -> list[GroupPolicy]:
+    if group.evaluation_id is not None:
+        return []
+    rows = await session.execute(_POLICIES, {"run_id": group.run_id, "group_id": group.id})
+    return [GroupPolicy.model_validate(row, from_attributes=True) for row in rows]
 
 
 async def _siblings(session: ReadSession, group: tables.Group, limit: int) -> list[Sibling]:

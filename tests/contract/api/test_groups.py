@@ -101,6 +101,37 @@ async def test_siblings_come_with_the_parts_of_their_rewards_their_calls_and_cre
     assert (one[1]["credit"]["advantage"], one[1]["credit"]["return"], one[1]["trainable"]) == (0.25, 1.0, False)
 
 
+async def test_a_complete_group_awaits_credit_until_its_verdict_or_the_end_of_its_run(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    async def awaits(group: tables.Group) -> object:
+        return (await api_http.get(f"/v1/groups/{group.id}", params={"calls": 0})).json()["awaits_credit"]
+
+    run = await builders.add_run(database)
+    groups = [(await builders.add_group(database, run, number, state="complete"))[0] for number in range(2)]
+    assert await awaits((await builders.add_group(database, run, 2))[0]) is False
+    await builders.add_credited_group(database, groups[0])
+    assert [await awaits(group) for group in groups] == [False, True]
+    await builders.end_run(database, run)
+    assert await awaits(groups[1]) is False
+
+
+async def test_each_further_policy_has_a_verdict_of_its_own(api_http: httpx.AsyncClient, database: Database) -> None:
+    run = await builders.add_run(database)
+    group, _ = await builders.add_group(database, run)
+    others = [await builders.add_run(database, lead_run_id=run.id, policy=name) for name in ("critic", "writer")]
+    await builders.add_credited_group(database, group, has_variance=False, reason="nothing trains")
+    await builders.add_credited_group(database, group, run_id=others[0].id)
+    async with database.session() as session:
+        session.add(tables.Step(run_id=others[0].id, number=3, metrics={}, checkpoint="", started_at=run.created_at))
+        session.add(tables.StepGroup(group_id=group.id, run_id=others[0].id, step=3, verdict="trained"))
+    found = (await api_http.get(f"/v1/groups/{group.id}")).json()
+    assert (found["reason"], found["step"], found["consumption"]) == ("nothing trains", None, None)
+    nothing = dict.fromkeys(("verdict", "reason", "has_variance", "step", "consumption"))
+    credited = {"verdict": "credited", "has_variance": True, "step": 3, "consumption": "trained"}
+    assert found["policies"] == [{**nothing, "name": "critic", **credited}, {**nothing, "name": "writer"}]
+
+
 async def test_an_unknown_group_is_named_with_the_remedy(api_http: httpx.AsyncClient) -> None:
     answer = await api_http.get("/v1/groups/nowhere")
     assert answer.status_code == 404 and "names its group" in answer.json()["detail"]

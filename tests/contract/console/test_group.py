@@ -98,6 +98,37 @@ def test_a_group_that_is_not_there_says_what_to_do(open_page: Callable[[str], Vi
     visitor.complaints[:] = [one for one in visitor.complaints if "404" not in one]
 
 
+def test_a_group_that_teaches_nothing_names_the_cause(
+    insert: Insert[list[str]], open_page: Callable[[str], Visitor]
+) -> None:
+    causes: list[dict[str, Any]] = [
+        {"reward_std": 0.0},
+        {"reward_std": 0.5},
+        {"reward_std": 0.5, "reason": "of 2 model calls 2 temperature"},
+    ]
+
+    async def groups(database: Database) -> list[str]:
+        run = await builders.add_run(database)
+        critic = await builders.add_run(database, lead_run_id=run.id, policy="critic")
+        made = [(await builders.add_group(database, run, number))[0] for number in range(len(causes))]
+        for group, columns in zip(made, causes, strict=True):
+            await builders.add_credited_group(database, group, has_variance=False, **columns)
+        await builders.add_credited_group(database, made[-1], run_id=critic.id, reason="of 2 model calls 2 cut")
+        return [group.id for group in made]
+
+    equal, unequal, untrainable = insert(groups)
+    page = open_page(f"/groups/{equal}").page
+    alike = page.get_by_text("All siblings earned alike")
+    expect(alike).to_be_visible()
+    page.evaluate(f"location.hash = '#/groups/{unequal}'")
+    expect(page.get_by_text("no token that trains has an advantage")).to_be_visible()
+    expect(alike).to_have_count(0)
+    page.evaluate(f"location.hash = '#/groups/{untrainable}'")
+    expect(page.get_by_role("alert")).to_have_text("of 2 model calls 2 temperature")
+    expect(page.get_by_text("credited · of 2 model calls 2 cut")).to_be_visible()
+    expect(page.locator("p.warning")).to_have_count(0)
+
+
 def test_a_group_of_one_without_a_call_is_shown(insert: Insert[str], open_page: Callable[[str], Visitor]) -> None:
     async def lonely(database: Database) -> str:
         group, _ = await builders.add_group(database, await builders.add_run(database), size=1)

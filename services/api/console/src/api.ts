@@ -20,6 +20,7 @@ export type CallTokens = Schemas["CallTokens"];
 export type Comparison = Schemas["Comparison"];
 export type TaskComparison = Schemas["TaskComparison"];
 export type Group = Schemas["Group"];
+export type GroupPolicy = Schemas["GroupPolicy"];
 export type Sibling = Schemas["Sibling"];
 export type SiblingCall = Schemas["SiblingCall"];
 export interface Page<Item> {

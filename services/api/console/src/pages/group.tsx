@@ -2,7 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { isUndecided, request, usePolled, type Call, type Group, type Page, type Sibling, type SiblingCall, type Turn } from "../api";
+import { isUndecided, request, usePolled, type Call, type Group, type GroupPolicy, type Page, type Sibling, type SiblingCall, type Turn } from "../api";
 import { lastTurn } from "../conversation";
 import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, link, number, signed, time } from "../parts";
 
@@ -23,9 +23,7 @@ function Siblings({ group }: { group: Group }) {
   return (
     <>
       {group.reason && <p role="alert" class="problem"><AgentLine text={group.reason} /></p>}
-      {group.has_variance === false && (
-        <p class="warning">All siblings earned alike: every advantage is zero, and the group teaches nothing.</p>
-      )}
+      {group.has_variance === false && !group.reason && <p class="warning">{whyNothing(group)}</p>}
       <Facts
         facts={[
           ["Run", <a href={link("runs", group.run_id)}>{group.run_id}</a>],
@@ -35,6 +33,7 @@ function Siblings({ group }: { group: Group }) {
           ["Mean reward", number(group.reward_mean)],
           ["Deviation", number(group.reward_std)],
           ["Step", group.step ?? "–"],
+          ...group.policies.map((one): [string, ComponentChildren] => [`Policy ${one.name}`, <AgentLine text={verdict(one)} />]),
           ["Created", time(group.created_at)],
         ]}
       />
@@ -47,6 +46,16 @@ function Siblings({ group }: { group: Group }) {
     </>
   );
 }
+
+/** Why a group with trainable calls has no advantage. */
+const whyNothing = (group: Group) =>
+  group.reward_std === 0
+    ? "All siblings earned alike: every advantage is zero, and the group teaches nothing."
+    : "Rewards differ, but no token that trains has an advantage: the calls that may train earned alike, or the rewards differ by less than credit.baseline.min_spread.";
+
+/** The verdicts on the group for a further policy. */
+const verdict = (one: GroupPolicy) =>
+  [one.consumption ?? one.verdict ?? "no verdict yet", one.step == null ? "" : `step ${one.step}`, one.reason ?? ""].filter(Boolean).join(" · ");
 
 /** A column for each sibling; a cell says where it does as the best one does. */
 function SideBySide({ siblings, first }: { siblings: Sibling[]; first: Sibling }) {
