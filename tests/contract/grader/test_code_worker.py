@@ -131,15 +131,15 @@ async def test_a_trial_runs_code_once_and_stores_nothing(database: Database, red
         assert await session.scalar(select(func.count()).select_from(tables.GradingTrial)) == 0
 
 
-@pytest.mark.parametrize(("bad", "shown"), [("\\u0000", "\ufffd"), ("\\ud800", "?")])
-async def test_a_trial_shows_any_text_of_an_agent(database: Database, redis_url: str, bad: str, shown: str) -> None:
+@pytest.mark.parametrize("bad", ["\\u0000", "\\ud800"])
+async def test_a_trial_shows_any_text_of_an_agent(database: Database, redis_url: str, bad: str) -> None:
     run, (rollout,) = await add_ungraded(database, F1, outputs=[f'{{"answer": "Tower{bad}"}}'])
     async with grading(database, redis_url):
         await settled(database, run, 1)
         reward = Reward.model_validate({"components": [F1]})
         found = await graded_by_trial(database, rollout.id, reward, begin_seconds=30.0, seconds=30.0)
-    assert found["components"][0]["extracted"] == f"Tower{shown}"
-    assert [one.extracted for one in await rewards(database, run)] == [f"Tower{shown}"]
+    assert found["components"][0]["extracted"] == "Tower\ufffd"
+    assert [one.extracted for one in await rewards(database, run)] == ["Tower\ufffd"]
 
 
 async def test_a_trial_that_fails_is_answered_at_once(database: Database, redis_url: str) -> None:
