@@ -239,6 +239,7 @@ class Run(Base):
     feedback_seconds: Mapped[float | None] = _of_document(
         "({reward,wait,seconds})::double precision", "reward.wait.seconds"
     )
+    feedback_values: Mapped[int | None] = _of_document("({reward,wait,values})::integer", "reward.wait.values")
     judged: Mapped[bool] = _of_document(
         """jsonb_path_exists(config, '$."reward"."components"[*]."grader"."type"?(@ == "score_model")'::jsonpath)""",
         "whether a model scores its rollouts",

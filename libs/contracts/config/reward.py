@@ -59,6 +59,9 @@ class Wait(Document):
     seconds: float = Field(ge=0, le=30 * 86_400)
     """A rollout whose `from: feedback` components have no value waits for so long, counted from its agent's end. After
     that the component has failed."""
+    values: int = Field(default=1, ge=1, le=1000)
+    """The wait ends once each component has so many values. After `seconds` fewer count, too. With more than can come,
+    every rollout waits for all of its time."""
 
 
 class Reward(Document):

@@ -19,10 +19,13 @@ from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.read.views import UnknownRollout, shown_feedback
 
+# Documents from before there was `values` have none.
+_NEEDED = "coalesce(u.feedback_values, 1)"
 # Over rollouts r, their runs u, and the attempts a that are to be graded.
-_LACKS = """EXISTS (
-    SELECT FROM jsonb_array_elements_text(u.feedback_components) AS c (name) WHERE NOT EXISTS (
-        SELECT FROM feedback f WHERE f.rollout_id = a.rollout_id AND f.attempt = a.number AND f.component = c.name))"""
+_LACKS = f"""EXISTS (
+    SELECT FROM jsonb_array_elements_text(u.feedback_components) AS c (name) WHERE {_NEEDED} > (
+        SELECT count(*) FROM feedback f
+        WHERE f.rollout_id = a.rollout_id AND f.attempt = a.number AND f.component = c.name))"""  # noqa: S608  # constants alone
 _DEADLINE = "a.finished_at + make_interval(secs => u.feedback_seconds)"
 AWAITS_FEEDBACK = f"({_LACKS} AND {_DEADLINE} > clock_timestamp())"
 _LAST = "(SELECT max(f.created_at) FROM feedback f WHERE f.rollout_id = a.rollout_id AND f.attempt = a.number)"
@@ -44,8 +47,8 @@ _WAITING = text(f"""
         JOIN attempts a ON a.rollout_id = r.id AND a.number = r.grading_attempt
         WHERE r.state = 'queued' AND r.grading_attempt > r.excused_attempt AND {AWAITS_FEEDBACK}
     )
-    SELECT w.run_id, c.name, count(*) AS rollouts, count(*) FILTER (WHERE EXISTS (
-        SELECT FROM feedback f
+    SELECT w.run_id, c.name, count(*) AS rollouts, count(*) FILTER (WHERE {_NEEDED} <= (
+        SELECT count(*) FROM feedback f
         WHERE f.rollout_id = r.id AND f.attempt = r.grading_attempt AND f.component = c.name)) AS given
     FROM waiting w
     JOIN runs u ON u.id = w.run_id

@@ -14,7 +14,7 @@ from sqlalchemy import text, update
 from leyden.libs.contracts.api.rollouts import FeedbackRequest
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.libs.store.runs.feedback import FeedbackRefused, UnknownComponent, add_feedback
+from leyden.libs.store.runs.feedback import FeedbackRefused, UnknownComponent, add_feedback, waiting_reasons
 from leyden.libs.store.runs.grading import GradingLease, lease_gradings
 from leyden.services.api.app import create_app
 from leyden.services.api.settings import Settings
@@ -24,6 +24,7 @@ from tests.support import builders
 THUMBS = {"name": "thumbs", "from": "feedback"}
 STARS = {"name": "stars", "from": "feedback", "combine": "last"}
 WAIT = {"wait": {"seconds": 600.0}}
+TWO = {"seconds": 600.0, "values": 2}
 
 # The clock stands still while the test has the lock: between the snapshot of a statement and its row locks.
 HELD_CLOCK = """
@@ -91,6 +92,32 @@ async def test_a_rollout_is_graded_when_each_of_its_components_has_a_value(
     assert (graded.rollout_id, graded.total) == (first.id, pytest.approx(0.9 + value + 3.0))
     found = [(one.component, one.value, one.source) for one in await rewards(database, run)]
     assert found == [("answer", 1.0, "token_f1"), ("thumbs", value, "feedback"), ("stars", 3.0, "feedback")]
+
+
+async def test_a_rollout_waits_for_as_many_values_as_its_run_asks_for(database: Database, redis_url: str) -> None:
+    run, [first, second] = await add_ungraded(
+        database, {**THUMBS, "combine": "mean"}, outputs=["", ""], finished_at=datetime.now(tz=UTC), wait=TWO
+    )
+    async with grading(database, redis_url):
+        assert await rate(database, first, 1.0)
+        assert await rate(database, second, 1.0)
+        await asyncio.sleep(0.5)
+        assert await gradings(database, run) == []
+        assert await rate(database, first, 0.0)
+        (graded,) = await settled(database, run, 1)
+        assert (graded.rollout_id, graded.total) == (first.id, 0.5)
+        async with database.read() as session:
+            assert await waiting_reasons(session) == {run.id: "waiting for thumbs: 1 of 2 rollouts have it"}
+        with pytest.raises(FeedbackRefused, match="graded already"):
+            await rate(database, first, 0.5)
+
+
+async def test_after_the_wait_fewer_values_count(database: Database, redis_url: str) -> None:
+    run, [rollout] = await add_ungraded(database, THUMBS, outputs=[""], wait=TWO)
+    assert await rate(database, rollout, 0.5)
+    async with grading(database, redis_url):
+        (graded,) = await settled(database, run, 1)
+    assert (graded.total, graded.reason) == (0.5, None)
 
 
 async def test_a_rating_wakes_the_grader(database: Database, redis_url: str) -> None:
