@@ -196,7 +196,9 @@ def regrade(
     file: RunFile,
     changes: Changes = None,
     rollout: Annotated[str | None, typer.Option(help="Id of one rollout.")] = None,
-    run: Annotated[str | None, typer.Option(help="Id or name of a run: all of its graded rollouts.")] = None,
+    run: Annotated[
+        str | None, typer.Option(help="Id or name of a run: all of its graded rollouts, and the ungraded.")
+    ] = None,
     evaluation: Annotated[
         str | None, typer.Option(help="Of the run: id of an evaluation, or `none` for training rollouts.")
     ] = None,
@@ -214,13 +216,20 @@ def regrade(
         if rollout:
             asked: Iterable[Rollout] = [leyden.rollout(rollout)]
         else:
-            asked = leyden.rollouts(run=leyden.find_run(run or "").id, evaluation=evaluation, state="finished")
+            asked = _gradable(leyden, leyden.find_run(run or "").id, evaluation)
         found = [(one, _regraded(leyden, one, reward, apply=apply)) for one in asked]
     rows = [(one.id, one.reward, total, reason) for one, (total, reason) in found]
     shown = [{"rollout": row[0], "reward": row[1], "total": row[2], "reason": row[3]} for row in rows]
     counts = f"{sum(total is not None for _, _, total, _ in rows)} of {len(rows)} rollouts have a new total"
     stored = counts if apply else f"{counts}; nothing is stored without --apply"
     print_result(as_json, shown, table(("rollout", "reward", "new total", "reason"), rows), stored)
+
+
+def _gradable(leyden: Client, run_id: str, evaluation: str | None) -> Iterator[Rollout]:
+    """The finished rollouts, then those that were excluded because their grading ended without a total."""
+    yield from leyden.rollouts(run=run_id, evaluation=evaluation, state="finished")
+    excluded = leyden.rollouts(run=run_id, evaluation=evaluation, state="excluded")
+    yield from (one for one in excluded if one.reason == "ungraded")
 
 
 def _regraded(leyden: Client, one: Rollout, reward: Reward, *, apply: bool) -> tuple[float | None, str | None]:

@@ -142,7 +142,7 @@ class Regrade(Body):
 
     attempt: int
     revision: int
-    """From 2 on; 1 is the grading that the rollout finished with."""
+    """From 2 on; 1 is the grading that the rollout ended with, also where it gave no total."""
     total: float
     given_by: str
     """The name of the token that asked for it."""

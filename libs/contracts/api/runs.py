@@ -194,7 +194,7 @@ class EvaluationResults(Body):
     """Results of an evaluation, computed from stored outcomes at each request."""
 
     rollouts: dict[str, int]
-    """Number of rollouts by state."""
+    """Number of rollouts by state. One that was excluded without a grade, and graded since, is among the finished."""
     pending: int = 0
     """Rollouts whose reward has not come: their components are not graded, or (`runner.stdout_reward: false`) nobody
     gave one. They count in no mean."""

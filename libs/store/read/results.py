@@ -60,13 +60,14 @@ _EARNED = f"CROSS JOIN LATERAL (SELECT {REWARD} AS reward) AS earned"
 _EVALUATION_ROLLOUTS = text(f"""
     SELECT evaluation_id, state, sum(rollouts)::bigint AS rollouts, min(version) AS version,
         sum(ungraded)::bigint AS ungraded, {_SUMS} FROM (
-        SELECT groups.evaluation_id, groups.id, {ROLLOUT_STATE} AS state, count(*) AS rollouts,
+        SELECT groups.evaluation_id, groups.id, count(*) AS rollouts,
+            CASE WHEN earned.reward IS NOT NULL THEN 'finished' ELSE {ROLLOUT_STATE} END AS state,
             count(earned.reward) AS n, sum(earned.reward) AS s, bool_and(earned.reward IN (0, 1)) AS is_binary,
             min(groups.admitted_version) AS version, count(*) FILTER (WHERE graded.is_open) AS ungraded
         FROM groups JOIN rollouts ON rollouts.group_id = groups.id JOIN runs ON runs.id = groups.run_id
         CROSS JOIN LATERAL (SELECT {UNGRADED} AS is_open) AS graded
         CROSS JOIN LATERAL (SELECT CASE WHEN NOT graded.is_open THEN {REWARD} END AS reward) AS earned
-        WHERE groups.evaluation_id = ANY(:evaluation_ids) GROUP BY 1, 2, 3
+        WHERE groups.evaluation_id = ANY(:evaluation_ids) GROUP BY 1, 2, 4
     ) AS of_tasks GROUP BY 1, 2
 """)  # noqa: S608  # constants alone
 

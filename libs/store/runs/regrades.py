@@ -1,7 +1,8 @@
 """Regrades: later gradings of a rollout that was graded already, each a revision with its total and its components.
 
-Revision 1 is the grading that the rollout finished with. It stays, and what trained on it keeps its numbers. Readers of
-components and of evaluations take the newest revision.
+Revision 1 is the grading that the rollout ended with. It stays, and what trained on it keeps its numbers. One that gave
+no total excluded the rollout: revision 2 has its first total, and no step trains on it. Readers of components and of
+evaluations take the newest revision.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import Session
 from leyden.libs.store.read.views import UnknownRollout, shown_regrade
 from leyden.libs.store.runs.grading import rows_of
+
+UNGRADED = "ungraded"
+"""The controller's reason of a rollout whose grading ended without a total."""
 
 
 class RegradeRefused(ValueError):
@@ -60,7 +64,7 @@ async def add_regrade(
 async def _lock_graded(session: Session, rollout_id: str, attempt: int) -> str:
     """Returns the run of a rollout that was graded. The lock orders two senders, so that revisions have no gap.
 
-    Raises: UnknownRollout; RegradeRefused: it has no total to replace
+    Raises: UnknownRollout; RegradeRefused: its grading did not decide about it, or has not yet
     """
     rollout = await session.scalar(
         select(tables.Rollout).where(tables.Rollout.id == rollout_id).with_for_update(key_share=True)
@@ -68,7 +72,9 @@ async def _lock_graded(session: Session, rollout_id: str, attempt: int) -> str:
     if rollout is None:
         raise UnknownRollout(rollout_id)
     grading = await session.get(tables.Grading, (rollout_id, attempt))
-    if rollout.state != RolloutState.FINISHED or grading is None or grading.total is None:
+    has_total = rollout.state == RolloutState.FINISHED and grading is not None and grading.total is not None
+    lacks_total = rollout.state == RolloutState.EXCLUDED and rollout.reason == UNGRADED and grading is not None
+    if not has_total and not lacks_total:
         raise RegradeRefused(
             f"rollout {rollout_id} is {rollout.state} and has no reward of components: only those that were graded can"
             " be graded again; try components by POST /v1/rollouts/ROLLOUT/grades"

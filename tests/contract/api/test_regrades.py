@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ BRIEF = {"name": "brief", "weight": 0.1, "grader": {"type": "length", "at_most":
 LENIENT = {"reward": {"components": [NEW, BRIEF]}}
 
 
-async def graded(database: Database, *, evaluated: bool, total: float | None = 0.0) -> tables.Rollout:
-    """A finished rollout whose grading gave it `total`."""
+async def graded(
+    database: Database, *, evaluated: bool, total: float | None = 0.0, lost: str = "ungraded"
+) -> tables.Rollout:
+    """A rollout whose grading gave it `total`; without one it is excluded, for the reason `lost`."""
     dataset = await builders.add_dataset(database, [{"answer": "Eiffel Tower"}], name=f"d{evaluated}{total}")
     config = builders.run_document(reward={"components": [OLD]})
     run = await builders.add_run(database, dataset_id=dataset.id, config=config)
@@ -38,16 +41,24 @@ async def graded(database: Database, *, evaluated: bool, total: float | None = 0
         async with database.session() as session:
             session.add(tables.Evaluation(id=evaluation, run_id=run.id, number=1, **columns))
     _, [rollout] = await builders.add_group(database, run, size=1, evaluation_id=evaluation)
-    await builders.finish_rollout(database, rollout, reward=total, stdout_tail=OUTPUT)
+    if total is None:
+        await builders.add_attempt(database, rollout, state="settled", finished_at=datetime.now(tz=UTC))
+        await builders.add_outcome(database, rollout, reward=None, stdout_tail=OUTPUT)
+    else:
+        await builders.finish_rollout(database, rollout, reward=total, stdout_tail=OUTPUT)
     keys: dict[str, Any] = {"rollout_id": rollout.id, "attempt": 1, "run_id": run.id}
     async with database.session() as session:
+        if total is None:
+            row = await session.get_one(tables.Rollout, rollout.id)
+            row.state, row.attempt, row.reason = "excluded", None, lost
         now = (await session.execute(select(func.now()))).scalar_one()
         lease = {"tries": 1, "lease_id": rollout.id, "owner": "test", "lease_expires_at": now, "settled_at": now}
         session.add(tables.Grading(**keys, **lease, total=total, reason=None if total is not None else "lost"))
         await session.flush()
-        component = {"component": "answer", "position": 0, "state": "scored", "weight": 1.0, "value": 0.0}
+        state = "failed" if total is None else "scored"
+        component = {"component": "answer", "position": 0, "state": state, "weight": 1.0, "value": total}
         row = {**component, "explanation": "eq", "source": "string_check", "duration_seconds": 0.0}
-        session.add(tables.RolloutReward(**keys, **row, contribution=0.0))
+        session.add(tables.RolloutReward(**keys, **row, contribution=total))
     return rollout
 
 
@@ -98,6 +109,22 @@ async def test_a_result_of_an_evaluation_is_the_newest_total(api_http: httpx.Asy
     await api_http.post(f"/v1/rollouts/{rollout.id}/regrades", json=LENIENT)
     mean = (await api_http.get(evaluations)).json()["items"][0]["results"]["reward"]["mean"]
     assert mean == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(("evaluated", "reward"), [(True, 0.9), (False, None)])
+async def test_a_rollout_that_was_excluded_without_a_grade_gets_its_first_total(
+    api_http: httpx.AsyncClient, database: Database, evaluated: bool, reward: float | None
+) -> None:
+    rollout = await graded(database, evaluated=evaluated, total=None)
+    made = await api_http.post(f"/v1/rollouts/{rollout.id}/regrades", json=LENIENT)
+    assert (made.status_code, made.json()["revision"], made.json()["total"]) == (201, 2, pytest.approx(0.9)), made.text
+    found = await shown(api_http, rollout)
+    assert (found["state"], found["reward"]) == ("excluded", reward and pytest.approx(reward))
+    assert [(one["component"], one["revision"]) for one in found["components"]] == [("answer", 2), ("brief", 2)]
+    if evaluated:
+        path = f"/v1/runs/{rollout.run_id}/evaluations"
+        results = (await api_http.get(path)).json()["items"][0]["results"]
+        assert (results["rollouts"], results["reward"]["mean"]) == ({"finished": 1}, pytest.approx(0.9))
 
 
 async def test_two_regrades_at_once_have_two_revisions(api_http: httpx.AsyncClient, database: Database) -> None:
@@ -153,7 +180,7 @@ async def test_a_grading_that_fails_changes_nothing(api_http: httpx.AsyncClient,
         refused = await answered_by_grader(database, asking, state="failed", value=None, explanation="p answers 500")
         assert refused.status_code == 409 and "judge: p answers 500" in refused.json()["detail"]
     assert (await shown(api_http, rollout))["regrades"] == []
-    lost = await graded(database, evaluated=False, total=None)
+    lost = await graded(database, evaluated=False, total=None, lost="lease_lost")
     refused = await api_http.post(f"/v1/rollouts/{lost.id}/regrades", json=LENIENT)
     assert refused.status_code == 409 and "has no reward of components" in refused.json()["detail"]
     assert (await api_http.post("/v1/rollouts/none/regrades", json=LENIENT)).status_code == 404

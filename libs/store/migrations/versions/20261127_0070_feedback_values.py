@@ -2,7 +2,7 @@
 
 from alembic import op
 
-revision = "20261127_0069b"
+revision = "20261127_0070"
 down_revision = "20261127_0069"
 branch_labels = None
 depends_on = None
