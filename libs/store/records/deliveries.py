@@ -108,9 +108,10 @@ def _seconds(ranges: str) -> str:
 
 # Of attempt a of run r: `waited`, the seconds in which its requests waited for the platform; `lost`, those of requests
 # that got no answer while no other did, nor a later try of the same; `unanswered`, those of `lost` after the attempt's
-# last answer; `answered`, those of its longest request with an answer. Requests that waited at the same time count
-# once, and none waits while another one of the attempt is sampled: otherwise an agent could make any failure the
-# platform's by many concurrent requests, which wait for each other.
+# last answer; `answered`, those of its longest request with an answer, its waits left out. Requests that waited at the
+# same time count once, and none waits while another one of the attempt is sampled: otherwise an agent could make any
+# failure the platform's by many concurrent requests, which wait for each other. A request's waits stand at its
+# beginning here, those in the middle of its answer, too: their sum is known, and the rest is the time of its tokens.
 WAITS = f"""
     SELECT {_seconds("waits")} AS waited, {_seconds("lost")} AS lost,
            {_seconds("lost * int8multirange(int8range(last_answer, NULL))")} AS unanswered,
@@ -121,9 +122,9 @@ WAITS = f"""
                - coalesce(range_agg(sampled), '{{}}') - coalesce(range_agg(span) FILTER (WHERE delivered), '{{}}')
                    AS lost,
                max(upper(span)) FILTER (WHERE delivered) AS last_answer,
-               max(seconds) FILTER (WHERE delivered) AS answered
+               max(seconds - least(waited, seconds)) FILTER (WHERE delivered) AS answered
         FROM (
-            SELECT delivered, seconds, int8range(sequence, sequence + (waited * 1e9)::bigint) AS wait,
+            SELECT delivered, seconds, waited, int8range(sequence, sequence + (waited * 1e9)::bigint) AS wait,
                    int8range(sequence + (least(waited, seconds) * 1e9)::bigint, sequence + (seconds * 1e9)::bigint)
                        AS sampled,
                    int8range(sequence, sequence + (seconds * 1e9)::bigint, '[]') AS span,

@@ -46,7 +46,8 @@ WAITING_SHARE = 0.2
 
 Why not 0: every change of weights holds calls for a moment, and that must not excuse an agent that never ends."""
 USUAL_FACTOR = 2.0
-"""A request that a timeout cut counts as unanswered when it took so many times the longest of the attempt's others."""
+"""A request that a timeout cut counts as unanswered when it took so many times the attempt's longest with an
+answer, without the waits of that one."""
 UNANSWERED_SECONDS = 1.0
 """A last request without an answer counts when it waited for so long: an engine in good health answers before."""
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import deque
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Literal
 
 import numpy as np
@@ -23,6 +25,11 @@ TopLogprobs = list[tuple[float, int]]
 FinishReason = Literal["stop", "length"]
 GREEDY_BELOW = 1e-6
 """Temperatures that engines treat as 0 (SGLang's own bound)."""
+TOKEN_SECONDS = 0.1
+"""A token's time at an engine that has not answered yet; that of a slow one, so that no healthy one seems to stall."""
+LATE_SECONDS = 1.0
+LATE_FACTOR = 2.0
+REMEMBERED_EVENTS = 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +151,64 @@ class Prompt:
     is_fork: bool
 
 
+class Stalls:
+    """The times after a choice's first token in which its engine sampled nothing: the client waits for the platform.
+
+    An event with n tokens is late when it comes more than a second after twice the time that n tokens usually take. The
+    time beyond their usual one is then a stall. A token usually takes the median of the answer's own tokens; the
+    engine's median counts twice among them, so that it decides where the answer has hardly begun. After the loss of an
+    engine all time since the last token is a stall, because the client gets nothing of it.
+
+    Times are `time.perf_counter()`. `paces`: seconds a token of the latest events.
+    """
+
+    __slots__ = ("_found", "_is_lost", "_last_at", "_piece", "_usual", "paces")
+
+    def __init__(self) -> None:
+        self.paces: deque[float] = deque(maxlen=REMEMBERED_EVENTS)
+        self._found: list[tuple[float, float]] = []
+        self._last_at: float | None = None
+        self._is_lost = False
+        self._usual = TOKEN_SECONDS
+        self._piece = 1
+
+    def begin(self, usual: float, piece: int) -> None:
+        """Another request to an engine begins. usual: its seconds a token; piece: tokens of its events at most."""
+        self.paces.clear()
+        self._usual, self._piece = usual, piece
+
+    def arrived(self, at: float, count: int) -> None:
+        """Notes an event with so many new tokens; 0 for the end of an answer."""
+        if (last_at := self._last_at) is not None:
+            gap = at - last_at
+            if self._is_lost:
+                self._found.append((last_at, at))
+            elif gap > LATE_SECONDS and (stalled := self._stalled(gap, count)):
+                # Nobody knows whether it came before the tokens or after them.
+                self._found.append((last_at, last_at + stalled))
+            if count and not self._is_lost:
+                self.paces.append(gap / count)
+        elif not count:
+            return
+        self._last_at, self._is_lost = at, False
+
+    def lose(self) -> None:
+        """The engine was lost: all time until the next token is a stall."""
+        self._is_lost = True
+
+    def seconds(self, until: float) -> float:
+        """How long they lasted up to a moment."""
+        found = sum(max(0.0, min(end, until) - begin) for begin, end in self._found)
+        if self._last_at is None or until <= self._last_at:
+            return found
+        gap = until - self._last_at
+        return found + (gap if self._is_lost else self._stalled(gap, self._piece))
+
+    def _stalled(self, gap: float, count: int) -> float:
+        due = count * median([self._usual, self._usual, *self.paces])
+        return gap - due if gap > LATE_SECONDS + LATE_FACTOR * due else 0.0
+
+
 @dataclass(slots=True, eq=False)
 class SampledTokens:
     """The tokens of one choice while they arrive; each list has one entry a token. Times are `time.perf_counter()`.
@@ -164,6 +229,7 @@ class SampledTokens:
     accepted_at: float | None = None
     first_token_at: float | None = None
     ended_at: float | None = None
+    stalls: Stalls = field(default_factory=Stalls)
 
 
 @dataclass(frozen=True, slots=True)

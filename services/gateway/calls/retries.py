@@ -102,7 +102,8 @@ class InFlightCall:
         self.gives_up = asyncio.get_running_loop().call_later(self.abandoned_seconds, task.cancel)
 
     def waited_seconds(self) -> float:
-        """How long the client has waited for the platform: for an engine, and for the record of the answer.
+        """How long the client has waited for the platform: for an engine, also one that stops in the middle of an
+        answer, and for the record of the answer.
 
         Sampling is no wait. A client that left before any token is known of waited for all of its time.
         """
@@ -112,7 +113,11 @@ class InFlightCall:
         if len(accepted) < len(self.choices) or max(accepted) >= until:
             return until - arrived
         ended = max((choice.ended_at or until for choice in self.choices), default=until)
-        return max(accepted) - arrived + max(0.0, min(until, self.recorded_at or until) - ended)
+        waits = (
+            (choice.accepted_at or until) - arrived + choice.stalls.seconds(min(until, choice.ended_at or until))
+            for choice in self.choices
+        )
+        return max(waits) + max(0.0, min(until, self.recorded_at or until) - ended)
 
     def progressed(self) -> None:
         """Notifies every listener."""

@@ -11,6 +11,7 @@ import asyncio
 import io
 import math
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
@@ -19,9 +20,11 @@ import orjson
 
 from leyden.libs.contracts.states import CONTEXT_EXCEEDED
 from leyden.libs.telemetry import inject, logger
-from leyden.services.gateway.calls.context import SampledTokens
+from leyden.services.gateway.calls.context import SampledTokens, Stalls
+from leyden.services.gateway.engine.pace import Pace
 from leyden.services.gateway.engine.pool import Endpoint, EnginePool, HoldTimeout
 from leyden.services.gateway.engine.sglang import (
+    PIECE_TOKENS,
     EngineLost,
     EngineRequest,
     SampleBuilder,
@@ -66,6 +69,7 @@ class EngineClient:
         self._hold_seconds = hold_seconds
         self._silence_seconds = silence_seconds
         self._context_lengths: dict[str, int] = {}
+        self._paces: defaultdict[str, Pace] = defaultdict(Pace)
         self._authorization = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
@@ -101,6 +105,7 @@ class EngineClient:
             except EngineLost as lost:
                 log.info("engine request lost", engine=endpoint.url, cause=lost.cause, detail=str(lost)[:200])
                 ENGINE_RETRIES.labels(lost.cause).inc()
+                tokens.stalls.lose()
                 if len(tokens.ids) > before:
                     hold.renew()
                     failures = 0
@@ -136,16 +141,21 @@ class EngineClient:
         builder = SampleBuilder(request, tokens, on_progress, weight_version=stated)
         if endpoint.policy_version is not None:
             builder.newest_version = endpoint.policy_version
+        pace = self._paces[endpoint.url]
+        piece = 1 if request.stream else min(PIECE_TOKENS, request.max_tokens - len(tokens.ids))
+        tokens.stalls.begin(pace.usual, piece)
         body = request_body(request, tokens, request_id, endpoint.weight_version, endpoint.adapter)
         # A task of its own: it reads the rest of the answer while a cancelled call aborts the request.
         exchange = asyncio.create_task(self._generate(endpoint, body, builder))
         try:
             await asyncio.shield(exchange)
         except asyncio.CancelledError:
-            await self._abort(endpoint, request_id, exchange)
+            if not await self._abort(endpoint, request_id, exchange):
+                tokens.stalls.lose()
             raise
         finally:
             exchange.cancel()
+            pace.learn(tokens.stalls)
         if tokens.finish is None:
             cause = "aborted" if builder.was_aborted else "connection"
             raise EngineLost(cause, "the answer ended before it was finished")
@@ -187,10 +197,12 @@ class EngineClient:
             builder.newest_version = math.inf if newest is None else newest
             builder.add_event(event)
 
-    async def _abort(self, endpoint: Endpoint, request_id: str, exchange: asyncio.Task[None]) -> None:
+    async def _abort(self, endpoint: Endpoint, request_id: str, exchange: asyncio.Task[None]) -> bool:
         """Stops generation and waits `ABORT_SECONDS` for the tokens sampled until then.
 
         An engine with a separate admin key refuses the abort; it stops when the connection closes.
+
+        Returns: whether the engine gave any answer
         """
         try:
             async with asyncio.timeout(ABORT_SECONDS):
@@ -200,6 +212,8 @@ class EngineClient:
                 await asyncio.wait({exchange})
         except (aiohttp.ClientError, OSError) as error:
             log.info("abort not delivered", engine=endpoint.url, error=str(error))
+            return isinstance(error, aiohttp.ClientResponseError)
+        return True
 
     async def _get(self, endpoint: Endpoint, path: str) -> aiohttp.ClientResponse:
         timeout = aiohttp.ClientTimeout(total=CONNECT_SECONDS)
@@ -233,6 +247,8 @@ def _restart(request: EngineRequest, tokens: SampledTokens) -> None:
         raise Unavailable(message, code="engine_unavailable", retry_after_seconds=1)
     for column in (tokens.ids, tokens.logprobs, tokens.policy_versions, tokens.top_logprobs):
         column.clear()
+    tokens.accepted_at = tokens.first_token_at = None
+    tokens.stalls = Stalls()
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -198,6 +198,8 @@ class SampleBuilder:
         end = start + min(len(ids), len(entries))
         self._check_range(start, end, received, finish)
         self._extend(meta, ids, entries, start, end, is_last=finish is not None)
+        if finish is not None:
+            self._tokens.stalls.arrived(time.perf_counter(), 0)
         if finish == "abort":
             self.was_aborted = True
         elif finish is not None:
@@ -274,13 +276,15 @@ class SampleBuilder:
             raise ValueError(f"{cached} cached tokens of a prompt of {len(self._request.prompt_ids)}")
         tokens.policy_versions[self._base + first :] = versions
         if logprobs:
+            now = time.perf_counter()
             if not tokens.ids:
                 tokens.accepted_at = self._sent_at
-                tokens.first_token_at = time.perf_counter()
+                tokens.first_token_at = now
                 tokens.cached_tokens = cached
             tokens.ids += ids[new]
             tokens.logprobs += logprobs
             tokens.top_logprobs += tops
+            tokens.stalls.arrived(now, len(logprobs))
             self._on_progress()
         if own_end < end:
             raise EngineLost("wrong_run", "the engine has changed to another run")

@@ -343,6 +343,9 @@ async def add_request(scene: Scene, rollout: tables.Rollout, since: float, **col
                            for n in range(8)], False),
         ("agent_error", None, [(9.0 + 0.001 * n, {"waited_seconds": 1.0 * n, "seconds": 1.0 + n}) for n in range(8)],
          False),
+        # Answers that came after long waits do not make a wait for an engine that is gone a usual one.
+        ("timeout", None, [(9.0, {"delivered": True, "waited_seconds": 5.0, "seconds": 5.5}), (1.9, {})], True),
+        ("timeout", None, [(9.0, {"delivered": True, "waited_seconds": 0.0, "seconds": 5.5}), (1.9, {})], False),
         # Two at once, and the engine is away after the first.
         ("agent_error", None, [(9.0, {"waited_seconds": 0.0, "seconds": 1.0, "delivered": True}),
                                (8.9, {"waited_seconds": 8.0, "seconds": 8.0})], True),

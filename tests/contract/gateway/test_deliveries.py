@@ -102,6 +102,67 @@ async def test_a_client_that_leaves_before_any_token_has_waited_for_all_of_its_t
     assert 0.7 < row.waited_seconds == row.seconds < 20.0
 
 
+@pytest.mark.parametrize("hears", [True, False], ids=["hears the abort", "is deaf"])
+async def test_an_engine_that_stops_in_the_middle_of_an_answer_is_waited_for(tmp_path, database, monkeypatch, hears):
+    monkeypatch.setattr("leyden.services.gateway.engine.client.ABORT_SECONDS", 0.3)
+    go = asyncio.Event()
+
+    async def pace(tokens: int) -> None:
+        while tokens and not (go.is_set() or (hears and stage.engine.aborted)):
+            await asyncio.sleep(0.01)
+
+    async with scene(tmp_path, database, engine={"pace": pace}, abandoned_seconds=0.1) as stage:
+        await give_up(stage, 3.0)
+        (row,) = await ended(database, 1)
+        go.set()
+        (call,) = await stage.calls()
+    assert (row.delivered, call.status, call.completion_tokens) == (False, "aborted", 1)
+    assert 2.0 < row.waited_seconds <= row.seconds
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_pause_of_the_engine_in_the_middle_of_an_answer_is_waited_for(tmp_path, database, stream):
+    async def pace(tokens: int) -> None:
+        await asyncio.sleep(1.5 if tokens == 2 else 0)
+
+    async with scene(tmp_path, database, engine={"pace": pace}) as stage, stage.client() as client:
+        # Other answers show how fast this engine is.
+        for _ in range(2):
+            pause, stage.engine.pace = stage.engine.pace, None
+            await client.chat.completions.create(model="m", messages=HI)
+            stage.engine.pace = pause
+        answer: Any = await client.chat.completions.create(model="m", messages=HI, stream=stream)
+        if stream:
+            assert [chunk async for chunk in answer]
+        *_, row = await ended(database, 3)
+    assert row.delivered is True
+    assert 1.3 < row.waited_seconds <= row.seconds
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_time_from_the_loss_of_an_engine_to_the_next_token_is_waited_for(tmp_path, database, stream):
+    def pace(tokens: int) -> None:
+        if tokens == 2:
+            stage.engine.refuses = (503, {"error": {"message": "loading"}})
+
+    async with scene(tmp_path, database, engine={"pace": pace}) as stage, stage.client() as client:
+        stage.engine.dies_after = 3
+
+        async def ask() -> None:
+            answer: Any = await client.chat.completions.create(model="m", messages=HI, stream=stream)
+            if stream:
+                assert [chunk async for chunk in answer]
+
+        asking = asyncio.create_task(ask())
+        await eventually(lambda: stage.engine.refuses is not None)
+        await asyncio.sleep(0.9)
+        stage.engine.pace = stage.engine.refuses = None
+        await asking
+        (row,) = await ended(database, 1)
+    assert row.delivered is True
+    assert 0.5 < row.waited_seconds <= row.seconds
+
+
 @pytest.mark.parametrize("counts_tries", [True, False])
 async def test_a_repeat_joins_the_call_that_its_first_try_left(tmp_path, database, counts_tries):
     go = asyncio.Event()
