@@ -10,13 +10,16 @@ GIVEN = """(coalesce((SELECT sum(value) FROM rewards WHERE rollout_id = rollouts
                 WHERE rollout_id = rollouts.id AND coalesce(attempt, rollouts.attempt) = rollouts.attempt), 0))"""
 """SQL over `rollouts`: all that was given to a rollout or to one of its calls."""
 
-# An evaluation's failures have no reward of their own: at every moment all versions are measured by one number.
+# An evaluation's failures have no reward of their own: at every moment all versions are measured by one number, above
+# which nothing lifts a failure that was given to it on the way.
 REWARD = f"""(coalesce((
         SELECT regrades.total FROM regrades JOIN groups ON groups.id = rollouts.group_id
         WHERE regrades.rollout_id = rollouts.id AND regrades.attempt = coalesce(rollouts.attempt, regrades.attempt)
         AND groups.evaluation_id IS NOT NULL AND rollouts.state IN ('finished', 'excluded')
         ORDER BY regrades.revision DESC LIMIT 1), rollouts.reward, (
-        SELECT least(0, run_status.smallest_reward) FROM groups JOIN run_status ON run_status.run_id = groups.run_id
+        SELECT least(0, run_status.smallest_reward)
+            - CASE WHEN rollouts.reason = 'succeeded' THEN 0 ELSE greatest(0, {GIVEN}) END
+        FROM groups JOIN run_status ON run_status.run_id = groups.run_id
         WHERE groups.id = rollouts.group_id AND groups.evaluation_id IS NOT NULL AND rollouts.state = 'finished'))
     + {GIVEN})"""  # noqa: S608  # constants alone
 """SQL over `rollouts`; null unless the rollout is finished, or was graded after it was excluded from an evaluation."""

@@ -16,7 +16,7 @@ from leyden.libs.contracts.config.graders import RelativeModel, ScoreModel
 from leyden.libs.contracts.config.reward import Component
 from leyden.libs.store.alarms.trends import jump, mean_deviates, trend
 from leyden.libs.store.database import ReadSession
-from leyden.libs.store.rewards import REWARD
+from leyden.libs.store.read.best import measured_tasks, own_evaluations
 
 TREND_STEPS, LEAST_STEPS = ALARM_RULES["component_rises_alone"].window, ALARM_RULES["component_rises_alone"].at_least
 """The newest steps, whose trends are judged; fewer have none."""
@@ -56,27 +56,6 @@ _STEPS = text("""
     GROUP BY g.step ORDER BY g.step
 """)
 
-# Whole evaluations of the tasks that the run's first evaluation has: a part compares no versions.
-_HELD_OUT = text(f"""
-    WITH sized AS (
-        SELECT e.id, e.number, e.dataset_id, least(d.task_count, e.max_tasks) AS tasks,
-               coalesce(e.policy_version, (
-                   SELECT min(admitted_version) FROM groups WHERE evaluation_id = e.id)) AS version
-        FROM evaluations e JOIN datasets d ON d.id = e.dataset_id WHERE e.run_id = :run
-    ), whole AS (
-        SELECT DISTINCT ON (e.version) e.id, e.version
-        FROM sized e JOIN (SELECT * FROM sized ORDER BY number LIMIT 1) AS first
-            ON first.dataset_id = e.dataset_id AND first.tasks = e.tasks
-        WHERE e.tasks = (SELECT count(*) FROM groups WHERE evaluation_id = e.id AND state = 'complete')
-        ORDER BY e.version DESC, e.number LIMIT :newest
-    )
-    SELECT whole.version, groups.task_number AS task, avg(earned.reward)::float8 AS mean
-    FROM whole JOIN groups ON groups.evaluation_id = whole.id
-    JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished'
-    CROSS JOIN LATERAL (SELECT {REWARD} AS reward) AS earned
-    WHERE earned.reward IS NOT NULL GROUP BY 1, 2
-""")  # noqa: S608  # constants alone
-
 
 @dataclass(frozen=True)
 class StepMeans:
@@ -111,12 +90,13 @@ async def of_trends(session: ReadSession, run_id: str, config: RunConfig, made: 
         return
     for one in (*judge_components(newest, weighed), *judge_judges(newest, weighed), *judge_growth(newest)):
         yield one
-    if config.evaluation is not None and newest:
-        limit = ALARM_RULES["held_out_falls"].window
-        means: dict[int, dict[int, float]] = defaultdict(dict)
-        for row in await session.execute(_HELD_OUT, {"run": run_id, "newest": limit}):
-            means[row.version][row.task] = row.mean
-        for one in judge_held_out(newest, means):
+    rule = ALARM_RULES["held_out_falls"]
+    rewards = [step.reward for step in newest if step.reward is not None]
+    # Evaluations are read where the training reward rises alone.
+    if config.evaluation is not None and len(rewards) >= LEAST_STEPS and trend(rewards) >= rule.limit:
+        measured = own_evaluations(await measured_tasks(session, run_id), config)
+        means = {one.version: one.means for one in measured if one.is_compared}
+        for one in judge_held_out(newest, {version: means[version] for version in sorted(means)[-rule.window :]}):
             yield one
 
 

@@ -16,7 +16,7 @@ from leyden.libs.store.alarms.attempts import MAX_CAUSE
 from leyden.libs.store.alarms.hacking import of_trends
 from leyden.libs.store.alarms.steps import FIRST, NEWEST, MadeStep, judge_steps, seconds_between
 from leyden.libs.store.database import ReadSession
-from leyden.libs.store.read.call_counts import absent_roles, of_steps
+from leyden.libs.store.read.call_counts import absent_roles, of_steps, roles_seen
 from leyden.libs.store.runs.trainer_ends import trainer_ends
 from leyden.libs.store.training import read_computation
 
@@ -194,7 +194,10 @@ async def _of_calls(session: ReadSession, run_id: str, steps: Sequence[MadeStep]
     for finding in (*judge_tools(counts), *judge_cut(counts)):
         yield finding
     for absent in (await absent_roles(session, run_id)).values():
-        yield Finding("role_without_calls", absent.reason, {"roles": ", ".join(absent.roles), "calls": 0})
+        seen = await roles_seen(session, run_id, absent.roles)
+        if roles := [role for role in absent.roles if role not in seen]:
+            still = absent._replace(roles=roles)
+            yield Finding("role_without_calls", still.reason, {"roles": ", ".join(roles), "calls": 0})
     rule = ALARM_RULES["stale_groups"]
     if len(newest) >= rule.at_least:
         row = (await session.execute(_STALE, {"run": run_id, "step": newest[0]})).one()

@@ -66,11 +66,10 @@ _FIRST_STEPS = text("""
 """)
 
 
+# Why EXISTS: a role that calls have had once is found early.
 _ROLES_SEEN = text("""
-    SELECT DISTINCT role
-    FROM group_credits,
-         jsonb_object_keys(CASE WHEN jsonb_typeof(calls -> 'roles') = 'object' THEN calls -> 'roles' END) AS role
-    WHERE run_id = :run
+    SELECT role FROM unnest(CAST(:roles AS text[])) AS role
+    WHERE EXISTS (SELECT FROM group_credits WHERE run_id = :run AND jsonb_exists(calls -> 'roles', role))
 """)
 
 
@@ -121,7 +120,7 @@ async def runs_that_train_nothing(session: ReadSession) -> dict[str, tuple[list[
 
 
 async def absent_roles(session: ReadSession, run_id: str | None = None) -> dict[str, AbsentRoles]:
-    """Runs at work, or this one, with roles in `train` that no call has, in their first two steps or later."""
+    """Runs at work, or this one, with roles in `train` that no call of their first two steps has."""
     first = (await session.execute(_FIRST_STEPS, {"run": run_id})).all()
     trained = {row.run_id: (row.steps, roles) for row in first if (roles := _trained_roles(row.config))}
     counts = await _of_runs(session, {name: steps for name, (steps, _) in trained.items()})
@@ -130,10 +129,13 @@ async def absent_roles(session: ReadSession, run_id: str | None = None) -> dict[
         seen = total(counts.get(name, {}).values())
         absent = set(roles) - set(seen.roles) if seen.calls and seen.roles is not None else set()
         if absent:
-            absent -= set(await session.scalars(_ROLES_SEEN, {"run": name}))
-        if absent:
             found[name] = AbsentRoles(steps, [role for role in roles if role in absent], absent == set(roles))
     return found
+
+
+async def roles_seen(session: ReadSession, run_id: str, roles: Sequence[str]) -> set[str]:
+    """Those of the roles that a call of any credited group of the run has."""
+    return set(await session.scalars(_ROLES_SEEN, {"run": run_id, "roles": list(roles)}))
 
 
 def _trained_roles(config: Mapping[str, Any]) -> list[str]:

@@ -116,11 +116,13 @@ _RUNS = text("""
     ORDER BY r.created_at, r.id
 """)
 
+_NOT_OVER = text("""
+    SELECT r.id FROM runs r JOIN policies p ON p.id = r.id LEFT JOIN run_status s ON s.run_id = r.id
+    WHERE coalesce(s.phase, 'pending') NOT IN ('completed', 'failed', 'cancelled')
+""")
+
 _DOCUMENTS = text("""
-    SELECT r.id, r.config::text AS document
-    FROM runs r JOIN policies p ON p.id = r.id LEFT JOIN run_status s ON s.run_id = r.id
-    WHERE NOT (r.id = ANY(:read)) AND coalesce(s.phase, 'pending') NOT IN ('completed', 'failed', 'cancelled')
-    ORDER BY r.id
+    SELECT id, config::text AS document FROM runs WHERE id = ANY(:runs) ORDER BY id
 """)
 
 _EVALUATIONS = text("""
@@ -141,13 +143,18 @@ _EVALUATIONS = text("""
 """)
 
 
-async def read_documents(session: ReadSession, read: Iterable[str]) -> dict[str, str | None]:
-    """Reads the documents of runs and policies that are not over, without those that were read before.
+async def runs_not_over(session: ReadSession) -> set[str]:
+    """The ids of runs and policies that are not over."""
+    return set(await session.scalars(_NOT_OVER))
+
+
+async def read_documents(session: ReadSession, runs: Iterable[str]) -> dict[str, str | None]:
+    """Reads the documents of runs and policies.
 
     Returns: by id the reason for which a document does not parse, None for one that does
     """
     reasons: dict[str, str | None] = {}
-    for row in await session.execute(_DOCUMENTS, {"read": list(read)}):
+    for row in await session.execute(_DOCUMENTS, {"runs": list(runs)}):
         try:
             _parsed(row.document)
             reasons[row.id] = None

@@ -16,7 +16,7 @@ from leyden.libs.faults import fault_point
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.read.best import Measurement, measured_tasks, own_evaluations
 from leyden.libs.store.read.call_counts import absent_roles, runs_that_train_nothing
-from leyden.libs.store.runs.facts import RunFacts, read_documents
+from leyden.libs.store.runs.facts import RunFacts, read_documents, runs_not_over
 from leyden.libs.store.runs.phases import (
     Phase,
     cancel_open_work,
@@ -148,7 +148,9 @@ class Documents:
 
     async def broken(self, session: ReadSession) -> dict[str, str]:
         """Returns the runs and policies whose document does not parse, with the reason."""
-        found = await read_documents(session, self._read)
+        now = await runs_not_over(session)
+        self._read &= now
+        found = await read_documents(session, unread) if (unread := now - self._read) else {}
         self._read |= {run for run, reason in found.items() if reason is None}
         return {run: reason for run, reason in found.items() if reason is not None}
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from leyden.libs.contracts.conversation import Json, ToolCall
+from leyden.services.gateway.errors import BadRequest
 
 WireTools = Mapping[str, Json]
 """The type and name of a tool in the request, and its namespace if it has one, by the name of its function."""
@@ -17,11 +19,20 @@ LEGACY = "function_call"
 """The type of the functions of a request that sends `functions` in place of `tools`."""
 
 
-def custom_function(name: str, description: str | None, form: Json | None) -> Json:
-    """Returns the function of a custom tool. Args: form: that of its input; a grammar's members are beside its type."""
+def custom_function(name: str, description: Any, form: Any) -> Json:
+    """Returns the function of a custom tool.
+
+    Args: form: that of its input; a grammar's members are beside its type, or in `grammar`
+    Raises: BadRequest: the description is no text, or the form no object
+    """
+    if not isinstance(description, str | None) or not isinstance(form, dict | None):
+        message = f"tools: the description of custom tool {name} is a text, and its format is an object."
+        raise BadRequest(message, param="tools", code="invalid_type")
     described = [description]
     if form and form.get("type") == "grammar":
-        described.append(f"The input has this {form.get('syntax')} grammar:\n{form.get('definition')}")
+        nested = form.get("grammar")
+        grammar = nested if isinstance(nested, dict) else form
+        described.append(f"The input has this {grammar.get('syntax')} grammar:\n{grammar.get('definition')}")
     parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     return {"name": name, "description": "\n\n".join(filter(None, described)), "parameters": parameters}
 
@@ -51,8 +62,7 @@ def chat_tools(tools: Sequence[Json], functions: Sequence[Json]) -> tuple[list[J
     for tool in tools:
         if tool["type"] == "custom":
             own = tool["custom"]
-            form = own.get("format") or {}
-            function = custom_function(own["name"], own.get("description"), {**(form.get("grammar") or {}), **form})
+            function = custom_function(own["name"], own.get("description"), own.get("format"))
             offered.append({"type": "function", "function": function})
             wire[own["name"]] = {"type": "custom", "name": own["name"]}
         else:

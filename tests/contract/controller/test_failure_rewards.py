@@ -133,6 +133,8 @@ async def test_evaluations_measure_failures_of_all_versions_by_one_number(scene:
         await builders.finish_rollout(scene.database, solved, reward=1.0)
         await builders.finish_rollout(scene.database, crashed, reward=None, kind="agent_error")
         async with scene.database.session() as session:
+            # A reward on the way to a crash lifts it above no other failure.
+            session.add(tables.ExternalReward(rollout_id=crashed.id, key="k", name="reward", value=0.3))
             await complete_groups(session)
         async with scene.database.read() as session:
             page = await list_evaluations(session, run.id, cursor=None, limit=9)

@@ -27,6 +27,7 @@ from leyden.services.controller.settings import PoolSettings, Settings
 from leyden.services.controller.tick import Controller
 from leyden.services.controller.trainers.models import TrainerModels
 from leyden.services.controller.trainers.supervisor import TrainerSupervisor
+from leyden.services.controller.upkeep.alarms import judge_all
 from leyden.services.controller.worker import take_over
 from tests.support import builders
 from tests.support.alarms import alarm_lines
@@ -947,3 +948,7 @@ async def test_a_document_that_does_not_parse_fails_its_own_run_alone(scene: Sce
     assert (phase, str(reason)[:51]) == ("failed", "the stored document does not parse: algorithm: Inpu")
     assert await scene.phase(good) == ("running", None)
     assert await scene.groups(good)
+    await judge_all(scene.database)
+    async with scene.database.read() as session:
+        judged = await session.get_one(tables.RunStatus, broken.id)
+        assert judged.judged_end == judged.finished_at is not None

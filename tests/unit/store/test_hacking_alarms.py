@@ -125,15 +125,15 @@ async def test_each_rule_raises_its_alarm_alone(
 async def test_held_out_rewards_that_fall_are_judged_by_whole_evaluations(database: Database) -> None:
     tasks = [{"question": str(number)} for number in range(10)]
     held_out = await builders.add_dataset(database, tasks, name="held out")
-    run = await made(database, {"evaluation": {"dataset": "held out"}}, 20, reward=up)
+    run = await made(database, {"evaluation": {"dataset": "held out", "every": 10}}, 20, reward=up)
 
-    for version in (0, 10, 20):
+    for number, version in enumerate((0, 10, 20), 1):
         columns = {"policy_version": version or None, "rollouts_per_task": 1, "dataset_id": held_out.id}
         async with database.session() as session:
-            session.add(tables.Evaluation(id=f"{run.id}.e{version + 1}", run_id=run.id, number=version + 1, **columns))
+            session.add(tables.Evaluation(id=f"{run.id}.e{number}", run_id=run.id, number=number, **columns))
 
     async def measure(version: int, numbers: range) -> None:
-        owner = {"evaluation_id": f"{run.id}.e{version + 1}", "dataset_id": held_out.id, "state": "complete"}
+        owner = {"evaluation_id": f"{run.id}.e{version // 10 + 1}", "dataset_id": held_out.id, "state": "complete"}
         for task in numbers:
             columns = {"size": 1, "admitted_version": version, "task_number": task}
             _, [rollout] = await builders.add_group(database, run, task, **columns, **owner)

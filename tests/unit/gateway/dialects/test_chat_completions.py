@@ -135,3 +135,9 @@ def test_an_empty_stop_string_stops_nothing(stop: Any, stops: tuple[str, ...]) -
 def test_a_tool_without_a_name_is_refused(tool: Any) -> None:
     with pytest.raises(BadRequest, match=r"tools\.0"):
         parsed(tools=[tool])
+
+
+@pytest.mark.parametrize("wrong", [{"format": "text"}, {"description": ["Patches."]}])
+def test_a_custom_tool_of_another_form_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="custom tool patch is a text, and its format is an object"):
+        parsed(tools=[{"type": "custom", "custom": {"name": "patch", **wrong}}])
