@@ -76,7 +76,7 @@ NODE_PATH = PATH="$(abspath $(BIN)):$$PATH"
 CONSOLE_IF_POSSIBLE = $(MAKE) --silent console || echo "going on without the console: see the error above, then run make console"
 
 .DEFAULT_GOAL := help
-.PHONY: experiment test-experiments test-long test-gpu help console screenshots structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down demo bench bench-gpu bench-swap bench-peers bench-page soak growth fuzz docs migrate migration clean
+.PHONY: experiment test-experiments test-long test-gpu test-trackers help console screenshots structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down demo bench bench-gpu bench-swap bench-peers bench-page soak growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -316,6 +316,10 @@ test-cluster-long: $(CACHE)/tools/.ready ## the same with every fault, upgrade, 
 test-agents: $(VENV)/.ready ## agents of every framework against the gateway; writes docs/frameworks.md
 	$(if $(AGENTS),,$(BIN)/python -m tests.frameworks.environments)
 	$(BIN)/pytest -vv tests/frameworks/suite.py $(if $(AGENTS),-k "$(AGENTS)")
+
+test-trackers: setup ## trackers against the library of W&B, which is in no other environment for its size
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt '.[wandb]'
+	$(BIN)/pytest tests/unit/trackers
 
 screenshots: setup ## write the pictures of the console's how-to, of a run that trained
 	$(BIN)/python -m tests.campaigns.screenshots

@@ -182,7 +182,7 @@ _RULES = (
         "Credit excludes groups, which train nothing and are sampled again.",
         "share of the groups that credit excluded",
         *(0.1, 20, "groups", 1),
-        "read the cause; after 16 such groups in a row the run fails",
+        "read the cause; after CONTROLLER_GROUPS_WITHOUT_SUCCESS such groups in a row the run fails",
     ),
     AlarmRule(
         "answers_cut",

@@ -17,8 +17,6 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-pytest.importorskip("gepa")
-
 from leyden.libs.client import Client
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database

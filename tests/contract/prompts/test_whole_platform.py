@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("gepa")
-
 from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
 from tests.campaigns.soak import small_platform

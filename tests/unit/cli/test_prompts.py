@@ -43,7 +43,6 @@ def optimise(folder: Path, **document: Any) -> Result:
 def test_a_document_without_a_part_is_refused_with_the_remedy(
     tmp_path: Path, document: dict[str, Any], words: str
 ) -> None:
-    pytest.importorskip("gepa")
     said = optimise(tmp_path, **document)
     assert said.exit_code == 2 and words in said.stderr
     assert [one.name for one in tmp_path.iterdir()] == ["run.json"]

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("gepa")
-
 from leyden.libs.client import Client
 from leyden.libs.prompts.errors import PromptError
 from leyden.libs.prompts.journal import FILE, Journal

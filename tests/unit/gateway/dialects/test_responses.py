@@ -1,4 +1,4 @@
-"""What belongs to a vendor's server in a request of the Responses API is not shown to the model, and recorded."""
+"""The Responses API leaves out what a vendor's server would run, and the record of the call names it."""
 
 from __future__ import annotations
 
