@@ -11,6 +11,7 @@ axis of every curve.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -65,7 +66,17 @@ class WandBLog:
             self._lock.close()
             raise TrackerError(f"another process writes {subject.id} into {folder}: end it, or set WANDB_DIR") from None
         self._run: Any = None
+        self._await_end_of_writers()
         self.written = {key for path in self._files() for row in rows(path) for key in _keys(row)}
+
+    def _await_end_of_writers(self) -> None:
+        """Waits for W&B's own process, which writes on for a moment where ours was killed. Raises: TrackerError"""
+        deadline = time.monotonic() + FLUSH_SECONDS
+        while any(_is_written(path) for path in self._files()):
+            if time.monotonic() > deadline:
+                self._lock.close()
+                raise TrackerError(f"another process writes {self._subject.id}: end it, or set WANDB_DIR")
+            time.sleep(0.05)
 
     def _files(self) -> list[Path]:
         return sorted((self._folder / "wandb").glob(f"*run-*-{self._subject.id}/run-{self._subject.id}.wandb"))
@@ -90,8 +101,10 @@ class WandBLog:
                 x_disable_meta=True, x_disable_machine_info=True, x_save_requirements=False,
                 x_transaction_log_flush_interval=0.1,
             )  # fmt: skip
-            named = {"id": self._subject.id, "name": self._subject.title, "project": self._project}
-            self._run = wandb.init(**named, dir=self._folder, mode="offline", reinit="create_new", settings=settings)
+            self._run = wandb.init(
+                id=self._subject.id, name=self._subject.title, project=self._project, dir=self._folder,
+                mode="offline", reinit="create_new", settings=settings,
+            )  # fmt: skip
             self._run.define_metric("*", step_metric=STEP)
         return self._run
 
@@ -108,6 +121,19 @@ class WandBLog:
         if self._run is not None:
             self._run.finish(exit_code=int(phase in FAILED))
         self._lock.close()
+
+
+def _is_written(path: Path) -> bool:
+    """Whether a process has the file open to write; False where the system cannot tell (Linux can, for local files)."""
+    if not hasattr(fcntl, "F_SETLEASE"):
+        return False
+    with path.open("rb") as file:
+        try:
+            # A lease to read is granted where nobody has the file open to write; it ends as the file is closed.
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        except OSError as error:
+            return error.errno == errno.EAGAIN
+    return False
 
 
 def _keys(row: dict[str, Any]) -> Iterator[tuple[str, int]]:
