@@ -17,9 +17,7 @@ def step_points(metrics: Metrics, started: datetime) -> Iterator[Point]:
     begin = started.timestamp()
     for series in metrics.series:
         for step, seconds, value in series.points:
-            # A run without a reference policy has no KL, and its trainer writes 0.
-            if value or series.name != "kl_reference":
-                yield Point(series.name, step, value, begin + seconds)
+            yield Point(series.name, step, value, begin + seconds)
 
 
 def evaluation_points(evaluation: Evaluation, dataset: str) -> Iterator[Point]:

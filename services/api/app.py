@@ -110,6 +110,7 @@ def create_app(settings: Settings) -> FastAPI:
     read = (call_tokens, groups, comparison, events)
     for module in (datasets, runs, attempts, rollouts, *read, platform, access, session, audit):
         app.include_router(module.router)
+    app.include_router(session.signed_in)
     for page in (docs_page, console_page):
         app.include_router(page.router)
     return app

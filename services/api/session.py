@@ -13,9 +13,11 @@ from leyden.libs.service import Problem
 from leyden.libs.service.json_body import JsonRoute
 from leyden.libs.store import access
 from leyden.services.api.audit import changing
-from leyden.services.api.auth import FIRST_ADMIN, Caller, check_origin, cookie_name, find_caller
+from leyden.services.api.auth import FIRST_ADMIN, Caller, GuardedRoute, Reader, check_origin, cookie_name, find_caller
 
 router = APIRouter(prefix="/v1/session", tags=["tokens"], route_class=JsonRoute)
+signed_in = APIRouter(prefix="/v1/session", tags=["tokens"], route_class=GuardedRoute)
+"""For callers whose token was checked before."""
 
 # The request's body or cookie holds the token.
 _WITHOUT_BEARER = {"security": [dict[str, list[str]]()]}
@@ -36,6 +38,13 @@ async def create_session(request: Request, response: Response, asked: SessionReq
     is_secure = request.headers.get("origin", "").startswith("https:")
     response.set_cookie(cookie_name(request), secret, httponly=True, samesite="strict", secure=is_secure, expires=end)
     return Session(name=caller.name, scopes=caller.scopes, expires_at=end)
+
+
+@signed_in.get("")
+async def get_session(request: Request, caller: Reader) -> Session:
+    """Show the rights of the caller's token, so that a page offers what they allow."""
+    known: Caller = request.state.caller
+    return Session(name=known.name, scopes=known.scopes, expires_at=known.expires_at)
 
 
 async def _replace(request: Request, caller: Caller, secret: str) -> Token:

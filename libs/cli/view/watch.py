@@ -232,9 +232,9 @@ def _metrics(steps: Sequence[Step]) -> dict[str, str]:
 
 
 def _metric(step: Step, name: str) -> str:
-    """Three digits; "–" for a KL of 0, which a run without a reference policy has."""
+    """Three digits; "–" for an unknown one."""
     value = step.metrics.get(name)
-    return "–" if value is None or (name == "kl_reference" and not value) else f"{value:.3g}"
+    return "–" if value is None else f"{value:.3g}"
 
 
 def _number(value: float | None) -> str:

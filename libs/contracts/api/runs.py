@@ -109,6 +109,11 @@ class Run(Body):
     """How often a trainer of the run ended without a plan; only in the answer about one run."""
     last_trainer_end: TrainerEnd | None = None
     """The last of these ends."""
+    excluded: dict[str, int] = Field(default_factory=dict)
+    """Training rollouts that left their groups, by reason: the 20 most frequent. Only in the answer about one run."""
+    judge_tokens: int | None = None
+    """Tokens that the run's judges have used, questions and answers together; null where no judge has answered. Only in
+    the answer about one run."""
     best_version: int | None = None
     """The version from 1 that earned most in evaluations, else in training. Only in the answer about one run."""
     best_version_reason: str | None = None

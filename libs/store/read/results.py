@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from sqlalchemy import select, text
@@ -18,7 +18,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.policies import OWN
-from leyden.libs.store.read import call_counts
+from leyden.libs.store.read import call_counts, step_figures
 from leyden.libs.store.read.intervals import TaskSums, statistic
 from leyden.libs.store.read.paging import decode_cursor, page
 from leyden.libs.store.rewards import REWARD, UNGRADED
@@ -137,8 +137,9 @@ _STEP_COMPONENTS = text("""
 
 # All policies of a run learn from its calls, and its document has the roles of each.
 _RUN_OF_POLICY = text("""
-    SELECT runs.id, runs.config, policies.name
-    FROM policies JOIN runs ON runs.id = policies.run_id WHERE policies.id = :run_id
+    SELECT runs.id, runs.config, policies.name, own.config AS own_config
+    FROM policies JOIN runs ON runs.id = policies.run_id JOIN runs AS own ON own.id = policies.id
+    WHERE policies.id = :run_id
 """)
 
 # The mean over rollouts of the mean of their calls: one that made more calls does not weigh more.
@@ -249,10 +250,13 @@ async def _with_rewards(session: ReadSession, run_id: str, rows: Sequence[tables
     facts = _grouped((await session.execute(of_facts, scope)).mappings(), "step")
     components = _grouped((await session.execute(_STEP_COMPONENTS, scope)).mappings(), "step")
     calls = await call_counts.of_steps(session, run_id, scope["steps"])
+    has_reference = (await _of_policy(session, run_id)).config.algorithm.kl_coefficient > 0
     return [
         Step(
             number=row.number,
-            metrics={name: value for name, value in row.metrics.items() if _is_number(value)},
+            metrics=step_figures.known(
+                {name: value for name, value in row.metrics.items() if _is_number(value)}, has_reference=has_reference
+            ),
             groups={record["verdict"]: record["count"] for record in verdicts[row.number]},
             calls=calls.get(row.number, CallCounts()),
             rollouts=rewards[row.number]["rollouts"] if row.number in rewards else 0,
@@ -274,17 +278,24 @@ async def get_metrics(session: ReadSession, run_id: str, names: Sequence[str]) -
     """Time series over the steps of a run: the trainer's metrics, `reward_mean`, `reward_std`, `fact.<name>`, for each
     component of the reward `component.<name>.mean` and `component.<name>.failed_share`, for each tool
     `tool.<name>.calls` and, of the calls whose end is known, `tool.<name>.failed_share`, and for each role of the
-    policy `role.<name>.return_mean` and `role.<name>.calls`.
+    policy `role.<name>.return_mean` and `role.<name>.calls`; and the figures of `step_figures`. One that is unknown at
+    a step has no point there.
 
     Args: run_id: or a further policy's id; names: the wanted series; empty for all
     """
     query = select(tables.Step).where(tables.Step.run_id == run_id).order_by(tables.Step.number)
     steps = await _with_rewards(session, run_id, (await session.scalars(query)).all(), _ROLLOUTS_OF_A_RUN)
-    of_roles = _grouped(await _role_returns(session, run_id), "step")
+    policy = await _of_policy(session, run_id)
+    of_roles = _grouped(await _role_returns(session, policy), "step")
+    figures = await step_figures.read_figures(session, run_id, policy.run_id, steps, policy.roles, policy.others)
     series: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
     for step in steps:
         seconds = (step.created_at - steps[0].started_at).total_seconds()
-        for name, value in (*_values(step), *_role_values(of_roles[step.number])):
+        for name, value in (
+            *_values(step),
+            *_role_values(of_roles[step.number]),
+            *figures[step.number].items(),
+        ):
             series[name].append((step.number, seconds, value))
     chosen = names or sorted(series)
     return Metrics(
@@ -294,12 +305,33 @@ async def get_metrics(session: ReadSession, run_id: str, names: Sequence[str]) -
     )
 
 
-async def _role_returns(session: ReadSession, run_id: str) -> Sequence[Record]:
+@dataclass(frozen=True)
+class _Policy:
+    """A policy of a run: `config` is its own document; the roles whose calls it answers, and those of others."""
+
+    id: str
+    run_id: str
+    config: RunConfig
+    roles: list[str]
+    others: list[str]
+
+
+async def _of_policy(session: ReadSession, policy_id: str) -> _Policy:
+    row = (await session.execute(_RUN_OF_POLICY, {"run_id": policy_id})).one()
+    of_roles = {role.name: (role.policy or OWN) == row.name for role in RunConfig.stored(row.config).roles}
+    return _Policy(
+        id=policy_id,
+        run_id=row.id,
+        config=RunConfig.stored(row.own_config),
+        roles=[name for name, is_own in of_roles.items() if is_own],
+        others=[name for name, is_own in of_roles.items() if not is_own],
+    )
+
+
+async def _role_returns(session: ReadSession, policy: _Policy) -> Sequence[Record]:
     """The returns of the roles whose calls a policy answers, by step and role."""
-    run = (await session.execute(_RUN_OF_POLICY, {"run_id": run_id})).one()
-    roles = [role.name for role in RunConfig.stored(run.config).roles if (role.policy or OWN) == run.name]
-    scope = {"run_id": run_id, "of_calls": run.id, "roles": roles}
-    return (await session.execute(_ROLE_RETURNS, scope)).mappings().all() if roles else []
+    scope = {"run_id": policy.id, "of_calls": policy.run_id, "roles": policy.roles}
+    return (await session.execute(_ROLE_RETURNS, scope)).mappings().all() if policy.roles else []
 
 
 def _values(step: Step) -> Iterable[tuple[str, float]]:

@@ -64,6 +64,15 @@ _PROGRESS = text(f"""
 """)  # noqa: S608  # constants alone
 
 
+EXCLUDED_REASONS = 20
+_EXCLUDED = text("""
+    SELECT coalesce(rollouts.reason, '') AS reason, count(*) AS rollouts
+    FROM rollouts JOIN groups ON groups.id = rollouts.group_id
+    WHERE rollouts.run_id = :run AND rollouts.state = 'excluded' AND groups.evaluation_id IS NULL
+    GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT :limit
+""")
+
+
 async def get_run(session: ReadSession, run_id: str) -> Run:
     """One run with its progress and the counts of its calls.
 
@@ -73,7 +82,16 @@ async def get_run(session: ReadSession, run_id: str) -> Run:
     policies = {
         name: policy.model_copy(update=await _ends(session, policy.id)) for name, policy in run.policies.items()
     }
-    changes = {"calls": await of_run(session, run_id), "policies": policies, **await _ends(session, run_id)}
+    excluded = await session.execute(_EXCLUDED, {"run": run_id, "limit": EXCLUDED_REASONS})
+    changes = {
+        "calls": await of_run(session, run_id),
+        "policies": policies,
+        "excluded": {row.reason: row.rollouts for row in excluded},
+        "judge_tokens": await session.scalar(
+            select(tables.JudgeUsage.tokens).where(tables.JudgeUsage.run_id == run_id)
+        ),
+        **await _ends(session, run_id),
+    }
     return run.model_copy(update=changes)
 
 

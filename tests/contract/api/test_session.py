@@ -33,6 +33,7 @@ async def test_a_token_becomes_a_cookie_that_scripts_and_other_sites_cannot_use(
     assert any(word.startswith("expires=") for word in words)
     assert (await api_http.get("/v1/runs")).status_code == 200
     assert (await api_http.get("/v1/tokens")).status_code == 403
+    assert (await api_http.get("/v1/session")).json() == answer.json()
 
 
 async def test_behind_tls_the_cookie_never_travels_in_clear(api_http: httpx.AsyncClient) -> None:

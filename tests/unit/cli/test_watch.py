@@ -52,7 +52,7 @@ def shown(table: object) -> list[list[str]]:
 def test_steps_are_rows_with_reward_shares_loss_entropy_kl_tokens_and_seconds() -> None:
     trained = {"loss": -0.01234, "entropy": 0.5, "kl_reference": 0.002, "trained_tokens": 1234, "step_seconds": 2.06}
     first = step(1, 0.25, {"memory_first": 0.5, "calls": 2.5}, **trained, forward_seconds=1.0)
-    second = step(2, None, {"memory_first": 1.0}, kl_reference=0.0)
+    second = step(2, None, {"memory_first": 1.0}, kl_reference=None)
     head, one, two = [[cell.strip() for cell in row if cell.strip()] for row in shown(step_table([first, second]))]
     assert head == ["step", "reward", "±", "memory first", "calls", "loss", "entropy", "KL", "tokens", "seconds"]
     assert one == ["1", "0.250", "0.125", "50%", "2.50", "-0.0123", "0.5", "0.002", "1,234", "2.1"]

@@ -42,11 +42,6 @@ def test_each_value_of_a_series_is_a_point_at_its_step() -> None:
     assert found == [Point("loss", 1, 0.0, begin + 2), Point("loss", 3, -0.5, begin + 9.5)]
 
 
-def test_a_kl_of_nothing_is_no_point() -> None:
-    series = [Series(name="kl_reference", points=[(1, 0.0, 0.0), (2, 1.0, 0.25)])]
-    assert [point.step for point in step_points(Metrics(run_id="r", names=[], series=series), MOMENT)] == [2]
-
-
 def test_a_complete_evaluation_gives_its_means_at_the_measured_version() -> None:
     time = MOMENT.timestamp()
     assert list(evaluation_points(evaluation(), "held out")) == [

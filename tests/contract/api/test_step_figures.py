@@ -1,0 +1,147 @@
+"""Figures of steps that the API computes from groups, calls and times; an unknown one is no point."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+
+from leyden.libs.contracts.call_counts import CallCounts
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from leyden.libs.store.policies import policy_columns
+from tests.support import builders
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+COUNTS = CallCounts(calls=4, cut=1).model_dump()
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+async def series(http: httpx.AsyncClient, run: tables.Run, **query: Any) -> dict[str, dict[int, float]]:
+    answer = await http.get(f"/v1/runs/{run.id}/metrics", params=query)
+    assert answer.status_code == 200, answer.text
+    return {one["name"]: {step: value for step, _, value in one["points"]} for one in answer.json()["series"]}
+
+
+async def add_step(database: Database, run: tables.Run, number: int, group: tables.Group, **metrics: float) -> None:
+    """The step begins at 100 seconds times its number, and takes 40. It trains all samples of the group."""
+    async with database.session() as session:
+        row = tables.Step(run_id=run.id, number=number, metrics=metrics, checkpoint="", started_at=at(100 * number))
+        row.created_at = at(100 * number + 40)
+        session.add(row)
+        session.add(tables.StepGroup(group_id=group.id, run_id=run.id, step=number, verdict="trained"))
+
+
+async def trained_group(database: Database, run: tables.Run, number: int) -> tables.Group:
+    """Two siblings: admitted at 10 seconds, sampled from 12 to 20 and 22, complete at 25, credited at 26."""
+    group, rollouts = await builders.add_group(
+        database, run, number, state="complete", created_at=at(10), finished_at=at(25)
+    )
+    for rollout, end in zip(rollouts, (20, 22), strict=True):
+        await builders.finish_rollout(database, rollout, reward=end - 20.0)
+        async with database.session() as session:
+            tried = await session.get_one(tables.Attempt, (rollout.id, 1))
+            tried.started_at, tried.finished_at = at(12), at(end)
+            (await session.get_one(tables.Rollout, rollout.id)).created_at = at(10)
+    await builders.add_credited_group(
+        database, group, has_variance=number != 1, reward_std=number / 2, calls=COUNTS, created_at=at(26)
+    )
+    return group
+
+
+async def test_a_step_has_figures_of_its_groups_and_of_their_way_to_it(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    for number in (1, 2):
+        group = await trained_group(database, run, number)
+        await add_step(database, run, number, group, trained_tokens=80, step_seconds=20)
+    refused, _ = await builders.add_group(database, run, 9)
+    async with database.session() as session:
+        session.add(tables.StepGroup(group_id=refused.id, run_id=run.id, verdict="stale", created_at=at(150)))
+    found = await series(api_http, run)
+    assert {name: points for name, points in found.items() if not name.startswith("reward")} == {
+        "trained_tokens": {1: 80, 2: 80},
+        "step_seconds": {1: 20, 2: 20},
+        "trained_tokens_per_second": {1: 4, 2: 4},
+        "wait_seconds": {2: 60},
+        "groups_stale": {1: 0, 2: 1},
+        "group_reward_std": {1: 0.5, 2: 1},
+        "groups_with_variance_share": {1: 0, 2: 1},
+        "untrainable_calls": {1: 0, 2: 0},
+        "context_overflows": {1: 0, 2: 0},
+        "cut_share": {1: 0.25, 2: 0.25},
+        "calls_per_rollout": {1: 2, 2: 2},
+        "queue_seconds": {1: 2, 2: 2},
+        "sample_seconds": {1: 9, 2: 9},
+        "siblings_seconds": {1: 4, 2: 4},
+        "credit_seconds": {1: 1, 2: 1},
+        "ready_seconds": {1: 74, 2: 174},
+    }
+
+
+async def test_a_step_has_the_tokens_of_its_policys_calls_and_the_lags_of_its_samples(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    roles = [{"name": "writer", "model": "w"}, {"name": "checker", "policy": "second"}]
+    document = builders.run_document(roles=roles, policies={"second": {"pool": "second"}})
+    lead = await builders.add_run(database, config=document)
+    config = RunConfig.model_validate(document).policy_document("second").model_dump(mode="json")
+    second = await builders.add_run(database, config=config, **policy_columns(lead.id, "second"))
+    for number, versions in ((1, [0, 0]), (2, [1, 0])):
+        group = await trained_group(database, lead, number)
+        for sibling, version in enumerate(versions):
+            rollout = tables.Rollout(id=f"{group.id}.{sibling}", run_id=lead.id, group_id=group.id)
+            for role in ("writer", "checker", None):
+                await builders.add_call(database, rollout, (1, 2, 3, 4), (5, 6), role=role, cached_tokens=3)
+            sample = await builders.add_sample(database, rollout, policy_version=version)
+            async with database.session() as session:
+                session.add(tables.StepSample(run_id=lead.id, sample_id=sample.id, step=number))
+        await add_step(database, lead, number, group)
+        await builders.add_credited_group(database, group, run_id=second.id)
+        await add_step(database, second, 3 - number, group)
+    names = ["prompt_tokens", "cached_tokens", "sampled_tokens", "cached_share", "answer_tokens_mean"]
+    own = [16, 12, 8, 0.75, 2]
+    assert await series(api_http, lead, names=names) == {name: {1: n, 2: n} for name, n in zip(names, own, strict=True)}
+    checked = await series(api_http, lead, names=names, policy="second")
+    assert checked["prompt_tokens"] == {1: 8, 2: 8}
+    lags = ["lag.0.tokens", "lag.1.tokens", "sampled_tokens_per_second"]
+    assert await series(api_http, lead, names=lags) == {
+        "lag.0.tokens": {1: 4, 2: 2},
+        "lag.1.tokens": {1: 0, 2: 2},
+        "sampled_tokens_per_second": {2: 0.08},
+    }
+
+
+@pytest.mark.parametrize(("coefficient", "tokens", "shown"), [(0.0, 5, []), (0.1, 5, [0.0]), (0.1, 0, [])])
+async def test_what_a_trainer_did_not_measure_is_no_point(
+    api_http: httpx.AsyncClient, database: Database, coefficient: float, tokens: int, shown: list[float]
+) -> None:
+    document = builders.run_document(algorithm={"type": "ppo_clip", "kl_coefficient": coefficient})
+    run = await builders.add_run(database, config=document)
+    group, _ = await builders.add_group(database, run)
+    measured = {"computed_tokens": tokens, "trainable_tokens": tokens}
+    await add_step(database, run, 1, group, kl_reference=0.0, entropy=0.0, policy_lag_mean=0.0, **measured)
+    found = await series(api_http, run, names=["kl_reference", "entropy", "policy_lag_mean"])
+    assert list(found["kl_reference"].values()) == shown
+    assert list(found["entropy"].values()) == list(found["policy_lag_mean"].values()) == ([0.0] if tokens else [])
+
+
+async def test_a_run_tells_why_rollouts_left_it_and_what_judges_used(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    _, rollouts = await builders.add_group(database, run, size=3)
+    async with database.session() as session:
+        for rollout, reason in zip(rollouts, ("infra_error", "infra_error", "tests: no verdict"), strict=True):
+            row = await session.get_one(tables.Rollout, rollout.id)
+            row.state, row.reason = "excluded", reason
+        session.add(tables.JudgeUsage(run_id=run.id, tokens=77))
+    found = (await api_http.get(f"/v1/runs/{run.id}")).json()
+    assert (found["excluded"], found["judge_tokens"]) == ({"infra_error": 2, "tests: no verdict": 1}, 77)
