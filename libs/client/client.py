@@ -50,6 +50,7 @@ from leyden.libs.contracts.api.runs import (
     RunAgent,
     Step,
 )
+from leyden.libs.contracts.api.tasks import RunTask
 from leyden.libs.contracts.api.tokens import ApiScope, AuditEntry, IssuedToken, RotateRequest, Token, TokenRequest
 from leyden.libs.contracts.config import Reward as RewardConfig
 from leyden.libs.contracts.config import RunConfig
@@ -223,6 +224,21 @@ class Client:
     def agents(self, run_id: str) -> Iterator[RunAgent]:
         """Lists the agents that called the model, in the order of their first call."""
         return self._pages(f"/v1/runs/{_part(run_id)}/agents", RunAgent)
+
+    def run_tasks(
+        self,
+        run_id: str,
+        *,
+        evaluation: str | None = None,
+        verdict: str | None = None,
+        sort: str | None = None,
+    ) -> Iterator[RunTask]:
+        """Lists the tasks of a run with what its versions earned on them; `evaluation="none"` selects training.
+
+        Args: verdict: solved, unsolved, mixed or unknown; sort: number, highest, lowest, attempts or failure
+        """
+        parameters: Parameters = {"evaluation": evaluation, "verdict": verdict, "sort": sort}
+        return self._pages(f"/v1/runs/{_part(run_id)}/tasks", RunTask, parameters)
 
     def policies(self, run_id: str, *, policy: str | None = None) -> Iterator[PolicyVersion]:
         """Lists the policy versions, from 0.

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from leyden.libs.cli.cluster.release import copy_from_storage
+from leyden.libs.cli.commands.filters import OfEvaluation
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.document import read_document, set_values
 from leyden.libs.cli.errors import CommandError, Exit
@@ -324,6 +325,36 @@ def list_agents(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
         for one in found
     ]
     heads = ("agent", "name", "role", "tools", "calls", "extend", "fork", "fresh", "first call", "last call")
+    print_result(as_json, found, table(heads, rows))
+
+
+@app.command("tasks")
+def list_tasks(
+    ctx: typer.Context,
+    run: Name,
+    evaluation: OfEvaluation = None,
+    verdict: Annotated[str | None, typer.Option(help="solved, unsolved, mixed or unknown.")] = None,
+    sort: Annotated[
+        str | None, typer.Option(help="number, highest, lowest, attempts or failure.", show_default="number")
+    ] = None,
+    limit: Count = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List the tasks of a run: attempts, mean reward by version, whether they are solved, and the last failure."""
+    with context_of(ctx).client() as leyden:
+        listed = leyden.run_tasks(leyden.find_run(run).id, evaluation=evaluation, verdict=verdict, sort=sort)
+        found = list(itertools.islice(listed, limit))
+    rows = [
+        (
+            *(one.number, one.text, one.rollouts, one.attempts, one.reward_mean, one.verdict or "unknown"),
+            " ".join(
+                f"{of.version}:{'–' if of.reward_mean is None else f'{of.reward_mean:.2f}'}" for of in one.versions
+            ),
+            one.last_failure and f"{one.last_failure.reason} ({one.last_failure.rollout_id})",
+        )
+        for one in found
+    ]
+    heads = ("task", "text", "rollouts", "attempts", "reward", "verdict", "by version", "last failure")
     print_result(as_json, found, table(heads, rows))
 
 

@@ -23,6 +23,8 @@ export type Group = Schemas["Group"];
 export type GroupPolicy = Schemas["GroupPolicy"];
 export type Sibling = Schemas["Sibling"];
 export type SiblingCall = Schemas["SiblingCall"];
+export type RunTask = Schemas["RunTask"];
+export type RunTaskPage = Schemas["RunTaskPage"];
 export interface Page<Item> {
   items: Item[];
   next_cursor?: string | null;

@@ -9,6 +9,8 @@ import { RolloutPage } from "./pages/rollout";
 import { RunPage } from "./pages/run";
 import { Runs } from "./pages/runs";
 import { SignIn } from "./pages/sign_in";
+import { TasksPage } from "./pages/tasks";
+import { link } from "./parts";
 import "./style.css";
 
 /** `#sign-in=TOKEN&to=/runs/ID`: the token leaves the address at once, and works once. */
@@ -27,12 +29,28 @@ async function signInByLink(): Promise<string> {
 }
 
 function Page({ address }: { address: string }) {
-  const [, kind, id] = (address.split("?")[0] ?? "").replace(/^#/, "").split("/");
-  if (kind === "runs" && id) return <RunPage key={id} id={decodeURIComponent(id)} />;
+  const [, kind, id, part] = (address.split("?")[0] ?? "").replace(/^#/, "").split("/");
+  if (kind === "runs" && id) return <PageOfRun key={`${id}/${part ?? ""}`} id={decodeURIComponent(id)} part={part} />;
   if (kind === "rollouts" && id) return <RolloutPage key={id} id={decodeURIComponent(id)} />;
   if (kind === "groups" && id) return <GroupPage key={id} id={decodeURIComponent(id)} />;
   if (kind === "compare") return <ComparePage />;
   return <Runs />;
+}
+
+const PARTS_OF_RUN = { tasks: "Tasks" };
+
+function PageOfRun({ id, part }: { id: string; part: string | undefined }) {
+  return (
+    <>
+      <nav aria-label="Run">
+        <a href={link("runs", id)} aria-current={part ? undefined : "page"}>Overview</a>
+        {Object.entries(PARTS_OF_RUN).map(([name, title]) => (
+          <a key={name} href={`${link("runs", id)}/${name}`} aria-current={part === name ? "page" : undefined}>{title}</a>
+        ))}
+      </nav>
+      {part === "tasks" ? <TasksPage run={id} /> : <RunPage id={id} />}
+    </>
+  );
 }
 
 function App({ problem }: { problem: string }) {

@@ -61,6 +61,25 @@ export function Facts({ facts }: { facts: [string, ComponentChildren][] }) {
   );
 }
 
+interface SelectProperties {
+  id: string;
+  label: string;
+  value: string;
+  options: [string, string][];
+  onChange: (value: string) => void;
+}
+
+export function Select({ id, label, value, options, onChange }: SelectProperties) {
+  return (
+    <span>
+      <label for={id}>{label}</label>{" "}
+      <select id={id} value={value} onChange={(event) => onChange(event.currentTarget.value)}>
+        {options.map(([option, name]) => <option key={option} value={option}>{name}</option>)}
+      </select>
+    </span>
+  );
+}
+
 interface TableProperties {
   label: string;
   head: string[];

@@ -1,0 +1,49 @@
+// Lists page by page, as the API gives them: the cursors of the pages before lead back.
+
+import type { ComponentChildren } from "preact";
+import { useState } from "preact/hooks";
+import { usePolled, type Page } from "./api";
+import type { Part } from "./live";
+import { Loaded } from "./parts";
+
+interface PagedProperties<Item, Shown extends Page<Item>> {
+  /** The path with its parameters, the limit included. */
+  path: string;
+  limit: number;
+  /** The whole list is empty. */
+  nothing: ComponentChildren;
+  isLive?: (data: Shown) => boolean;
+  parts?: readonly Part[];
+  children: (page: Shown) => ComponentChildren;
+}
+
+/** One page of a list with the buttons to the pages beside it; another path begins at the first page. */
+export function Paged<Item, Shown extends Page<Item> = Page<Item>>(properties: PagedProperties<Item, Shown>) {
+  return <Pages key={properties.path} {...properties} />;
+}
+
+function Pages<Item, Shown extends Page<Item>>({ path, limit, nothing, isLive, parts, children }: PagedProperties<Item, Shown>) {
+  const [cursors, setCursors] = useState<string[]>([]);
+  const cursor = cursors[cursors.length - 1];
+  const asked = `${path}${path.includes("?") ? "&" : "?"}limit=${limit}${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`;
+  const answer = usePolled<Shown>(asked, isLive, parts);
+  const first = cursors.length * limit;
+  return (
+    <Loaded answer={answer}>
+      {(data) =>
+        data.items.length === 0 && cursors.length === 0 ? <>{nothing}</> : (
+          <>
+            {children(data)}
+            <p class="quiet" role="status">{first + 1} to {first + data.items.length}{answer.at && `, as of ${answer.at.toLocaleTimeString()}`}</p>
+            {(cursors.length > 0 || data.next_cursor) && (
+              <p class="pages">
+                <button type="button" disabled={cursors.length === 0} onClick={() => setCursors(cursors.slice(0, -1))}>Page before</button>
+                <button type="button" disabled={!data.next_cursor} onClick={() => data.next_cursor && setCursors([...cursors, data.next_cursor])}>Next page</button>
+              </p>
+            )}
+          </>
+        )
+      }
+    </Loaded>
+  );
+}
