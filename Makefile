@@ -76,7 +76,7 @@ NODE_PATH = PATH="$(abspath $(BIN)):$$PATH"
 CONSOLE_IF_POSSIBLE = $(MAKE) --silent console || echo "going on without the console: see the error above, then run make console"
 
 .DEFAULT_GOAL := help
-.PHONY: experiment test-experiments test-long test-gpu test-trackers help console screenshots structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down demo bench bench-gpu bench-swap bench-peers bench-page soak growth fuzz docs migrate migration clean
+.PHONY: experiment test-experiments test-long test-gpu test-trackers help console screenshots structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down demo bench bench-gpu bench-swap bench-peers bench-page soak soak-grades growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -274,6 +274,9 @@ fuzz: setup ## send a thousand random examples of garbage to each operation and 
 
 soak: setup ## kill services at random for as many times as KILLS says
 	$(BIN)/python -m tests.campaigns.soak --kills $(or $(KILLS),25) --seed $(or $(SEED),0)
+
+soak-grades: setup ## kill grader, credit and API at random between grade and credit, KILLS times
+	$(BIN)/python -m tests.campaigns.graded --kills $(or $(KILLS),25) --seed $(or $(SEED),0)
 
 bandits: setup ## train a bandit with each algorithm through the platform: make bandits NAMES="gspo critic"
 	$(BIN)/python -m tests.campaigns.bandits $(NAMES)

@@ -452,6 +452,25 @@ WITH uses AS (
     WHERE c.run_id = :'run' AND c.verdict = 'credited' AND c.has_variance)
 SELECT max(count), min(count) FROM uses HAVING max(count) - min(count) > 1;
 
+\echo question: advantages that samples have other than the settled total less the mean of its group
+WITH compared AS (
+    SELECT r.id, r.group_id, r.reward - avg(r.reward) OVER (PARTITION BY r.group_id) AS advantage
+    FROM rollouts r JOIN group_credits c ON c.group_id = r.group_id AND c.run_id = r.run_id AND c.verdict = 'credited'
+    JOIN runs u ON u.id = r.run_id
+    WHERE r.run_id = :'run' AND r.state = 'finished' AND NOT r.greedy AND u.algorithm <> 'sft'
+    -- Elsewhere an advantage is more than one subtraction of what every call of a rollout has.
+    AND u.config -> 'reward' IS NOT NULL AND coalesce(u.config #>> '{credit,rule,type}', 'discounted') IN ('discounted', 'identical')
+    AND coalesce((u.config #>> '{credit,rule,gamma}')::float, 1) = 1
+    AND coalesce(u.config #>> '{credit,baseline,type}', 'mean') = 'mean'
+    AND coalesce(u.config #>> '{credit,baseline,per}', 'rollout') = 'rollout'
+    AND coalesce((u.config #>> '{credit,baseline,min_spread}')::float, 0) = 0
+    AND coalesce(u.config #> '{credit,air}', 'null') = 'null' AND coalesce(u.config #> '{credit,shaping}', 'null') = 'null'
+    AND NOT EXISTS (SELECT FROM rewards w WHERE w.run_id = r.run_id))
+SELECT s.id, r.advantage, t.advantage FROM compared r
+JOIN samples s ON s.run_id = :'run' AND s.rollout_id = r.id
+CROSS JOIN LATERAL unnest(pg_temp.float32s(s.advantages)) WITH ORDINALITY AS t (advantage, place)
+WHERE get_byte(s.mask, t.place::integer - 1) = 1 AND abs(t.advantage - r.advantage) > 1e-6 * greatest(1, abs(r.advantage));
+
 \echo question: samples in two steps
 SELECT sample_id, count(*) FROM step_samples WHERE run_id = :'run' GROUP BY sample_id HAVING count(*) > 1;
 

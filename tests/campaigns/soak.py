@@ -113,10 +113,12 @@ class Found:
         self.words += [f"{run.id}: version {version} is not what its samples make" for version in differing]
 
 
-def disturb(chaos: Chaos, watch: RunWatch, run_id: str, dice: random.Random, kills: int) -> None:
-    """Trouble after every few rollouts until the run has ended or so many kills were made in all."""
+def disturb(
+    chaos: Chaos, watch: RunWatch, run_id: str, dice: random.Random, kills: int, most_rollouts: int = 12
+) -> None:
+    """Trouble after every few rollouts, at most so many, until the run has ended or so many kills were made in all."""
     while not watch.is_over and chaos.kills.total() < kills:
-        watch.wait(more_rollouts=dice.randint(1, 12), seconds=20)
+        watch.wait(more_rollouts=dice.randint(1, most_rollouts), seconds=20)
         time.sleep(dice.uniform(0, 0.5))
         if watch.is_over:
             break

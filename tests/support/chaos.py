@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import psutil
 import psycopg
@@ -69,18 +70,24 @@ class Chaos:
     """Injects failures and counts them: `kills` by victim, `pauses`, `flushes`.
 
     Args: injector: of the folder that services were started with; None for no kills at points
-        pause_seconds: longest SIGSTOP
+        pause_seconds: longest SIGSTOP; victims: processes that are killed, paused or wiped, all by default
     """
 
     def __init__(
-        self, platform: Platform, dice: random.Random, injector: FaultInjector | None, pause_seconds: float
+        self,
+        platform: Platform,
+        dice: random.Random,
+        injector: FaultInjector | None,
+        pause_seconds: float,
+        victims: Sequence[str] = VICTIMS,
     ) -> None:
         self.kills: Counter[str] = Counter()
         self.pauses = self.flushes = 0
         self._platform = platform
         self._dice = dice
         self._injector = injector
-        self._points = fault_points() if injector else []
+        self._victims = victims
+        self._points = [point for point in fault_points() if injector and point.split(".")[0] in victims]
         self._armed: set[str] = set()
         self._pause_seconds = pause_seconds
         self._paused: list[threading.Timer] = []
@@ -91,10 +98,10 @@ class Chaos:
         if self._points and choice < 0.25:
             return self._arm(self._dice.choice(self._points))
         if choice < 0.4:
-            return self._pause(self._dice.choice(SERVICES), run_id)
-        if choice < 0.45:
+            return self._pause(self._dice.choice([one for one in self._victims if one not in SERVERS]), run_id)
+        if choice < 0.45 and "redis" in self._victims:
             return self._flush()
-        return self.kill(self._dice.choice(VICTIMS), run_id)
+        return self.kill(self._dice.choice(self._victims), run_id)
 
     def kill(self, victim: str, run_id: str) -> str:
         """SIGKILL, counted when somebody died."""
