@@ -313,10 +313,11 @@ _RULES = (
     AlarmRule(
         "judge_budget",
         "critical",
-        "The run's judges have used all tokens that they may, and attempts wait for their grades.",
-        "tokens of the run's judges above `reward.judge_tokens`",
+        "The run's judges have used all tokens or money that they may, and attempts wait for their grades.",
+        "tokens of the run's judges above `reward.judge_tokens`, or their cost above `reward.judge_cost`",
         *(0, 1, "runs", 1),
-        "continue the run with more (`leyden run resume RUN --set reward.judge_tokens=N`), or cancel it",
+        "continue the run with more (`leyden run resume RUN --set reward.judge_tokens=N`, or `reward.judge_cost=N`), or"
+        " cancel it",
         lasts=False,
     ),
     AlarmRule(

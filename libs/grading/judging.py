@@ -156,15 +156,15 @@ def answer_of(kind: type[_Body], body: bytes) -> tuple[_Body, Usage]:
     return _read(kind, content, f"it answered {content[:100]!r}"), completion.usage or Usage()
 
 
-def tokens_of(body: bytes, question: int) -> int:
-    """Returns the tokens of a call as the provider counted them, also where its answer has no vote. One that counts
-    none has used a token for each four bytes. Args: question: its bytes"""
+def tokens_of(body: bytes, question: int) -> tuple[int, int]:
+    """Returns the tokens of a call's question and answer as the provider counted them, also where the answer has no
+    vote. One that counts none has used a token for each four bytes. Args: question: its bytes"""
     try:
         usage = _Counted.model_validate_json(body).usage
     except ValidationError:
         usage = None
-    counted = (usage.prompt_tokens or 0) + (usage.completion_tokens or 0) if usage else 0
-    return counted or (len(body) + question) // 4
+    counted = (usage.prompt_tokens or 0, usage.completion_tokens or 0) if usage else (0, 0)
+    return counted if any(counted) else (question // 4, len(body) // 4)
 
 
 def grade_of(question: ScoreQuestion, votes: list[Vote]) -> Grade:

@@ -258,6 +258,7 @@ class Run(Base):
         Computed("(config #>> '{reward,judge_tokens}'::text[])::bigint", persisted=True),
         comment="Of the document: reward.judge_tokens.",
     )
+    judge_cost: Mapped[float | None] = _of_document("({reward,judge_cost})::double precision", "reward.judge_cost")
     contained: Mapped[bool] = _of_document(
         """jsonb_path_exists(config, '$."reward"."components"[*]."grader"."type"?(@ == "container")'::jsonpath)""",
         "whether containers grade its rollouts",
@@ -846,12 +847,14 @@ class Grading(Base):
 
 
 class JudgeUsage(Base):
-    """Writer: grader. The tokens that a run's judges have used, counted after each grading of attempts. Those of a
-    grader that died meanwhile are missing."""
+    """Writer: grader. Tokens and money that a run's judges have used, counted after each grading of attempts. Those of
+    a grader that died meanwhile are missing."""
 
     __tablename__ = "judge_usage"
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True, comment="The run.")
     tokens: Mapped[int] = mapped_column(BigInteger, comment="Of questions and answers, without those of trials.")
+    cost: Mapped[float] = mapped_column(comment="Of the tokens of providers with a price, in the prices' currency.")
+    unpriced_tokens: Mapped[int] = mapped_column(BigInteger, comment="The tokens of providers without a price.")
 
 
 class Regrade(Base):

@@ -10,7 +10,6 @@ import hashlib
 import json
 import random
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -18,14 +17,15 @@ import httpx
 from prometheus_client import Counter as Metric
 
 from leyden.libs.contracts.config import graders
+from leyden.libs.contracts.ledger import JudgeUse
 from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading.comparing import Group
 from leyden.libs.grading.facts import AttemptFacts, MissingField
 from leyden.libs.grading.grade import Grade, cut, of_missing
 from leyden.libs.grading.judging import Question, grade_of, question_of, tokens_of
 from leyden.libs.grading.pool import Graded
-from leyden.libs.service.providers import Provider
 from leyden.libs.service.secrets import read_secret
+from leyden.services.grader.prices import JudgeProvider, Payer
 
 CALLS = Metric("grader_judge_calls_total", "Calls of judges by their result.", ["provider", "result"])
 TOKENS = Metric("grader_judge_tokens_total", "Tokens that providers of judges counted.", ["provider", "kind"])
@@ -62,7 +62,7 @@ class Judge:
 
     def __init__(
         self,
-        providers: Mapping[str, Provider],
+        providers: Mapping[str, JudgeProvider],
         *,
         calls: int,
         seconds: float,
@@ -75,40 +75,40 @@ class Judge:
         self._patience_seconds = patience_seconds
         self._pause_seconds = pause_seconds
         self._votes: dict[bytes, asyncio.Task[Any]] = {}
-        self._tokens: Counter[str] = Counter()
+        self._used: dict[str, JudgeUse] = {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=calls)
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(seconds, connect=5.0), limits=limits, trust_env=False)
         self._seconds = seconds
 
-    async def grade(self, grader: graders.ScoreModel, facts: AttemptFacts, run_id: str | None = None) -> Graded:
-        """Returns the grade, which has failed if one of the votes has. Args: run_id: whose tokens are counted"""
+    async def grade(self, grader: graders.ScoreModel, facts: AttemptFacts, payer: Payer | None = None) -> Graded:
+        """Returns the grade, which has failed if one of the votes has. Args: payer: None counts nothing"""
         began = time.perf_counter()
         try:
             question = question_of(grader, facts)
-            found = grade_of(question, await self._all_votes(question, grader.votes, run_id))
+            found = grade_of(question, await self._all_votes(question, grader.votes, payer))
         except MissingField as error:
             found = of_missing(error)
         except NoVote as error:
             found = Grade(ComponentState.FAILED, explanation=cut(str(error)))
         return Graded(found, time.perf_counter() - began)
 
-    def take_tokens(self, run_id: str) -> int:
-        """Returns the tokens of a run's judges since the last time."""
-        return self._tokens.pop(run_id, 0)
+    def take_use(self, run_id: str) -> JudgeUse | None:
+        """Returns what a run's judges have used since the last time."""
+        return self._used.pop(run_id, None)
 
-    def return_tokens(self, run_id: str, tokens: int) -> None:
-        """Takes tokens back that could not be counted, for the next time."""
-        self._tokens[run_id] += tokens
+    def add_use(self, run_id: str, use: JudgeUse) -> None:
+        """Adds what is to be counted the next time."""
+        self._used[run_id] = self._used.get(run_id, JudgeUse()).plus(use)
 
     async def compare(
-        self, grader: graders.RelativeModel, siblings: Sequence[AttemptFacts], run_id: str | None = None
+        self, grader: graders.RelativeModel, siblings: Sequence[AttemptFacts], payer: Payer | None = None
     ) -> list[Graded]:
         """Returns the grades of the attempts of a group, all of which have failed if one of the votes has."""
         began = time.perf_counter()
         group = Group(grader, siblings)
         question = group.question()
         try:
-            found = group.grades(await self._all_votes(question, grader.votes, run_id) if question else ())
+            found = group.grades(await self._all_votes(question, grader.votes, payer) if question else ())
         except NoVote as error:
             found = group.failed(str(error))
         return [Graded(one, time.perf_counter() - began) for one in found]
@@ -120,17 +120,26 @@ class Judge:
         await asyncio.gather(*self._votes.values(), return_exceptions=True)
         await self._http.aclose()
 
-    async def _all_votes(self, question: Question[_Vote], count: int, run_id: str | None) -> list[_Vote]:
-        return await asyncio.gather(*(self._vote(question, number, run_id) for number in range(count)))
+    async def _all_votes(self, question: Question[_Vote], count: int, payer: Payer | None) -> list[_Vote]:
+        provider = self._providers.get(question.provider)
+        if payer is not None and payer.has_cap and provider is not None and provider.price is None:
+            # Nothing would hold the run's cap.
+            raise NoVote(
+                f"provider {question.provider} has no price, and reward.judge_cost bounds the run: add `price` to it in"
+                " GRADER_PROVIDERS",
+                "unknown",
+                repeat=False,
+            )
+        return await asyncio.gather(*(self._vote(question, number, payer) for number in range(count)))
 
-    async def _vote(self, question: Question[_Vote], number: int, run_id: str | None) -> _Vote:
+    async def _vote(self, question: Question[_Vote], number: int, payer: Payer | None) -> _Vote:
         """Equal questions share their votes by number, so that equal texts have equal scores, and a retry costs
         nothing. The first asker pays."""
         key = hashlib.sha256(repr((question, number)).encode()).digest()
         if key not in self._votes:
             while len(self._votes) >= MAX_VOTES:
                 del self._votes[next(iter(self._votes))]
-            self._votes[key] = asyncio.create_task(self._ask(question, run_id))
+            self._votes[key] = asyncio.create_task(self._ask(question, payer))
             self._votes[key].add_done_callback(lambda ended: self._forget_failure(key, ended))
         # Another attempt may wait for the same vote.
         vote: _Vote = await asyncio.shield(self._votes[key])
@@ -140,14 +149,14 @@ class Judge:
         if (ended.cancelled() or ended.exception() is not None) and self._votes.get(key) is ended:
             del self._votes[key]
 
-    async def _ask(self, question: Question[_Vote], run_id: str | None) -> _Vote:
+    async def _ask(self, question: Question[_Vote], payer: Payer | None) -> _Vote:
         """Asks until an answer counts. Raises: NoVote"""
         ends = None
         wrong, pause = 0, self._pause_seconds
         while True:
             try:
                 async with self._room:
-                    vote = await self._answer(question, run_id)
+                    vote = await self._answer(question, payer)
             except NoVote as error:
                 CALLS.labels(question.provider, error.result).inc()
                 wrong += error.result == "wrong"
@@ -161,7 +170,7 @@ class Judge:
             await asyncio.sleep(wait)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
-    async def _answer(self, question: Question[_Vote], run_id: str | None) -> _Vote:
+    async def _answer(self, question: Question[_Vote], payer: Payer | None) -> _Vote:
         name = question.provider
         provider = self._providers.get(name)
         if provider is None:
@@ -171,8 +180,13 @@ class Judge:
             )
         asked = question.asked()
         body = await self._body(name, provider, asked.document)
-        if run_id is not None:
-            self._tokens[run_id] += tokens_of(body, len(json.dumps(asked.document)))
+        if payer is not None:
+            used = tokens_of(body, len(json.dumps(asked.document)))
+            price = provider.price
+            self.add_use(
+                payer.run_id,
+                JudgeUse(sum(used), price.cost(*used) if price else 0.0, 0 if price else sum(used)),
+            )
         try:
             vote, usage = asked.read(body)
         except ValueError as error:
@@ -181,7 +195,7 @@ class Judge:
         TOKENS.labels(name, "completion").inc(usage.completion_tokens or 0)
         return vote
 
-    async def _body(self, name: str, provider: Provider, question: Mapping[str, Any]) -> bytes:
+    async def _body(self, name: str, provider: JudgeProvider, question: Mapping[str, Any]) -> bytes:
         """Raises: NoVote"""
         document = {**question, provider.max_tokens_name: MAX_ANSWER_TOKENS}
         key = self._keys[name]

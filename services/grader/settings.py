@@ -12,7 +12,7 @@ from pydantic_settings import SettingsConfigDict
 
 from leyden.libs.sandbox.place import open_work_folder
 from leyden.libs.service import ServiceSettings
-from leyden.libs.service.providers import Provider
+from leyden.services.grader.prices import JudgeProvider
 
 
 class Settings(ServiceSettings):
@@ -25,9 +25,10 @@ class Settings(ServiceSettings):
     component_seconds: float = Field(default=10.0, gt=0)
     """Limit on the processor time of one component of one attempt; then its process ends. The component has failed, or
     earns 0 where a pattern met a text for which it takes too long."""
-    providers: dict[str, Provider] = Field(default_factory=dict)
+    providers: dict[str, JudgeProvider] = Field(default_factory=dict)
     """Servers of OpenAI's chat completions whose models judge (graders `score_model` and `relative_model`), as a JSON
-    object by name: `{"judge": {"url": "https://api.openai.com/v1", "api_key_file": "/secrets/judge"}}`."""
+    object by name: `{"judge": {"url": "https://api.openai.com/v1", "api_key_file": "/secrets/judge"}}`. `"price":
+    {"prompt": 0.25, "completion": 2}` is that of a million tokens, for `reward.judge_cost`."""
     judge_calls: int = Field(default=16, ge=1, le=4096)
     """Calls of judges that run at once, attempts that wait for a score, and groups that wait for a comparison; attempts
     of other runs do not wait for them."""

@@ -23,6 +23,7 @@ from leyden.services.grader.containers.job import PackedTooLarge, Verification
 from leyden.services.grader.containers.jobs import Containers
 from leyden.services.grader.containers.trajectory import TooLarge, files_of, read_calls
 from leyden.services.grader.judge import Judge
+from leyden.services.grader.prices import Payer
 
 Sibling = tuple[AttemptKey, AttemptFacts]
 Column = TypeVar("Column", list[Graded], list[Graded] | None)
@@ -51,7 +52,7 @@ class Sources:
         """
         # Read for programs alone, as they are the largest part of an attempt.
         documents = [await self._document(*one) for one in siblings] if reward.has_code else []
-        payer = None if trial else run_of(siblings[0][0].rollout_id)
+        payer = None if trial else Payer(run_of(siblings[0][0].rollout_id), reward.judge_cost is not None)
         columns = await asyncio.gather(
             *(
                 _settled(
@@ -78,14 +79,14 @@ class Sources:
         siblings: Sequence[Sibling],
         documents: Sequence[Mapping[str, Any]],
         others: Sequence[AttemptFacts],
-        run_id: str | None,
+        payer: Payer | None,
     ) -> list[Graded] | None:
         """Returns the grades of each attempt by a judge or a program; None where the pool grades."""
         match component.grader:
             case ScoreModel() as grader:
-                return list(await asyncio.gather(*(self.judge.grade(grader, facts, run_id) for _, facts in siblings)))
+                return list(await asyncio.gather(*(self.judge.grade(grader, facts, payer) for _, facts in siblings)))
             case RelativeModel() as grader:
-                compared = await self.judge.compare(grader, [*(facts for _, facts in siblings), *others], run_id)
+                compared = await self.judge.compare(grader, [*(facts for _, facts in siblings), *others], payer)
                 return compared[: len(siblings)]
             case PythonFunction() | Command() as grader:
                 named = [

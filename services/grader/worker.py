@@ -27,7 +27,7 @@ from leyden.libs.store.runs.grading import (
     GradingLease,
     Lane,
     Settled,
-    add_judge_tokens,
+    add_judge_use,
     heartbeat_gradings,
     lease_gradings,
     lease_groups,
@@ -228,7 +228,7 @@ class Grader:
                     log.error("grading broke", exc_info=error)
                     graded = [[broken(error)] * len(first.reward.components)] * len(siblings)
                 finally:
-                    await self._count_tokens(first.run_id)
+                    await self._count_use(first.run_id)
                 fault_point("grader.graded")
                 crashes = [one.grade.explanation for row in graded for one in row if one.crashed]
                 if crashes and min(one.tries for one in leases) < MAX_TRIES:
@@ -241,13 +241,13 @@ class Grader:
             except (StoreAway, Refused) as error:
                 limited_log.warning("not graded", cause=str(error))
 
-    async def _count_tokens(self, run_id: str) -> None:
-        if tokens := self._sources.judge.take_tokens(run_id):
+    async def _count_use(self, run_id: str) -> None:
+        if use := self._sources.judge.take_use(run_id):
             try:
                 async with self._database.session() as session:
-                    await add_judge_tokens(session, run_id, tokens)
+                    await add_judge_use(session, run_id, use)
             except BaseException:
-                self._sources.judge.return_tokens(run_id, tokens)
+                self._sources.judge.add_use(run_id, use)
                 raise
 
     async def _postpone(self, leases: Sequence[GradingLease], causes: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from leyden.libs.cli.view.output import (
     console,
     error_console,
     facts,
+    judge_words,
     print_result,
     table,
 )
@@ -121,6 +122,7 @@ def show(ctx: typer.Context, run: Name, policy: PolicyName = None, as_json: AsJs
         ("best version", best_words(found, with_reason=True)),
         ("weights", f"{(found.weights_bytes or 0) / 2**20:.1f} MiB, without checkpoints"),
         ("rollouts", found.progress.rollouts),
+        *([("judges", words)] if (words := judge_words(found)) else []),
         ("made", found.created_at),
         ("allowed actions", ", ".join(found.allowed_actions) or "none"),
     )

@@ -94,6 +94,23 @@ def best_words(made: Run | RunPolicy, *, with_reason: bool = False) -> str | Non
     return f"{words}: {made.best_version_reason}" if with_reason and made.best_version_reason else words
 
 
+def judge_words(run: Run) -> str | None:
+    """Tokens and cost of a run's judges, each with its bound; None before a judge has answered."""
+    if run.judge_tokens is None:
+        return None
+    bounds = run.config.reward
+    words = f"{run.judge_tokens:,} tokens"
+    if bounds and bounds.judge_tokens is not None:
+        words += f" of {bounds.judge_tokens:,}"
+    if run.judge_cost is None:
+        return f"{words}, cost unknown: no price in GRADER_PROVIDERS"
+    words += f", cost {run.judge_cost:.4g}"
+    if bounds and bounds.judge_cost is not None:
+        words += f" of {bounds.judge_cost:.4g}"
+    unpriced = run.judge_unpriced_tokens
+    return words + (f", without {unpriced:,} tokens that have no price" if unpriced else "")
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, justify: JustifyMethod = "left") -> Table:
     """A table that loses no character: a column of single words, such as ids, is never broken, and texts wrap."""
     made = Table(box=None, pad_edge=False, header_style="bold")

@@ -114,6 +114,11 @@ class Run(Body):
     judge_tokens: int | None = None
     """Tokens that the run's judges have used, questions and answers together; null where no judge has answered. Only in
     the answer about one run."""
+    judge_cost: float | None = None
+    """Their cost, in the currency of the prices in GRADER_PROVIDERS; null where no token had a price. Only in the
+    answer about one run."""
+    judge_unpriced_tokens: int | None = None
+    """Those of `judge_tokens` whose provider had no price, which `judge_cost` lacks."""
     best_version: int | None = None
     """The version from 1 that earned most in evaluations, else in training. Only in the answer about one run."""
     best_version_reason: str | None = None

@@ -85,6 +85,9 @@ class Reward(Document):
     """The most tokens that the run's judges may use, questions and answers together. Then attempts wait for their
     grades, and the run has the alarm `judge_budget`; those that judges read at that moment go beyond it. Null: no
     bound."""
+    judge_cost: float | None = Field(default=None, gt=0, le=1e12)
+    """The most money that the run's judges may cost, in the currency of the prices in GRADER_PROVIDERS; as
+    `judge_tokens`. A component whose provider has no price fails. Null: no bound."""
 
     @property
     def has_agents_line(self) -> bool:
@@ -145,8 +148,9 @@ class Reward(Document):
     @model_validator(mode="after")
     def _a_budget_has_judges(self) -> Reward:
         judges = [one for one in self.components if isinstance(one.grader, ScoreModel | RelativeModel)]
-        if self.judge_tokens is not None and not judges:
-            raise ValueError("judge_tokens: no component is a judge, so that nothing uses tokens: remove it")
+        for name in ("judge_tokens", "judge_cost"):
+            if getattr(self, name) is not None and not judges:
+                raise ValueError(f"{name}: no component is a judge, so that nothing uses tokens: remove it")
         return self
 
     @model_validator(mode="after")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import Row, text
 
 from leyden.libs.contracts.alarms import ALARM_RULES, Finding
 from leyden.libs.store.database import ReadSession
@@ -27,7 +28,8 @@ _WAITING = text(f"""
 """)  # noqa: S608  # constants alone
 
 _SPENT = text(f"""
-    SELECT used.tokens, u.judge_tokens AS most FROM runs u JOIN judge_usage used ON used.run_id = u.id
+    SELECT used.tokens, u.judge_tokens, used.cost, u.judge_cost
+    FROM runs u JOIN judge_usage used ON used.run_id = u.id
     WHERE u.id = :run AND {BUDGET_SPENT}
 """)  # noqa: S608  # constants alone
 
@@ -70,9 +72,14 @@ async def of_rewards(session: ReadSession, run_id: str) -> AsyncIterator[Finding
     if spent is not None and waiting.attempts:
         yield Finding(
             "judge_budget",
-            f"the run's judges have used {spent.tokens} of {spent.most} tokens (reward.judge_tokens), and"
-            f" {waiting.attempts} attempts wait for their grades",
-            {"tokens": spent.tokens, "judge_tokens": spent.most, "attempts": waiting.attempts},
+            f"the run's judges have {_spent(spent)}, and {waiting.attempts} attempts wait for their grades",
+            {
+                "tokens": spent.tokens,
+                "cost": spent.cost,
+                "attempts": waiting.attempts,
+                **({} if spent.judge_tokens is None else {"judge_tokens": spent.judge_tokens}),
+                **({} if spent.judge_cost is None else {"judge_cost": spent.judge_cost}),
+            },
         )
     elif waiting.seconds > ALARM_RULES["grades_wait"].limit:
         yield Finding(
@@ -95,3 +102,9 @@ async def of_rewards(session: ReadSession, run_id: str) -> AsyncIterator[Finding
             {"failed": row.failed, "attempts": row.attempts, "share": share},
             subject=row.component,
         )
+
+
+def _spent(spent: Row[Any]) -> str:
+    if spent.judge_tokens is not None and spent.tokens >= spent.judge_tokens:
+        return f"used {spent.tokens} of {spent.judge_tokens} tokens (reward.judge_tokens)"
+    return f"cost {spent.cost:.4g} of {spent.judge_cost:.4g} (reward.judge_cost)"

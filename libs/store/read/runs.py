@@ -87,12 +87,21 @@ async def get_run(session: ReadSession, run_id: str) -> Run:
         "calls": await of_run(session, run_id),
         "policies": policies,
         "excluded": {row.reason: row.rollouts for row in excluded},
-        "judge_tokens": await session.scalar(
-            select(tables.JudgeUsage.tokens).where(tables.JudgeUsage.run_id == run_id)
-        ),
+        **await _judges(session, run_id),
         **await _ends(session, run_id),
     }
     return run.model_copy(update=changes)
+
+
+async def _judges(session: ReadSession, run_id: str) -> dict[str, object]:
+    used = await session.get(tables.JudgeUsage, run_id)
+    if used is None:
+        return {}
+    return {
+        "judge_tokens": used.tokens,
+        "judge_cost": used.cost if used.unpriced_tokens < used.tokens else None,
+        "judge_unpriced_tokens": used.unpriced_tokens,
+    }
 
 
 async def _ends(session: ReadSession, policy_id: str) -> dict[str, object]:

@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy import TextClause, insert, text
 
 from leyden.libs.contracts.config import Reward, stored_reward
-from leyden.libs.contracts.ledger import NewComponent
+from leyden.libs.contracts.ledger import JudgeUse, NewComponent
 from leyden.libs.faults import fault_point
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
@@ -54,8 +54,9 @@ class Lane(StrEnum):
 _LANE = f"""CASE WHEN u.contained THEN '{Lane.CONTAINER}' WHEN u.coded THEN '{Lane.CODE}'
              WHEN u.judged THEN '{Lane.JUDGE}' ELSE '{Lane.INSTANT}' END"""
 
-# Over run u: its judges have used all tokens that they may.
-BUDGET_SPENT = "EXISTS (SELECT FROM judge_usage j WHERE j.run_id = u.id AND j.tokens >= u.judge_tokens)"
+# Over run u: its judges have used all tokens, or all money, that they may.
+BUDGET_SPENT = """EXISTS (SELECT FROM judge_usage j
+            WHERE j.run_id = u.id AND (j.tokens >= u.judge_tokens OR j.cost >= u.judge_cost))"""
 
 # Over rollouts r and their runs u: those that a grader may take.
 _DUE = f"""
@@ -157,14 +158,16 @@ _SETTLE = text("""
 
 
 _USE = text("""
-    INSERT INTO judge_usage AS j (run_id, tokens) SELECT id, :tokens FROM runs WHERE id = :run
-    ON CONFLICT (run_id) DO UPDATE SET tokens = j.tokens + excluded.tokens
+    INSERT INTO judge_usage AS j (run_id, tokens, cost, unpriced_tokens)
+    SELECT id, :tokens, :cost, :unpriced_tokens FROM runs WHERE id = :run
+    ON CONFLICT (run_id) DO UPDATE SET tokens = j.tokens + excluded.tokens, cost = j.cost + excluded.cost,
+        unpriced_tokens = j.unpriced_tokens + excluded.unpriced_tokens
 """)
 
 
-async def add_judge_tokens(session: Session, run_id: str, tokens: int) -> None:
-    """Counts tokens that a run's judges have used; a deleted run has none. A repeat counts them again."""
-    await session.execute(_USE, {"run": run_id, "tokens": tokens})
+async def add_judge_use(session: Session, run_id: str, use: JudgeUse) -> None:
+    """Counts what a run's judges have used; a deleted run has used nothing. A repeat counts it again."""
+    await session.execute(_USE, {"run": run_id, **use._asdict()})
 
 
 @dataclass(frozen=True)

@@ -142,6 +142,7 @@ async def test_a_run_tells_why_rollouts_left_it_and_what_judges_used(
         for rollout, reason in zip(rollouts, ("infra_error", "infra_error", "tests: no verdict"), strict=True):
             row = await session.get_one(tables.Rollout, rollout.id)
             row.state, row.reason = "excluded", reason
-        session.add(tables.JudgeUsage(run_id=run.id, tokens=77))
+        session.add(tables.JudgeUsage(run_id=run.id, tokens=77, cost=0.5, unpriced_tokens=7))
     found = (await api_http.get(f"/v1/runs/{run.id}")).json()
     assert (found["excluded"], found["judge_tokens"]) == ({"infra_error": 2, "tests: no verdict": 1}, 77)
+    assert (found["judge_cost"], found["judge_unpriced_tokens"]) == (0.5, 7)

@@ -10,11 +10,12 @@ import pytest
 from sqlalchemy import func, select, text
 
 from leyden.libs.contracts.ids import evaluation_id
+from leyden.libs.contracts.ledger import JudgeUse
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.locks import AdvisoryLock
 from leyden.libs.store.runs import retention
-from leyden.libs.store.runs.grading import add_judge_tokens
+from leyden.libs.store.runs.grading import add_judge_use
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.upkeep.deletion import delete_marked
 from tests.support import builders
@@ -47,7 +48,7 @@ async def full_run(database: Database, root: Path, phase: str = "completed") -> 
         now, checkpoint = datetime.now(tz=UTC), str(folder / "checkpoints" / "1")
         session.add(tables.Step(run_id=run.id, number=1, metrics={}, checkpoint=checkpoint, started_at=now))
         session.add(tables.ExternalReward(rollout_id=rollout.id, key="k", name="n", value=1.0))
-        await add_judge_tokens(session, run.id, 100)
+        await add_judge_use(session, run.id, JudgeUse(100))
         session.add(
             tables.Feedback(rollout_id=rollout.id, key="k", attempt=1, run_id=run.id, component="thumbs", value=1.0)
         )
@@ -137,7 +138,7 @@ def test_every_table_that_holds_a_run_back_is_emptied_before_it() -> None:
 
 async def test_the_tokens_of_a_deleted_runs_judges_are_not_counted(database: Database) -> None:
     async with database.session() as session:
-        await add_judge_tokens(session, "run-gone", 100)
+        await add_judge_use(session, "run-gone", JudgeUse(100))
     async with database.read() as session:
         assert await session.scalar(select(func.count()).select_from(tables.JudgeUsage)) == 0
 

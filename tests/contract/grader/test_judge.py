@@ -11,19 +11,22 @@ from typing import Any
 
 import pytest
 
+from leyden.libs.cli.view.output import judge_words
 from leyden.libs.contracts.config import Reward
 from leyden.libs.contracts.config.graders import ScoreModel
+from leyden.libs.contracts.ledger import JudgeUse
 from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading.facts import AttemptFacts
 from leyden.libs.grading.judging import tokens_of
 from leyden.libs.grading.pool import Graded
-from leyden.libs.service.providers import Provider
 from leyden.libs.store import tables
 from leyden.libs.store.alarms.gradings import of_rewards
 from leyden.libs.store.database import Database, Session, StoreAway
-from leyden.libs.store.runs.grading import add_judge_tokens
+from leyden.libs.store.read.runs import get_run
+from leyden.libs.store.runs.grading import add_judge_use
 from leyden.services.grader import worker
 from leyden.services.grader.judge import Judge
+from leyden.services.grader.prices import JudgeProvider
 from tests.contract.grader.test_worker import FORMAT, add_ungraded, grading, gradings, rewards, rows, settled
 from tests.fakes.judge import Said, ScriptedJudge, scored, scripted_judge
 
@@ -38,7 +41,7 @@ async def judging(scripted: ScriptedJudge, tmp_path: Path, **options: Any) -> As
     key.write_text(KEY)
     key.chmod(0o600)
     values = {"calls": 8, "seconds": 5.0, "patience_seconds": 1.5, "pause_seconds": 0.05, **options}
-    judge = Judge({"judge": Provider(url=scripted.url, api_key_file=key)}, **values)
+    judge = Judge({"judge": JudgeProvider(url=scripted.url, api_key_file=key)}, **values)
     try:
         yield judge
     finally:
@@ -235,12 +238,12 @@ async def test_tokens_that_could_not_be_written_are_counted_the_next_time(
 ) -> None:
     away = iter([True])
 
-    async def add(session: Session, run_id: str, tokens: int) -> None:
+    async def add(session: Session, run_id: str, use: JudgeUse) -> None:
         if next(away, False):
             raise StoreAway
-        await add_judge_tokens(session, run_id, tokens)
+        await add_judge_use(session, run_id, use)
 
-    monkeypatch.setattr(worker, "add_judge_tokens", add)
+    monkeypatch.setattr(worker, "add_judge_use", add)
     judged = {"name": "helpful", "grader": {**DOCUMENT, "rubric": "Helpful?"}}
     async with scripted_judge() as scripted:
         run, _ = await add_ungraded(database, judged, outputs=["a"], judge_tokens=300)
@@ -253,11 +256,59 @@ async def test_tokens_that_could_not_be_written_are_counted_the_next_time(
 
 def test_a_provider_that_counts_no_tokens_has_used_one_for_each_four_bytes() -> None:
     counted = {"usage": {"prompt_tokens": 7, "completion_tokens": 2}, "choices": []}
-    assert tokens_of(json.dumps(counted).encode(), 400) == 9
-    assert tokens_of(b"{}  ", 400) == 101
-    assert tokens_of(b"no j", 400) == 101
+    assert tokens_of(json.dumps(counted).encode(), 400) == (7, 2)
+    assert tokens_of(b"{}  ", 400) == (100, 1)
+    assert tokens_of(b"no j", 400) == (100, 1)
 
 
-def test_a_budget_without_judges_is_refused() -> None:
-    with pytest.raises(ValueError, match="no component is a judge"):
-        Reward.model_validate({"components": [FORMAT], "judge_tokens": 5})
+@pytest.mark.parametrize("bound", ["judge_tokens", "judge_cost"])
+def test_a_budget_without_judges_is_refused(bound: str) -> None:
+    with pytest.raises(ValueError, match=f"{bound}: no component is a judge"):
+        Reward.model_validate({"components": [FORMAT], bound: 5})
+
+
+async def test_a_run_whose_judges_have_cost_its_money_waits_and_says_so(database: Database, redis_url: str) -> None:
+    judged = {"name": "helpful", "grader": {**DOCUMENT, "rubric": "Helpful?"}}
+    price = {"prompt": 1000.0, "completion": 5000.0}
+    async with scripted_judge() as scripted:
+        scripted.says(scored(5))
+        # Each call has 100 and 20 tokens, and so costs 0.2.
+        poor, _ = await add_ungraded(database, judged, outputs=["a", "b", "c", "d"], judge_cost=0.3)
+        rich, _ = await add_ungraded(database, judged, outputs=["e", "f"])
+        providers = {"judge": {"url": scripted.url, "price": price}}
+        async with grading(database, redis_url, providers=providers, judge_calls=1):
+            assert [one.total for one in await settled(database, rich, 2)] == [1.0, 1.0]
+        assert len(scripted.bodies) == 4
+    assert [one.total for one in await gradings(database, poor)] == [1.0, 1.0]
+    async with database.read() as session:
+        (found,) = [one async for one in of_rewards(session, poor.id)]
+        shown = await get_run(session, poor.id)
+    assert "the run's judges have cost 0.4 of 0.3 (reward.judge_cost), and" in found.reason
+    assert (found.evidence["judge_cost"], found.evidence["cost"]) == (0.3, pytest.approx(0.4, abs=1e-9))
+    assert shown.judge_cost == pytest.approx(0.4, abs=1e-9)
+    assert (shown.judge_tokens, shown.judge_unpriced_tokens) == (240, 0)
+    assert judge_words(shown) == "240 tokens, cost 0.4 of 0.3"
+
+
+async def test_a_cost_that_nobody_knows_is_no_zero(database: Database, redis_url: str) -> None:
+    judged = {"name": "helpful", "grader": {**DOCUMENT, "rubric": "Helpful?"}}
+    async with scripted_judge() as scripted:
+        scripted.says(scored(5))
+        free, _ = await add_ungraded(database, judged, outputs=["a"])
+        async with grading(database, redis_url, providers={"judge": {"url": scripted.url}}):
+            assert [one.total for one in await settled(database, free, 1)] == [1.0]
+    async with database.read() as session:
+        shown = await get_run(session, free.id)
+    assert (shown.judge_tokens, shown.judge_cost, shown.judge_unpriced_tokens) == (120, None, 120)
+    assert judge_words(shown) == "120 tokens, cost unknown: no price in GRADER_PROVIDERS"
+
+
+async def test_a_capped_run_asks_no_judge_without_a_price(database: Database, redis_url: str) -> None:
+    judged = {"name": "helpful", "grader": {**DOCUMENT, "rubric": "Helpful?"}}
+    async with scripted_judge() as scripted:
+        capped, _ = await add_ungraded(database, judged, outputs=["b"], judge_cost=1.0)
+        async with grading(database, redis_url, providers={"judge": {"url": scripted.url}}):
+            (found,) = await settled(database, capped, 1)
+        assert scripted.bodies == []
+    assert found.total is None
+    assert found.reason is not None and "provider judge has no price, and reward.judge_cost bounds" in found.reason
