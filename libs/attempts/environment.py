@@ -25,6 +25,8 @@ AZURES_OWN = (*AZURE_ADDRESSES, *AZURE_KEYS)
 """With any of these of its own, an agent speaks to Azure itself."""
 GOOGLES_OWN = ("GEMINI_API_BASE", "GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_GEMINI_BASE_URL")
 """With any of these of its own, an agent speaks to Google itself."""
+SMITHS_OWN = ("LANGSMITH_API_KEY", "LANGSMITH_ENDPOINT", "LANGCHAIN_API_KEY", "LANGCHAIN_ENDPOINT")
+"""With any of these of its own, an agent speaks to LangSmith itself."""
 
 PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 _BY_SIGNAL = "OTEL_EXPORTER_OTLP_{}_ENDPOINT"
@@ -52,11 +54,6 @@ _SWITCHES = {
     "CLAUDE_CODE_ENHANCED_TELEMETRY_BETA": "1",
     # It posts them, with the attempt's key, to OpenAI and nowhere else.
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
-    "LANGSMITH_TRACING": "true",
-    "LANGSMITH_OTEL_ENABLED": "true",
-    "LANGSMITH_OTEL_ONLY": "true",
-    # Its client wants one.
-    "LANGSMITH_API_KEY": "unused",
 }
 
 
@@ -90,9 +87,7 @@ def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
         **(
             {} if speaks_grpc else {_BY_SIGNAL.format(name): f"{otlp}/v1/{name.lower()}" for name in ("TRACES", "LOGS")}
         ),
-        # LangSmith's clients post prompts to their cloud where OpenTelemetry is not installed, and in JavaScript
-        # always. This address takes nothing.
-        "LANGSMITH_ENDPOINT": f"{endpoints.collector_url}{path}/langsmith",
+        **(_langsmith(otlp) if _speaks_langsmith(lease) else {}),
         "OLLAMA_HOST": model,
         **_azure(lease, model),
         # Clients of Google's append the version, and LiteLLM does not.
@@ -148,6 +143,20 @@ def _speaks_gemini(lease: Lease) -> bool:
     return _own_names(lease).isdisjoint(GOOGLES_OWN)
 
 
+def _langsmith(otlp: str) -> dict[str, str]:
+    return {
+        "LANGSMITH_TRACING": "true",
+        "LANGSMITH_ENDPOINT": f"{otlp}/langsmith",
+        # The collector reads no zstd, and the client would warn of that on stderr.
+        "LANGSMITH_DISABLE_RUN_COMPRESSION": "true",
+    }
+
+
+def _speaks_langsmith(lease: Lease) -> bool:
+    """Whether the agent has no LangSmith of its own, which then gets its traces where the run turns tracing on."""
+    return _own_names(lease).isdisjoint(SMITHS_OWN)
+
+
 def _own_names(lease: Lease) -> set[str]:
     """The variables that the run sets itself, by a value or by a key of a pod's Secret."""
     secrets = lease.runner.secrets if isinstance(lease.runner, KubernetesRunner) else {}
@@ -161,6 +170,7 @@ def secrets_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
         **(dict.fromkeys(AZURE_KEYS, endpoints.key) if _speaks_azure(lease) else {}),
         **({"GEMINI_API_KEY": endpoints.key} if _speaks_gemini(lease) else {}),
         **({} if "OLLAMA_HOST" in _own_names(lease) else {"OLLAMA_API_KEY": endpoints.key}),
+        **({"LANGSMITH_API_KEY": endpoints.key} if _speaks_langsmith(lease) else {}),
         "ANTHROPIC_API_KEY": endpoints.key,
         # Not `authorization=Bearer%20…`: LangSmith's client does not decode it.
         "OTEL_EXPORTER_OTLP_HEADERS": f"x-api-key={endpoints.key}",

@@ -21,6 +21,7 @@ from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.records.spans import AttemptEnded, RewardConflict
 from leyden.libs.store.schema import check_schema
 from leyden.services.collector.batch import telemetry_commit
+from leyden.services.collector.langsmith_routes import langsmith_router
 from leyden.services.collector.quotas import Quotas
 from leyden.services.collector.routes import router, status_response
 from leyden.services.collector.settings import Settings
@@ -59,6 +60,7 @@ def create_collector(settings: Settings) -> FastAPI:
     app.state.decoding = asyncio.Semaphore(1)
     app.state.budget = Budget(settings.max_bytes_in_flight)
     app.include_router(router)
+    app.include_router(langsmith_router)
     return app
 
 

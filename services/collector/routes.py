@@ -148,7 +148,7 @@ async def reward_by_key(request: Request, idempotency_key: IdempotencyKey = None
 
 
 async def _reward(request: Request, attempt: Named, idempotency_key: str | None) -> Response:
-    capability = await _verified(request, attempt, Scope.REWARD)
+    capability = await verified(request, attempt, Scope.REWARD)
     # Read here, not by the framework: without a key nobody's body is looked at.
     budget: Budget = request.app.state.budget
     with budget.share() as share:
@@ -176,7 +176,7 @@ def status_response(request: Request, status: int, message: str, headers: dict[s
 
 
 async def _stored(request: Request, attempt: Named, decode: Decode) -> Rows:
-    capability = await _verified(request, attempt, Scope.TELEMETRY)
+    capability = await verified(request, attempt, Scope.TELEMETRY)
     if not is_json(request) and not _is_protobuf(request):
         raise Problem(415, f"send {PROTOBUF} or {JSON}", cause="content_type_unknown")
     settings: Settings = request.app.state.settings
@@ -229,7 +229,7 @@ def _is_protobuf(request: Request) -> bool:
     return request.headers.get("content-type", PROTOBUF).partition(";")[0].strip().lower() == PROTOBUF
 
 
-async def _verified(request: Request, attempt: Named, scope: Scope) -> Capability:
+async def verified(request: Request, attempt: Named, scope: Scope) -> Capability:
     """The capability in the request's key, for a running attempt.
 
     Raises: CapabilityError; StoreAway: nobody can say whether the attempt runs

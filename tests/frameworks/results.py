@@ -25,8 +25,9 @@ request is lost with a 500, a 429 and a dropped connection.
 (a forked call shares a beginning with an earlier one; both are trained right). *Objects*: whether the suite also
 asks for an object of a schema; its grammar reaches the engine. *Repeats*: after which faults the client
 sends its request again. It then gets the answer that was sampled before, and never a second sample. *Spans*: how the
-spans of the tools (OpenTelemetry, sent by the instrumentation of `tests/agents/frameworks/traced`) join the model calls
-that asked for them; elsewhere AIR takes a tool's status from the result in the conversation.
+spans of the tools (OpenTelemetry, sent by the instrumentation of `tests/agents/frameworks/traced`; *posts*: what
+LangSmith's client sends of the agent as it is) join the model calls that asked for them; elsewhere AIR takes a tool's
+status from the result in the conversation.
 
 | framework | version | dialect | extends | streams | objects | repeats after | spans | notes |
 |---|---|---|---|---|---|---|---|---|
@@ -68,12 +69,12 @@ def _row(framework: Framework, found: dict[str, Any]) -> str:
         "yes" if framework.streams else "no",
         "yes" if found.get("report") else "",
         ", ".join(repeats) or ("" if missing else "none"),
-        ", ".join(found.get("spans") or []).replace("_", " "),
+        ", ".join([*found.get("spans", []), *(f"posts: {one}" for one in found.get("posts", []))]).replace("_", " "),
         "; ".join(note for note in notes if note),
     )
     return f"| {' | '.join(cells)} |\n"
 
 
 def _stored(framework: Framework) -> dict[str, Any]:
-    parts = {part: STORE / f"{framework.name}.{part}.json" for part in ("task", "report", "spans", *ALL_FAULTS)}
+    parts = {part: STORE / f"{framework.name}.{part}.json" for part in ("task", "report", "spans", "posts", *ALL_FAULTS)}
     return {part: json.loads(path.read_text()) for part, path in parts.items() if path.exists()}

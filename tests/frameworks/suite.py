@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -45,6 +45,8 @@ CONTEXT_LENGTH = 500_000
 pytestmark = pytest.mark.timeout(900)
 WITH_REPORT = [framework for framework in FRAMEWORKS if (AGENTS / "structured" / framework.agent).exists()]
 TRACED = [framework for framework in FRAMEWORKS if (AGENTS / "traced" / framework.agent).exists()]
+POSTING = [framework for framework in FRAMEWORKS if framework.agent in {"langgraph_agent.py", "langchain_js.mjs"}]
+"""Those with a client of LangSmith's, which posts what it traces."""
 CARELESS = [framework for framework in FRAMEWORKS if (AGENTS / "careless" / framework.agent).exists()]
 each_framework = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
 
@@ -117,7 +119,7 @@ async def test_a_lost_answer_is_not_sampled_again(
 @pytest.mark.parametrize("framework", WITH_REPORT, ids=lambda framework: framework.name)
 async def test_an_object_of_a_schema(tmp_path: Path, database: Database, framework: Framework):
     results.forget(framework, "report")
-    played = await play(framework, tmp_path, database, reports=True)
+    played = await play(framework, tmp_path, database, folder="structured")
     assert played.status == 0, played.output
     assert [json.loads(line) for line in played.output.splitlines() if line.startswith("{")] == [script.REPORT]
     assert recorded(played.calls) == list(played.engine)
@@ -130,7 +132,21 @@ async def test_each_tool_span_joins_the_call_that_asked_for_it(
     tmp_path: Path, database: Database, framework: Framework
 ):
     results.forget(framework, "spans")
-    played = await play(framework, tmp_path, database, traced=True)
+    played = await play(framework, tmp_path, database, folder="traced", collects=True)
+    results.add(framework, "spans", joins(played))
+
+
+@pytest.mark.parametrize("framework", POSTING, ids=lambda framework: framework.name)
+async def test_each_tool_run_that_langsmiths_client_posts_joins_the_call_that_asked_for_it(
+    tmp_path: Path, database: Database, framework: Framework
+):
+    results.forget(framework, "posts")
+    played = await play(framework, tmp_path, database, collects=True)
+    results.add(framework, "posts", joins(played))
+
+
+def joins(played: Played) -> list[str]:
+    """The ways in which the spans of tools joined the calls that asked for them, all of which they must."""
     assert played.status == 0, played.output
     found = tool_uses([asking(call) for call in played.calls], [tool_span(span) for span in played.spans])
     uses = [(number, use) for number, call in enumerate(played.calls) for use in found.get(call.id, [])]
@@ -142,7 +158,7 @@ async def test_each_tool_span_joins_the_call_that_asked_for_it(
     ]
     sources = {use.source for _, use in uses}
     assert sources <= {"tool_call_id", "response_id", "time"}
-    results.add(framework, "spans", sorted(sources))
+    return sorted(sources)
 
 
 @pytest.mark.parametrize("framework", CARELESS, ids=lambda framework: framework.name)
@@ -189,16 +205,18 @@ def _record(call: tables.ModelCall) -> dict[str, Any]:
 
 async def play(
     framework: Framework,
-    folder: Path,
+    tmp_path: Path,
     database: Database,
     *,
+    folder: Literal["", "structured", "traced"] = "",
     fault: Fault | None = None,
-    reports: bool = False,
-    traced: bool = False,
+    collects: bool = False,
 ) -> Played:
-    """Runs the agent to its end on a gateway and an engine of its own: as it is, as the one that reports an object, or
-    with telemetry that a collector stores.
+    """Runs the agent of a folder to its end on a gateway and an engine of its own.
+
+    Args: collects: a collector stores its telemetry
     """
+    reports = folder == "structured"
     environments.build(framework.environment)
 
     def says(body: dict[str, Any]) -> Sequence[int]:
@@ -207,15 +225,15 @@ async def play(
         return script.spelled(said, lambda text: stage.model.tokenizer.encode(text).tolist())
 
     options: dict[str, Any] = {"template": CHATML_WITH_TOOLS, "context_length": CONTEXT_LENGTH}
-    async with scene(folder, database, says=says, **options) as stage:
-        collector = create_collector(Settings(database_url=database.dsn, capability_keys_file=folder / "keys.json"))
+    async with scene(tmp_path, database, says=says, **options) as stage:
+        collector = create_collector(Settings(database_url=database.dsn, capability_keys_file=tmp_path / "keys.json"))
         async with Proxy(stage, fault).running() as proxy, serving(collector) as port:
-            home = folder / "home"
+            home = tmp_path / "home"
             home.mkdir()
-            words = ("structured", script.REQUEST) if reports else ("", script.QUESTION, script.FOLLOW_UP)
-            url = f"http://127.0.0.1:{port}" if traced else proxy.url + COLLECTOR
+            questions = (script.REQUEST,) if reports else (script.QUESTION, script.FOLLOW_UP)
+            url = f"http://127.0.0.1:{port}" if collects else proxy.url + COLLECTOR
             variables = environment(stage, proxy.url, url, home)
-            status, output = await run(framework, ("traced", *words[1:]) if traced else words, variables, home)
+            status, output = await run(framework, (folder, *questions), variables, home)
         calls, engine = await stage.calls(), stage.engine
         async with database.read() as session:
             spans = (await session.scalars(select(tables.Span).where(tables.Span.kind == "tool"))).all()

@@ -210,6 +210,16 @@ COLLECTOR = {
     ("POST", "/r/{rollout_id}/{attempt}/v1/logs"): Row(for_agents(200), b"", PROTOBUF),
     ("POST", "/r/{rollout_id}/{attempt}/reward"): Row(for_agents(200), {"value": 1.0}),
 }
+LANGSMITH = "/r/{rollout_id}/{attempt}/langsmith"
+FORM = {"content-type": "multipart/form-data; boundary=b"}
+COLLECTOR |= {
+    # The same for everyone, as at LangSmith.
+    ("GET", f"{LANGSMITH}/info"): Row(everyone(200)),
+    ("POST", f"{LANGSMITH}/runs/multipart"): Row(for_agents(202), b"--b--", FORM),
+    ("POST", f"{LANGSMITH}/runs/batch"): Row(for_agents(202), {}),
+    ("POST", f"{LANGSMITH}/runs"): Row(for_agents(202), {}),
+    ("PATCH", f"{LANGSMITH}/runs/{{run_id}}"): Row(for_agents(202), {}),
+}
 COLLECTOR |= by_key_alone(COLLECTOR, "/r/{rollout_id}/{attempt}")
 GENERATE = {"input_ids": [1], "sampling_params": {"max_new_tokens": 1}}
 INFERENCE, CONTROL, OPEN = Row(for_engine(engine=200)), Row(for_engine(engine_admin=200), {}), Row(everyone(200))

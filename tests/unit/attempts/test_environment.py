@@ -150,11 +150,27 @@ def test_a_run_adds_its_own_names_and_never_the_platforms() -> None:
 
 def test_no_framework_calls_home_unless_the_run_asks_for_it() -> None:
     found = block()
-    # LangSmith's clients post to this address unless OpenTelemetry is installed; LangChain.js always does.
-    assert found["LANGSMITH_ENDPOINT"] == "http://collector:2/r/run-a.0.1/2/langsmith"
     assert found["OPENAI_AGENTS_DISABLE_TRACING"] == "1"
-    own = {"LANGSMITH_ENDPOINT": "https://smith.example", "OPENAI_AGENTS_DISABLE_TRACING": "0"}
+    own = {"OPENAI_AGENTS_DISABLE_TRACING": "0"}
     assert own.items() <= block(**own).items()
+
+
+def test_langsmiths_clients_post_to_the_collector_with_the_attempts_key() -> None:
+    found = whole()
+    assert {name: value for name, value in found.items() if name.startswith("LANGSMITH_")} == {
+        "LANGSMITH_TRACING": "true",
+        "LANGSMITH_ENDPOINT": "http://collector:2/r/run-a.0.1/2/langsmith",
+        "LANGSMITH_DISABLE_RUN_COMPRESSION": "true",
+        "LANGSMITH_API_KEY": "signed",
+    }
+
+
+@pytest.mark.parametrize("own", ["LANGSMITH_API_KEY", "LANGSMITH_ENDPOINT", "LANGCHAIN_API_KEY", "LANGCHAIN_ENDPOINT"])
+def test_an_agent_with_a_langsmith_of_its_own_keeps_it_and_turns_tracing_on_itself(own: str) -> None:
+    found = whole(**{own: "mine"})
+    assert {name: value for name, value in found.items() if name.startswith(("LANGSMITH", "LANGCHAIN"))} == {
+        own: "mine"
+    }
 
 
 def test_every_sdk_and_signal_gets_the_protocol_of_the_endpoint() -> None:
