@@ -4,8 +4,10 @@ AIR turns the return status of tool calls into rewards (Agent Lightning, arXiv 2
 formula. Ours: for each tool that its sampled answer asked for, a call earns the tool's weight when the tool succeeded,
 `failure` times the weight when it failed; at most `MAX_REWARD` in all. A tool call whose status nothing
 shows, as after a lost span, earns what the tool earned on average in the group: no sibling is better or worse by it. A
-result without content has the status that `null` says, and a tool with `failures` that of its rules, with and without
-a span.
+text that may be the result or the bare message of a failure is worth the middle of both where the group has a status of
+its tool, else nothing: which texts are bare depends on how the tool ended, so that an average of the others is none of
+theirs. A result without content has the status that `null` says, and a tool with `failures` that of its rules, with and
+without a span.
 
 The agent writes its own spans, so a span counts only as the result of a tool call that the model sampled, and each
 sampled tool call has one result. The first of these finds it; the source is stored with the result:
@@ -18,6 +20,7 @@ text          an answer without tool calls asks once for each tool that it names
 A tool call without a span takes its status from the conversation (`results.py`), unless `air.from_results` is off:
 
 result        a later call sends its result
+bare          a later call sends a text that shows neither a success nor a failure
 malformed     the model sampled no valid JSON, and no result came: it failed
 hung          a tool of the attempt's last call, and the attempt ran into its timeout: it failed; also an endless span
 lost          a tool of the attempt's last call, and the agent failed: the tool call failed
@@ -41,7 +44,7 @@ from leyden.services.credit.joins import Ask, OpenAsks, without_duplicates
 from leyden.services.credit.records import AskedTool, Call, ToolResult, ToolSpan
 from leyden.services.credit.results import is_nothing, status_of
 
-Source = Literal["tool_call_id", "response_id", "time", "text", "result", "malformed", "hung", "lost", "answer"]
+Source = Literal["tool_call_id", "response_id", "time", "text", "result", "bare", "malformed", "hung", "lost", "answer"]
 DEFAULTS = Air()
 MAX_REWARD = 1.0
 _WITHOUT_RESULT: dict[OutcomeKind, Source] = {OutcomeKind.TIMEOUT: "hung", OutcomeKind.AGENT_ERROR: "lost"}
@@ -128,8 +131,13 @@ def _with_span(ask: Ask, span: ToolSpan, source: Source, result: ToolResult | No
         return ToolUse(tool, SpanStatus.ERROR, "hung")
     status = SpanStatus(span.status)
     if result is not None and (tool in air.failures or (status is not SpanStatus.ERROR and is_nothing(result))):
-        return ToolUse(tool, status_of(result, air, tool), "result")
+        return ToolUse(tool, *_of_result(result, air, tool))
     return ToolUse(tool, status, source)
+
+
+def _of_result(result: ToolResult, air: Air, tool: str) -> tuple[SpanStatus, Source]:
+    status = status_of(result, air, tool)
+    return status, "bare" if status is SpanStatus.UNSET and not is_nothing(result) else "result"
 
 
 def _without_span(
@@ -137,7 +145,7 @@ def _without_span(
 ) -> tuple[SpanStatus, Source]:
     """Args: ending: how the agent ended after this call; None where it made another call."""
     if result is not None:
-        return status_of(result, air, asked.tool), "result"
+        return _of_result(result, air, asked.tool)
     if asked.is_malformed:
         return SpanStatus.ERROR, "malformed"
     source = None if ending is None else _WITHOUT_RESULT.get(ending)
@@ -164,5 +172,7 @@ def _earned(use: ToolUse, air: Air, averages: Mapping[str, float]) -> float:
         case SpanStatus.ERROR:
             return air.failure * weight
         case SpanStatus.UNSET:
+            if use.source == "bare":
+                return weight * (1.0 + air.failure) / 2 if use.tool in averages else 0.0
             # An empty result is no lost one: the run says that it earns nothing.
             return 0.0 if use.source == "result" else weight * averages.get(use.tool, 0.0)

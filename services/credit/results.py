@@ -1,9 +1,21 @@
 """The status of a tool call from the result that the agent sends back to the model, for tool calls without a span.
 
 Only Anthropic's and Gemini's formats mark a failure (`is_error`). The rules for text are the forms of errors that
-LangGraph, OpenAI's Agents SDK, AutoGen, CrewAI, LlamaIndex, pydantic-ai, smolagents and Vercel's AI SDK send. Each is
-anchored at the start, so that a result that speaks of errors does not count as one. So are exceptions by their
-qualified names, statuses of HTTP and the commonest messages of exceptions; any other bare message counts as a success.
+LangGraph, OpenAI's Agents SDK, Agno, AutoGen, CrewAI, Haystack, LlamaIndex, pydantic-ai, smolagents and Vercel's AI SDK
+send. Each is anchored at the start, so that a result that speaks of errors does not count as one. So are exceptions by
+their qualified names, statuses of HTTP and the commonest messages of exceptions.
+
+Some frameworks send the bare message of a tool's exception, which looks like any text (in August 2026):
+
+Agno        `FunctionCall.error`, `str(e)` (agno/tools/function.py; models/base.py, create_function_call_result)
+AutoGen     `StaticWorkbench._format_errors`, `str(error)` (autogen_core/tools/_static_workbench.py)
+Haystack    `ToolInvoker._handle_error`, `str(error)`: its own errors have a form, those of a tool's text none
+            (haystack/components/tools/tool_invoker.py; tools/tool.py)
+LlamaIndex  `call_tool`, "Encountered error: " and `str(e)` (core/tools/calling.py); workflows of one's own, `str(e)`
+Vercel      `error-text`, the message (ai; @ai-sdk/openai-compatible, convert-to-openai-compatible-chat-messages.ts)
+
+So a text is no success by itself. It is one with evidence: JSON or a number, which no message is, a status that says
+so, smolagents' heading, or the run's own rules for the tool. Any other text has no status.
 """
 
 from __future__ import annotations
@@ -25,7 +37,12 @@ _NOTHING = re.compile(r'(?i)\s*(none|null|undefined|nan|\[\s*\]|\{\s*\}|"")?\s*'
 _FAILURE = re.compile(
     r"""\s*(?:
     (?i:error):
-    | Error\ (?:executing|invoking|calling|running|in)\ [^\n]{0,300}:
+    | Error\ (?:executing|invoking|calling|running|in|while)\ [^\n]{0,300}:
+    | Encountered\ error(?:\ in\ tool\ call)?:[ ]
+    | Failed\ to\ (?:invoke|convert|merge)\ [Tt]ool[ ]
+    | \[(?i:error)\]
+    | Tool\ call\ limit\ reached
+    | (?i:tool\ (?:call\ )?execution\ denied)
     # The beginning of a long object.
     | \{\s*"(?:error|exception)"\s*:\s*(?:"[^"]|\[\s*[^\s\]]|\{\s*[^\s\}]|true\b)
     | Traceback\ \(most\ recent\ call\ last\)
@@ -52,6 +69,18 @@ _FAILURE = re.compile(
     )""",
     re.VERBOSE,
 )
+_SUCCESS = re.compile(
+    r"""\s*(?:
+    # The beginning of a long object or list, of JSON or as Python prints it.
+    [\[{]\s*(?:["'\d\[{]|-\d|true\b|false\b|null\b|True\b|False\b|None\b)
+    | [-+]?(?:\d[\d,_]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?\s*%?\.?\s*\Z
+    | (?i:true|false|ok|done|success)\W*\Z
+    | Success(?:fully)?\b
+    | HTTP(?:/\d(?:\.\d)?)?\ 2\d\d\b
+    | (?i:(?:process\ |command\ )?exit(?:ed\ with)?\ (?:code|status):?\ 0\b)
+    )""",
+    re.VERBOSE,
+)
 _ADVICE = re.compile(r"\n ?(?:Please fix your mistakes|Fix the errors and try again)\.\s*$")
 
 
@@ -59,7 +88,8 @@ _OF_NOTHING = {"failure": SpanStatus.ERROR, "nothing": SpanStatus.UNSET, "succes
 
 
 def status_of(result: ToolResult, air: Air, tool: str) -> SpanStatus:
-    """The status that a result shows: by the tool's own rules, where the run has some, else by the forms of errors."""
+    """The status that a result shows: by the tool's own rules, where the run has some, else by the forms of errors and
+    of successes. Unset: the text shows none, or has no content that counts."""
     text = result.text.removeprefix(OBSERVATION)
     document = _document(text)
     if (rules := air.failures.get(tool)) is not None:
@@ -70,7 +100,12 @@ def status_of(result: ToolResult, air: Air, tool: str) -> SpanStatus:
         has_failed = bool(_FAILURE.match(text) or _ADVICE.search(text))
     if result.is_error or has_failed:
         return SpanStatus.ERROR
-    return _OF_NOTHING[air.null] if is_nothing(result) else SpanStatus.OK
+    if is_nothing(result):
+        return _OF_NOTHING[air.null]
+    # smolagents writes another heading over failures.
+    is_marked = result.text.startswith(OBSERVATION)
+    has_evidence = rules is not None or document is not None or is_marked or _SUCCESS.match(text)
+    return SpanStatus.OK if has_evidence else SpanStatus.UNSET
 
 
 def is_nothing(result: ToolResult) -> bool:

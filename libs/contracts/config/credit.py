@@ -40,12 +40,14 @@ class Air(Document):
         default_factory=dict, max_length=1000
     )
     """Rules by tool that decide which of its results are failures, in place of the built-in forms of errors and of its
-    span; an empty list: none is. A mark of the wire format counts in any case."""
+    span; an empty list: none is. A mark of the wire format counts in any case. Other results with content are
+    successes, plain texts too."""
     alpha: float | None = Field(default=None, ge=0.0, le=1.0)
     """Mix: calls earn α · status and the outcome counts (1 - α). Null adds both unscaled."""
     from_results: bool = True
     """Whether a tool call without a span takes its status from the tool's result in the conversation: an error, by
-    Anthropic's mark or by the forms that frameworks give to errors, or a success. False: from telemetry alone."""
+    Anthropic's mark or by the forms that frameworks give to errors; a success, if it is JSON or a number; none, if it
+    is another text. False: from telemetry alone."""
 
 
 class IdenticalCredit(Document):

@@ -171,7 +171,7 @@ async def test_a_run_without_telemetry_earns_rewards_from_the_results_that_agent
 ) -> None:
     run = await add_run_with_credit(database, air={"weights": {"search": 0.2}, "null": "nothing"})
     group, rollouts = await add_group(database, run, size=3)
-    texts = ["3 hits", "Error executing tool 'search' with arguments {}: ValueError: no index", "None"]
+    texts = ['{"hits": 3}', "Error executing tool 'search' with arguments {}: ValueError: no index", "None"]
     for rollout, shown in zip(rollouts, texts, strict=True):
         asked = {"tool_calls": [{"id": "call_1", "name": "search", "arguments": "{}"}]}
         answer = {"role": "assistant", "content": "", **asked}

@@ -124,7 +124,7 @@ def test_a_tool_call_without_a_span_takes_its_status_from_its_result() -> None:
 
 def test_results_without_ids_are_for_the_tool_calls_before_them_in_order() -> None:
     first = asking("first", [1], [2], "search", "memory", at=0)
-    results = (ToolResult(None, "3 hits"), ToolResult(None, "Error: no memory"))
+    results = (ToolResult(None, '{"hits": 3}'), ToolResult(None, "Error: no memory"))
     calls = [first, call("second", [1, 2, 3], [4], at=5, results=results)]
     assert without_spans(calls, OutcomeKind.SUCCEEDED)[first.id] == [
         ToolUse("search", "ok", "result"),

@@ -6,7 +6,7 @@ from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import Credit
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.services.credit.group import Credited, Excluded, credit_group
-from leyden.services.credit.records import AskedTool, BrokenRecord, Reward, Rollout, ToolResult
+from leyden.services.credit.records import AskedTool, BrokenRecord, Call, Reward, Rollout, ToolResult
 from tests.unit.credit.cases import asking, call, chain, rollout, span
 
 
@@ -249,6 +249,48 @@ def test_own_credit_has_the_published_values() -> None:
     found = credit_group([rollout("a", 1.0, calls, *spans)], credit, min_siblings=1)
     assert isinstance(found, Credited)
     assert [one.return_ for one in found.credits] == pytest.approx([1.0, 0.6, 1.0, 1.0], abs=1e-9)
+
+
+def with_results(name: str, *texts: str, tool: str = "search") -> list[Call]:
+    """Calls that each ask for a tool, whose results the next ones send, and a last one with the answer."""
+    calls = chain(name, len(texts) + 1, *[tool] * len(texts))
+    for at, text in enumerate(texts):
+        results = (ToolResult(calls[at].asked[0].tool_call_id, text),)
+        calls[at + 1] = replace(calls[at + 1], results=results)
+    return calls
+
+
+def test_own_credit_has_the_published_values_from_results_without_spans() -> None:
+    calls = with_results("a", '{"flights": 3}', "Encountered error: no flights", "42")
+    air = {"weights": {"search": 1.0}, "alpha": 0.2}
+    credit = {"rule": {"type": "own"}, "air": air, "baseline": {"type": "none"}}
+    found = credited([rollout("a", 1.0, calls)], **credit)
+    assert [one.return_ for one in found.credits] == pytest.approx([1.0, 0.6, 1.0, 1.0], abs=1e-9)
+    # A bare message is neither: its call has the outcome, unmixed.
+    calls = with_results("a", '{"flights": 3}', "no flights", "42")
+    found = credited([rollout("a", 0.5, calls)], **credit)
+    assert [one.return_ for one in found.credits] == pytest.approx([0.6, 0.5, 0.6, 0.5], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("failure", "middle"),
+    [(-1.0, 0.0), (0.0, 0.15), (-0.5, 0.075)],
+)
+def test_a_bare_text_is_worth_the_middle_of_success_and_failure(failure: float, middle: float) -> None:
+    air = {"weights": {"search": 0.3}, "failure": failure}
+    bare = rollout("a", 1, with_results("a", "no connection from Atlantis"))
+    worked = rollout("b", 1, with_results("b", '{"flights": 3}'))
+    failed = rollout("c", 1, with_results("c", "Error: no connection"))
+    # Agno: a success is JSON and a failure bare. LangGraph: a success is bare and a failure marked.
+    for sibling, value in ((worked, 0.3), (failed, 0.3 * failure)):
+        found = credited([bare, sibling], air=air)
+        assert [one.intermediate_reward for one in found.credits] == pytest.approx([middle, 0, value, 0], abs=1e-9)
+    # AutoGen: nothing is known of the tool, so that it earns nothing, and equal siblings are equal.
+    other = rollout("d", 1, with_results("d", "three connections"))
+    found = credited([bare, other], air=air)
+    assert [one.intermediate_reward for one in found.credits] == [0.0] * 4
+    assert not found.has_variance()
+    assert [use.source for one in found.credits for use in one.uses] == ["bare", "bare"]
 
 
 def test_a_lost_span_makes_equal_siblings_no_different() -> None:

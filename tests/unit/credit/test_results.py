@@ -56,6 +56,16 @@ def status(text: str, *, tool: str = "x", **air: Any) -> SpanStatus:
         "connection refused",
         "[Errno 111] Connection refused",
         "error: no such file",
+        # Haystack, LlamaIndex, Agno, and Vercel's AI SDK, in their own words.
+        "Failed to invoke Tool `weather` with parameters {}. Error: get_weather_report() missing 1 required positional",
+        "Failed to convert tool result from tool weather using 'str'. Error: x",
+        "Tool 'x' not found. Available tools: weather",
+        "Encountered error: city not found: Atlantis",
+        "Encountered error in tool call: boom",
+        "Tool x not found. Please select a tool that is available.",
+        "Error while decoding function arguments: Expecting value",
+        "Error: The requested tool does not exist or is not available.",
+        "Tool call execution denied.",
     ],
 )
 def test_errors_in_the_forms_of_frameworks_are_failures(text: str) -> None:
@@ -123,7 +133,54 @@ def test_no_text_stops_a_pattern() -> None:
     ],
 )
 def test_results_that_speak_of_errors_are_none(text: str) -> None:
+    assert status(text) != SpanStatus.ERROR
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"flight": "AZ 610"}',
+        '{"rows": [1, 2], "text": "a long one that is cut',
+        "{'flight': 'AZ 610'}",
+        "[1, 2]",
+        '[{"a": 1}]',
+        "42",
+        " -1,234.5 %",
+        "1e-7",
+        "64.",
+        "True",
+        "OK.",
+        "Successfully wrote 3 files",
+        "HTTP 200 OK",
+        "exit code 0",
+        "Observation:\nSunny, 21 degrees",
+    ],
+)
+def test_a_success_needs_evidence(text: str) -> None:
     assert status(text) == SpanStatus.OK
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "city not found: Atlantis",
+        "[Atlantis] is no city",
+        "{broken",
+        "Sunny, 21 degrees",
+        "3 hits",
+        "done with it: no",
+        "exit code unknown",
+        "relation does not exist",
+    ],
+)
+def test_a_bare_text_may_be_the_message_of_an_exception(text: str) -> None:
+    """Agno, AutoGen, Haystack and Vercel's AI SDK send `str(exception)` as the result."""
+    assert status(text) == SpanStatus.UNSET
+    # The run knows its tool.
+    assert status(text, failures={"x": []}) == SpanStatus.OK
+    assert status(text, failures={"x": [{"pattern": "Atlantis"}]}) == (
+        SpanStatus.ERROR if "Atlantis" in text else SpanStatus.OK
+    )
 
 
 def test_the_mark_of_anthropics_format_decides() -> None:
