@@ -39,7 +39,7 @@ def try_agent(leyden: Client, document: Document) -> Trial:
     Raises: CommandError: the agent did not run
     """
     run = leyden.create_run(trial_document(document))
-    if run.config.runner.type == "external":
+    if run.config is not None and run.config.runner.type == "external":
         error_console.print(as_text(f"waiting for a client: run yours with this run's id, {run.id}"), soft_wrap=True)
     try:
         run = _wait(leyden, run)

@@ -326,7 +326,10 @@ class Client:
         """
         roles = None if role is None else {role}
         if policy is not None:
-            served = {one.name for one in self.run(run_id).config.roles if one.policy == policy}
+            run = self.run(run_id)
+            if run.config is None:
+                raise Refused(f"run {run_id} tells no roles of a policy: {run.reason}")
+            served = {one.name for one in run.config.roles if one.policy == policy}
             if not served:
                 raise Refused(f"no role of the run has the policy {policy!r}: choose one of `roles` in its document")
             roles = served if roles is None else roles & served

@@ -18,7 +18,7 @@ from typing import Any
 
 from sqlalchemy import Row, insert, text
 
-from leyden.libs.contracts.config import Agent, RunnerConfig
+from leyden.libs.contracts.config import Agent, BrokenDocument, RunnerConfig
 from leyden.libs.contracts.config.agents import stored_agent
 from leyden.libs.contracts.config.runners import stored_runner
 from leyden.libs.contracts.states import OutcomeKind
@@ -223,7 +223,7 @@ async def _leased(session: Session, rows: Iterable[Row[Any]], *, adopted: bool =
     for row in rows:
         try:
             leased.append(lease_of(row, adopted=adopted))
-        except ValueError as error:
+        except BrokenDocument as error:
             broken[row.lease_id] = Outcome(OutcomeKind.INFRA_ERROR, detail=str(error))
     await _settle(session, broken)
     return leased
@@ -232,7 +232,7 @@ async def _leased(session: Session, rows: Iterable[Row[Any]], *, adopted: bool =
 def lease_of(row: Row[Any], *, adopted: bool = False) -> Lease:
     """A row of `OF_LEASED`.
 
-    Raises: ValueError: the run's document does not parse
+    Raises: BrokenDocument
     """
     return Lease(
         adopted=adopted,

@@ -37,7 +37,7 @@ _AWAITS = """
     AND NOT EXISTS (SELECT FROM group_credits c WHERE c.run_id = r.id)
 """
 _CLAIM = text(f"""
-    WITH awaiting AS MATERIALIZED (SELECT r.id {_AWAITS} ORDER BY r.created_at, r.id)
+    WITH awaiting AS MATERIALIZED (SELECT r.id {_AWAITS} AND NOT (r.id = ANY(:broken)) ORDER BY r.created_at, r.id)
     SELECT id FROM awaiting WHERE pg_try_advisory_xact_lock(hashtextextended('credit-claim:' || id, 0)) LIMIT 1
 """)  # noqa: S608  # constants alone
 _CLAIMED = text(f"SELECT r.id, r.dataset_id, r.config {_AWAITS} AND r.id = :run")
@@ -67,12 +67,18 @@ class DemonstratedGroup(NamedTuple):
 
 async def claim_supervised(session: Session) -> SupervisedRun | None:
     """The oldest run that awaits its demonstrations; until the session ends no other worker claims it."""
-    run_id = await session.scalar(_CLAIM)
-    if run_id is None:
-        return None
-    # A second statement: it sees what another worker committed before this one had the lock.
-    row = (await session.execute(_CLAIMED, {"run": run_id})).one_or_none()
-    return None if row is None else SupervisedRun(row.id, row.dataset_id, RunConfig.stored(row.config))
+    broken: list[str] = []
+    while (run_id := await session.scalar(_CLAIM, {"broken": broken})) is not None:
+        # A second statement: it sees what another worker committed before this one had the lock.
+        row = (await session.execute(_CLAIMED, {"run": run_id})).one_or_none()
+        config = None if row is None else RunConfig.read(row.config)
+        if row is None or config is None:
+            return None
+        if isinstance(config, RunConfig):
+            return SupervisedRun(row.id, row.dataset_id, config)
+        # The controller fails it; the others do not wait.
+        broken.append(run_id)
+    return None
 
 
 async def find_demonstrations(session: ReadSession, algorithm: Sft, dataset_id: str) -> list[DemonstratedGroup]:

@@ -11,7 +11,7 @@ from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.orm import aliased
 
-from leyden.libs.contracts.config import Computation, RunConfig, Sampling
+from leyden.libs.contracts.config import BrokenDocument, Computation, RunConfig, Sampling
 from leyden.libs.contracts.states import ConsumptionVerdict, GroupVerdict
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
@@ -97,7 +97,7 @@ class Parent:
     run_id: str
     version: Version
     checkpoint: str | None
-    config: RunConfig
+    config: RunConfig | BrokenDocument
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class StepRecord:
 async def read_run_config(session: ReadSession, run_id: str) -> RunConfig:
     """The document of a run.
 
-    Raises: UnknownRun
+    Raises: UnknownRun; BrokenDocument
     """
     row = await session.get(tables.Run, run_id)
     if row is None:
@@ -151,7 +151,7 @@ async def read_parent(session: ReadSession, run_id: str) -> Parent | None:
         return None
     found, config, checkpoint = row
     weights = Version(found.version, found.path, found.content_sha256, found.size_bytes)
-    return Parent(found.run_id, weights, checkpoint, RunConfig.stored(config))
+    return Parent(found.run_id, weights, checkpoint, RunConfig.read(config))
 
 
 async def last_committed_step(session: ReadSession, run_id: str) -> CommittedStep | None:

@@ -19,14 +19,17 @@ def amended(run: Run, version: int, request: ResumeRequest, pools: Mapping[str, 
 
     Raises: Problem: a field cannot change, or no steps are left; RequestValidationError: the document is refused
     """
-    document = overlay(run.config.model_dump(mode="json"), request.changes)
+    before = run.config
+    if before is None:
+        raise refusal("changes", f"{run.reason}: create a run with a whole document")
+    document = overlay(before.model_dump(mode="json"), request.changes)
     if isinstance(document["policies"], Mapping):
         document["policies"] = {name: one for name, one in document["policies"].items() if one is not None}
     if request.changes.get("recipe") is not None:
         raise refusal("changes.recipe", "a recipe only begins a document: write its settings (`leyden recipes`)")
     training = request.changes.get("training")
     if not isinstance(training, Mapping) or "steps" not in training:
-        left = run.config.training.steps - version
+        left = before.training.steps - version
         if left < 1:
             raise refusal(
                 "changes.training.steps",
@@ -38,10 +41,10 @@ def amended(run: Run, version: int, request: ResumeRequest, pools: Mapping[str, 
     except ValidationError as error:
         problems = [{**one, "loc": ("body", "changes", *one["loc"])} for one in error.errors(include_url=False)]
         raise RequestValidationError(problems) from error
-    _check_parameters(run.config, config, pools, "changes.", "changes.training.lora")
+    _check_parameters(before, config, pools, "changes.", "changes.training.lora")
     for name in _in_both(run, config):
         path = f"changes.policies.{name}."
-        _check_parameters(run.config.policy_document(name), config.policy_document(name), pools, path, f"{path}lora")
+        _check_parameters(before.policy_document(name), config.policy_document(name), pools, path, f"{path}lora")
     return config
 
 

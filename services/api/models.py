@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema_rs
 
 from leyden.libs.contracts.api.problems import FieldProblem
-from leyden.libs.contracts.config import Reward, RunConfig, Sft
+from leyden.libs.contracts.config import BrokenDocument, Reward, RunConfig, Sft
 from leyden.libs.contracts.config.graders import CODE, Container, JsonSchema
 from leyden.libs.contracts.conversation import CONVERSATION, conversation_fault
 from leyden.libs.contracts.judgements import Judgement, Machine, judge, judge_model, judge_rewards, model_config
@@ -240,7 +240,10 @@ async def check_demonstrations(session: ReadSession, config: RunConfig) -> None:
         place = f"algorithm.runs.{number}"
         if run_id not in sources:
             raise refusal(place, f"no run has the id {run_id!r}: list runs to find it")
-        if (pool := sources[run_id].pool) != config.pool:
+        source = sources[run_id]
+        if isinstance(source, BrokenDocument):
+            raise refusal(place, f"{source}, so that its rollouts cannot be read: name other runs")
+        if (pool := source.pool) != config.pool:
             raise refusal(
                 place, f"its rollouts have the tokens of pool {pool!r}, and this run's pool is {config.pool!r}"
             )

@@ -80,7 +80,7 @@ async def create_run(
 
     async def work(session: Session) -> tuple[BaseModel, bool]:
         warnings = await _check_references(request, session, config)
-        return _warned(await actions.create_run(session, config), warnings), True
+        return _warned(await actions.create_run(session, config), config, warnings), True
 
     return await create_once(request, create_request(request, caller, idempotency_key, config), work)
 
@@ -101,9 +101,9 @@ def _check_services(request: Request, config: RunConfig) -> None:
         raise Problem(422, "; ".join(refused), cause="agent_rules")
 
 
-def _warned(run: Run, of_machines: Sequence[Judgement]) -> Run:
+def _warned(run: Run, config: RunConfig, of_machines: Sequence[Judgement]) -> Run:
     """A new run with the alarms about its settings, before the controller judges it for the first time."""
-    found = [*(one for one in judge(run.config) if one.severity == "warns"), *of_machines]
+    found = [*(one for one in judge(config) if one.severity == "warns"), *of_machines]
     rule = ALARM_RULES["setting"]
     alarms = [
         Alarm(
@@ -227,7 +227,7 @@ async def resume_run(
         check_frozen_policies(config, continued)
         parents = await actions.policy_parents(session, ended, version, continued)
         made = await actions.create_run(session, config, RunParent(run_id=run_id, version=version), parents)
-        return _warned(made, warnings), True
+        return _warned(made, config, warnings), True
 
     return await create_once(request, create_request(request, caller, idempotency_key, asked), work)
 

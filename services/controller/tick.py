@@ -33,7 +33,7 @@ from leyden.services.controller.runs import phases, settling
 from leyden.services.controller.runs.admission import groups_to_admit
 from leyden.services.controller.runs.enqueueing import WaitingLine
 from leyden.services.controller.runs.phases import Team
-from leyden.services.controller.runs.stopping import Documents, EarlyStops, fail_runs, idle_runs
+from leyden.services.controller.runs.stopping import EarlyStops, fail_broken, fail_runs, idle_runs
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainers.models import models_of
 from leyden.services.controller.trainers.supervisor import TrainerSupervisor
@@ -59,7 +59,7 @@ class Controller:
 
     def __post_init__(self) -> None:
         self._finished_evaluations: set[str] = set()
-        self._stops, self._documents = EarlyStops(), Documents()
+        self._stops = EarlyStops()
         self._line = WaitingLine(self.settings, self.queue)
 
     async def tick(self) -> None:
@@ -68,7 +68,6 @@ class Controller:
         One transaction does all the reading, so an idle tick costs a few milliseconds.
         """
         async with self.database.session() as session:
-            await fail_runs(session, await self._documents.broken(session))
             resolutions, ungraded, complete = await settling.settle(
                 session, self.settings.groups_without_success, self.settings.retry_seconds
             )
@@ -122,7 +121,12 @@ class Controller:
         return [team for team in teams if phases.has_engines(team, assignments)], moved
 
     async def _load(self, session: Session) -> tuple[list[RunFacts], list[Team]]:
-        runs = await load_runs(session, self._finished_evaluations)
+        runs, broken = await load_runs(session, self._finished_evaluations)
+        if await fail_broken(session, broken):
+            runs, broken = await load_runs(session, self._finished_evaluations)
+        # A policy goes with its run.
+        without = {one.of_run for one in broken}
+        runs = [one for one in runs if (one.of_run or one.id) not in without]
         teams = [await self._stops.apply(session, one, self._finished_evaluations) for one in phases.teams_of(runs)]
         return runs, teams
 

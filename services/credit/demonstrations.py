@@ -13,7 +13,7 @@ import numpy as np
 
 from leyden.libs.contracts import untrainable
 from leyden.libs.contracts.call_counts import CallCounts, total, why_nothing_trains
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config import BrokenDocument, RunConfig
 from leyden.libs.contracts.states import GroupVerdict
 from leyden.libs.store.demonstrations import DemonstratedGroup, SupervisedRun
 from leyden.libs.store.samples import NewGroupCredit, NewSample, SiblingRows
@@ -25,10 +25,11 @@ from leyden.services.credit.records import TOKEN, BrokenRecord, Call, Rollout
 from leyden.services.credit.rows import rollouts_by_group, sample_row
 
 NO_VERSION = -1
+Sources = Mapping[str, RunConfig | BrokenDocument]
 
 
 def demonstrate(
-    run: SupervisedRun, groups: Sequence[DemonstratedGroup], rows: SiblingRows, sources: Mapping[str, RunConfig]
+    run: SupervisedRun, groups: Sequence[DemonstratedGroup], rows: SiblingRows, sources: Sources
 ) -> tuple[list[NewGroupCredit], list[NewSample]]:
     """The verdicts of some groups for the run, and the samples of those of their rollouts that are demonstrations.
 
@@ -39,8 +40,10 @@ def demonstrate(
 
 
 def _demonstrated(
-    run: SupervisedRun, group: DemonstratedGroup, rows: SiblingRows, source: RunConfig
+    run: SupervisedRun, group: DemonstratedGroup, rows: SiblingRows, source: RunConfig | BrokenDocument
 ) -> tuple[NewGroupCredit, list[NewSample]]:
+    if isinstance(source, BrokenDocument):
+        return _verdict(run, group, CallCounts(), f"run {group.run_id}: {source}"), []
     # Models of other pools have tokens of their own.
     others = {role.name: role.policy for role in source.roles if role.policy in source.served_policies}
     try:

@@ -12,12 +12,12 @@ import asyncio
 import time
 from collections import Counter as Counts
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from prometheus_client import Counter, Histogram
 
 from leyden.libs.contracts.call_counts import CallCounts, total
-from leyden.libs.contracts.config import RunConfig, Sft
+from leyden.libs.contracts.config import BrokenDocument, RunConfig, Sft
 from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import Checks
@@ -175,18 +175,14 @@ async def demonstrate_pending(database: Database) -> int:
 async def _read(session: ReadSession, claimed: list[str], limits: GroupLimits) -> _Found:
     groups = await pending_groups(session, claimed)
     sizes = await group_sizes(session, [group.id for group in groups], limits.records)
-    reasons = {group.id: _unreadable(group.config) or limits.exceeded(sizes.get(group.id)) for group in groups}
-    refused = {group: reason for group, reason in reasons.items() if reason is not None}
+    refused = {}
+    for group in groups:
+        config = RunConfig.read(group.config)
+        reason = str(config) if isinstance(config, BrokenDocument) else limits.exceeded(sizes.get(group.id))
+        if reason is not None:
+            refused[group.id] = reason
     small = [group for group in groups if group.id not in refused]
     return _Found(groups, refused, await load_siblings(session, small), await _moving_averages(session, small))
-
-
-def _unreadable(document: Mapping[str, Any]) -> str | None:
-    try:
-        RunConfig.stored(document)
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def _results(found: _Found) -> list[tuple[PendingGroup, Result]]:

@@ -1,6 +1,6 @@
 """Errors in the shape of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`.
 
-GatewayError             base: status, type, param, code
+GatewayError             base: status, type, param, code; 500: the run's stored document does not parse
   BadRequest             400: the body is invalid or asks for something unsupported
     ContextOverflow      400: the prompt leaves no room in the model's context
   KeyRefused             401 or 403: the capability is not valid for this address

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from leyden.libs.contracts.config import Computation, RunConfig
+from leyden.libs.contracts.config import BrokenDocument, Computation, RunConfig
 from leyden.libs.contracts.model_folder import serving_mismatch
 from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
@@ -196,6 +196,9 @@ def _inherited(parent: training.Parent, config: RunConfig) -> tuple[Path, Progre
     """The parent's checkpoint, if it is there and its moments are those of the parameters that this run trains."""
     if parent.checkpoint is None or not Path(parent.checkpoint).is_dir():
         log.warning("optimiser starts anew", cause="the parent's checkpoint is gone", version=parent.version.version)
+        return None
+    if isinstance(parent.config, BrokenDocument):
+        log.warning("optimiser starts anew", cause=f"the parent: {parent.config}")
         return None
     for name in ("frozen", "router"):
         if getattr(parent.config.training, name) != getattr(config.training, name):

@@ -36,7 +36,7 @@ from leyden.libs.cli.local.platform import (
 from leyden.libs.cli.local.record import PlatformRecord, ServiceRecord, write_record
 from leyden.libs.cli.local.services import ADMIN_TOKEN, LOGS
 from leyden.libs.cli.view.console_link import console_link, link_line
-from leyden.libs.cli.view.output import AsJson, Part, as_text, facts, print_result, report_event, table
+from leyden.libs.cli.view.output import AsJson, Part, as_text, facts, print_result, report_event, steps_words, table
 from leyden.libs.cli.view.watch import ENDED
 from leyden.libs.client import Client, LeydenError
 from leyden.libs.contracts.api.platform import Engine
@@ -293,5 +293,5 @@ def _engines_and_runs(engines: list[Engine], runs: list[Run], error: str | None)
         return
     rows = [(e.url, e.pool, e.state, e.run_id, e.policy_version, e.updated_at) for e in engines]
     yield table(("engine", "pool", "state", "run", "version", "seen"), rows) if rows else "No engine has been seen yet."
-    active = [(run.id, run.name, run.phase, f"{run.progress.step}/{run.progress.steps}", run.reason) for run in runs]
+    active = [(run.id, run.name, run.phase, steps_words(run.progress), run.reason) for run in runs]
     yield table(("run", "name", "phase", "step", "reason"), active) if active else "No run is active."

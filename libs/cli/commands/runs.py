@@ -25,6 +25,7 @@ from leyden.libs.cli.view.output import (
     facts,
     judge_words,
     print_result,
+    steps_words,
     table,
 )
 from leyden.libs.cli.view.run_report import write_report
@@ -38,6 +39,7 @@ from leyden.libs.cli.view.watch import (
     watch_run,
 )
 from leyden.libs.contracts.api.runs import EvaluationRequest, ResumeRequest, Run, RunParent
+from leyden.libs.contracts.config import RunConfig
 
 app = typer.Typer(no_args_is_help=True, help="Runs: training jobs.")
 policies = typer.Typer(no_args_is_help=True, help="Policies: the weights that a run makes.")
@@ -92,8 +94,8 @@ def list_(
         (
             r.id,
             r.name,
-            r.phase,
-            f"{r.progress.step}/{r.progress.steps}",
+            r.phase if r.config else f"{r.phase}: {r.reason}",
+            steps_words(r.progress),
             r.progress.reward_mean,
             ", ".join(dict.fromkeys(one.name for one in r.alarms)) or None,
             r.created_at,
@@ -114,10 +116,9 @@ def show(ctx: typer.Context, run: Name, policy: PolicyName = None, as_json: AsJs
         ("name", found.name),
         ("phase", f"{found.phase}{f': {found.reason}' if found.reason else ''}"),
         *([("continues", _words(found.parent))] if found.parent else []),
-        ("pool", found.config.pool),
-        ("learning rate", f"{found.config.optimizer.rate:.3g}"),
+        *(_of_document(found.config) if found.config else []),
         *([("computes in", f"{found.computation.words}, on {found.computation.device}")] if found.computation else []),
-        ("step", f"{found.progress.step} of {found.progress.steps}"),
+        ("step", steps_words(found.progress, " of ")),
         ("policy version", found.progress.policy_version),
         ("best version", best_words(found, with_reason=True)),
         ("weights", f"{(found.weights_bytes or 0) / 2**20:.1f} MiB, without checkpoints"),
@@ -132,6 +133,10 @@ def show(ctx: typer.Context, run: Name, policy: PolicyName = None, as_json: AsJs
     tables += [evaluation_table(evaluations)] if evaluations else []
     document = {**found.model_dump(mode="json"), "step_list": steps, "evaluations": evaluations}
     print_result(as_json, document, shown, *tables)
+
+
+def _of_document(config: RunConfig) -> list[tuple[str, object]]:
+    return [("pool", config.pool), ("learning rate", f"{config.optimizer.rate:.3g}")]
 
 
 @app.command("compare")

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from leyden.libs.cli.view.output import Part, best_words, counted_rollouts, heading, mean_and_interval, table
+from leyden.libs.cli.view.output import (
+    Part,
+    best_words,
+    counted_rollouts,
+    heading,
+    mean_and_interval,
+    steps_words,
+    table,
+)
 from leyden.libs.contracts.api.comparison import Comparison, TaskComparison, whole_evaluations
 from leyden.libs.contracts.api.runs import Evaluation, Run
 
@@ -26,7 +34,7 @@ def comparison_parts(found: Comparison) -> Iterator[Part]:
 def _figures(found: Comparison) -> Iterator[tuple[object, ...]]:
     runs = found.runs
     yield ("phase", *(run.phase for run in runs))
-    yield ("step", *(f"{run.progress.step} of {run.progress.steps}" for run in runs))
+    yield ("step", *(steps_words(run.progress, " of ") for run in runs))
     yield ("last reward", *(run.progress.reward_mean for run in runs))
     yield ("held-out reward", *map(held_out_reward, found.evaluations))
     yield ("best version", *map(best_words, runs))

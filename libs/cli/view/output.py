@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leyden.libs.cli.view.safe_text import is_unsafe, safe_line, safe_lines
-from leyden.libs.contracts.api.runs import EvaluationResults, Run, RunPolicy, Statistic
+from leyden.libs.contracts.api.runs import EvaluationResults, Progress, Run, RunPolicy, Statistic
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Count = Annotated[int, typer.Option("--limit", "-n", min=1, help="Number of rows.")]
@@ -86,6 +86,11 @@ def counted_rollouts(results: EvaluationResults) -> str:
     return f"{share} rollouts{'' if results.complete else ' so far'}"
 
 
+def steps_words(made: Progress | RunPolicy, between: str = "/") -> str:
+    """The steps that a run or policy has made and those of its document, where that has them."""
+    return f"{made.step}{between}{'?' if made.steps is None else made.steps}"
+
+
 def best_words(made: Run | RunPolicy, *, with_reason: bool = False) -> str | None:
     """The best version; `unknown` where it cannot be told, None before any reward."""
     if made.best_version is None and made.best_version_reason is None:
@@ -98,7 +103,7 @@ def judge_words(run: Run) -> str | None:
     """Tokens and cost of a run's judges, each with its bound; None before a judge has answered."""
     if run.judge_tokens is None:
         return None
-    bounds = run.config.reward
+    bounds = run.config.reward if run.config else None
     words = f"{run.judge_tokens:,} tokens"
     if bounds and bounds.judge_tokens is not None:
         words += f" of {bounds.judge_tokens:,}"

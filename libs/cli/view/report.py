@@ -88,7 +88,7 @@ def render_report(
         _section("Held-out tasks", _evaluations(evaluations), "The same settings for each version; 95 % intervals."),
         _section("Trajectories", "".join(map(_trajectory, trajectories))),
         _section("Steps", _steps(steps)),
-        _section("Configuration", f"<pre>{escape(json.dumps(run.config.model_dump(mode='json'), indent=2))}</pre>"),
+        _section("Configuration", f"<pre>{escape(_document(run))}</pre>"),
     ]
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
@@ -96,6 +96,10 @@ def render_report(
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>{escape(run.name)}</title><style>{STYLE}</style></head><body>{''.join(sections)}</body></html>\n"
     )
+
+
+def _document(run: Run) -> str:
+    return run.reason or "" if run.config is None else json.dumps(run.config.model_dump(mode="json"), indent=2)
 
 
 def _section(title: str, body: str, note: str = "") -> str:
@@ -109,7 +113,7 @@ def _heading(run: Run, steps: Sequence[Step], evaluations: Sequence[Evaluation],
         f"run {run.id}",
         f"{run.phase}{f': {run.reason}' if run.reason else ''}",
         f"{len(steps)} steps",
-        f"learning rate {run.config.optimizer.rate:.3g}",
+        *([f"learning rate {run.config.optimizer.rate:.3g}"] if run.config else []),
         *([f"{run.computation.words}, on {run.computation.device}"] if run.computation else []),
         f"{sum(step.rollouts for step in steps)} training rollouts",
         f"{tokens:,.0f} tokens trained",

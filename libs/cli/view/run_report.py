@@ -20,7 +20,9 @@ def write_report(client: Client, run: Run, path: Path, *, model: str | None = No
     shown = [*_evaluated(client, evaluations), *_trained(client, run, steps)]
     trajectories = [_trajectory(client, title, rollout) for title, rollout in shown]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render_report(run, steps, evaluations, trajectories, model=run.config.model or model))
+    path.write_text(
+        render_report(run, steps, evaluations, trajectories, model=(run.config and run.config.model) or model)
+    )
     return path
 
 

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from leyden.libs.cli.view.output import as_text, best_words, mean_and_interval, print_json_line, table
+from leyden.libs.cli.view.output import as_text, best_words, mean_and_interval, print_json_line, steps_words, table
 from leyden.libs.client import Client, Unreachable
 from leyden.libs.contracts.api.alarms import Alarm
 from leyden.libs.contracts.api.runs import Evaluation, Run, RunPolicy, Step
@@ -93,7 +93,7 @@ def summary(run: Run) -> Text:
     """A run's phase and progress in one line, and a line for each of its further policies and alarms."""
     progress = run.progress
     rollouts = ", ".join(f"{count} {state}" for state, count in sorted(progress.rollouts.items())) or "none"
-    words = f"{run.name} ({run.id}): {run.phase}, step {progress.step} of {progress.steps}, rollouts {rollouts}"
+    words = f"{run.name} ({run.id}): {run.phase}, step {steps_words(progress, ' of ')}, rollouts {rollouts}"
     first = f"{words}: {run.reason}" if run.reason else words
     policies = [f"policy {name}: {policy_words(one)}" for name, one in run.policies.items()]
     return Text("\n").join([*map(as_text, [first, *policies]), *alarm_lines(run)])
@@ -102,7 +102,7 @@ def summary(run: Run) -> Text:
 def policy_words(policy: RunPolicy) -> str:
     """The progress of a further policy, in a few words."""
     version = "no version yet" if policy.policy_version is None else f"version {policy.policy_version}"
-    return f"step {policy.step} of {policy.steps}, {version}" if policy.trains else f"frozen, {version}"
+    return f"step {steps_words(policy, ' of ')}, {version}" if policy.trains else f"frozen, {version}"
 
 
 def alarm_lines(run: Run) -> list[Text]:
@@ -168,7 +168,7 @@ def step_table(steps: Sequence[Step]) -> Table:
 def policy_table(run: Run) -> Table:
     """The further policies of a run, those of providers too."""
     rows = []
-    for name, policy in run.config.policies.items():
+    for name, policy in (run.config.policies if run.config else {}).items():
         made = run.policies.get(name)
         rows.append(
             (

@@ -19,8 +19,8 @@ class Progress(Body):
 
     step: int
     """Completed optimiser steps."""
-    steps: int
-    """Configured optimiser steps."""
+    steps: int | None
+    """Configured optimiser steps; null where the document has none."""
     policy_version: int | None
     """The newest version; null before the trainer has started."""
     rollouts: dict[str, int]
@@ -61,8 +61,8 @@ class RunPolicy(Body):
     """False: it is frozen."""
     step: int
     """Completed optimiser steps."""
-    steps: int
-    """Configured optimiser steps."""
+    steps: int | None
+    """Configured optimiser steps; null where the document has none."""
     policy_version: int | None
     """The newest version; null before the trainer has started."""
     parent: RunParent | None = None
@@ -94,7 +94,7 @@ class Run(Body):
     phase: str
     """The present phase."""
     reason: str | None
-    """The reason why the run waits, failed or stopped early."""
+    """The reason why the run waits, failed or stopped early, or why its stored document does not parse."""
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
@@ -134,7 +134,8 @@ class Run(Body):
     """The settings that the document leaves to the trainer's device, as its first trainer resolved them; null before.
     Only in the answer about one run."""
     allowed_actions: list[str]
-    config: RunConfig
+    config: RunConfig | None
+    """The document; null where the stored one does not parse, as `reason` says."""
 
 
 class ResumeRequest(RequestBody):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from leyden.libs.contracts.config.document import Document, FolderPath, broken_document
+from leyden.libs.contracts.config.document import BrokenDocument, Document, FolderPath
 from leyden.libs.contracts.placeholders import task_fields
 
 Argument = Annotated[str, Field(max_length=100_000, pattern=r"^[^\x00]*$")]
@@ -97,13 +97,13 @@ def with_external_agent(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def stored_agent(document: Mapping[str, Any]) -> Agent:
     """Returns the agent of a stored document, without what a newer version has added to it.
 
-    Raises: ValueError: it is none; the message, one line, names the first wrong field
+    Raises: BrokenDocument
     """
     kind = ExternalAgent if is_external(document) else Agent
     try:
         return kind.model_validate(document.get("agent"), extra="ignore")
     except ValidationError as error:
-        raise broken_document(error, "agent") from error
+        raise BrokenDocument.of(error, "agent") from error
 
 
 def is_external(document: Mapping[str, Any]) -> bool:

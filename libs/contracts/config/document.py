@@ -36,14 +36,19 @@ class Document(BaseModel):
     )
 
 
-def broken_document(error: ValidationError, *path: str) -> ValueError:
-    """Returns the error of a stored document that does not parse: one line with its first wrong field.
+class BrokenDocument(ValueError):
+    """A stored document that does not parse, as one of another version; the message, one line, has its first wrong
+    field.
 
-    Args: path: of the parsed part in the whole document
+    Readers of many documents take it as a value in place of the document: it is the reason why one of them has none.
     """
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    field = ".".join(map(str, (*path, *first["loc"])))
-    return ValueError(f"the stored document does not parse: {field}: {first['msg']}")
+
+    @classmethod
+    def of(cls, error: ValidationError, *path: str) -> BrokenDocument:
+        """Args: path: of the parsed part in the whole document"""
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        field = ".".join(map(str, (*path, *first["loc"])))
+        return cls(f"the stored document does not parse: {field}: {first['msg']}")
 
 
 class Resources(Document):

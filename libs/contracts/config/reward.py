@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from leyden.libs.contracts.config.document import Document, broken_document
+from leyden.libs.contracts.config.document import BrokenDocument, Document
 from leyden.libs.contracts.config.graders import CODE, FIELD, Container, Grader, RelativeModel, ScoreModel
 
 
@@ -185,9 +185,9 @@ def with_line(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def stored_reward(document: object) -> Reward:
     """Returns the reward of a stored document, without what a newer version has added to it.
 
-    Raises: ValueError: it is none; the message, one line, names the first wrong field
+    Raises: BrokenDocument
     """
     try:
         return Reward.model_validate(document, extra="ignore")
     except ValidationError as error:
-        raise broken_document(error, "reward") from error
+        raise BrokenDocument.of(error, "reward") from error

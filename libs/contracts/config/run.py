@@ -13,7 +13,7 @@ from leyden.libs.contracts.config.agents import Agent, with_external_agent
 from leyden.libs.contracts.config.algorithms import Algorithm, PpoClip
 from leyden.libs.contracts.config.computation import Computation, Device
 from leyden.libs.contracts.config.credit import Credit
-from leyden.libs.contracts.config.document import DEFAULT_POOL, Document, FolderPath, PoolName, Word, broken_document
+from leyden.libs.contracts.config.document import DEFAULT_POOL, BrokenDocument, Document, FolderPath, PoolName, Word
 from leyden.libs.contracts.config.evaluation import EvaluationPlan
 from leyden.libs.contracts.config.policies import EmbeddingModel, Policy, Role
 from leyden.libs.contracts.config.rates import usual_rate, with_rate
@@ -62,12 +62,20 @@ class RunConfig(Document):
     def stored(cls, document: Mapping[str, Any]) -> RunConfig:
         """Returns the run of a stored document, without what a newer version has added to it.
 
-        Raises: ValueError: it is none; the message, one line, names the first wrong field
+        Raises: BrokenDocument
         """
         try:
             return cls.model_validate(document, extra="ignore")
         except ValidationError as error:
-            raise broken_document(error) from error
+            raise BrokenDocument.of(error) from error
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> RunConfig | BrokenDocument:
+        """As `stored`; a document that does not parse is returned as such, so that it stops no other run."""
+        try:
+            return cls.stored(document)
+        except BrokenDocument as broken:
+            return broken
 
     def storable(self) -> dict[str, Any]:
         """Returns the document for the store. It leaves out values that the version before does not read, and that

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
 from leyden.libs.contracts.config.agents import VariableName, reserved_names
-from leyden.libs.contracts.config.document import Document, LabelName, PinnedImage, Resources, broken_document
+from leyden.libs.contracts.config.document import BrokenDocument, Document, LabelName, PinnedImage, Resources
 
 SecretName = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
 LabelValue = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9._-]*$")]
@@ -97,9 +97,9 @@ _RUNNER: TypeAdapter[RunnerConfig] = TypeAdapter(RunnerConfig)
 def stored_runner(document: Mapping[str, Any]) -> RunnerConfig:
     """Returns the runner of a stored document, without what a newer version has added to it.
 
-    Raises: ValueError: it is none; the message, one line, names the first wrong field
+    Raises: BrokenDocument
     """
     try:
         return _RUNNER.validate_python(document.get("runner") or {}, extra="ignore")
     except ValidationError as error:
-        raise broken_document(error, "runner") from error
+        raise BrokenDocument.of(error, "runner") from error

@@ -52,12 +52,10 @@ async def findings(session: ReadSession, run: tables.Run, phase: RunPhase) -> li
     """The rules that hold for a run now."""
     found = await of_attempts(session, run.id)
     found += [one async for one in of_rewards(session, run.id)]
-    try:
-        judged = JudgedRun(run.id, RunConfig.stored(run.config), phase)
-    except ValueError:
-        # The controller fails such a run with this reason, and its rules cannot be asked.
-        return [one for one in found if phase not in ENDED or ALARM_RULES[one.name].lasts]
-    found += [one async for one in of_progress(session, judged)]
+    config = RunConfig.read(run.config)
+    # The controller fails a run whose document is broken with this reason, and its rules cannot be asked.
+    if isinstance(config, RunConfig):
+        found += [one async for one in of_progress(session, JudgedRun(run.id, config, phase))]
     return [one for one in found if phase not in ENDED or ALARM_RULES[one.name].lasts]
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from sqlalchemy import select, text
 
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config import BrokenDocument, RunConfig
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.policies import policies_by_id
@@ -140,7 +140,9 @@ async def best_version(session: ReadSession, policy_id: str) -> BestVersion:
 
 
 async def _best_of_run(session: ReadSession, run_id: str) -> BestVersion:
-    config = RunConfig.stored((await session.get_one(tables.Run, run_id)).config)
+    config = RunConfig.read((await session.get_one(tables.Run, run_id)).config)
+    if isinstance(config, BrokenDocument):
+        return BestVersion(None, str(config))
     measured = await measured_tasks(session, run_id)
     own = own_evaluations(measured, config)
     found = best_measured(measured, own, await _versions(session, run_id))

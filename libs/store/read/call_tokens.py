@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from sqlalchemy import Row, select, text
 
 from leyden.libs.contracts.api.call_tokens import CallToken, CallTokens
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config import BrokenDocument, RunConfig
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.policies import OWN, PolicyKey, policies_of
@@ -66,6 +66,8 @@ async def read_call_tokens(
     row = await _row(session, rollout, call, window)
     policy = await _policy(session, call)
     reason = None if row else await _reason(session, rollout, call, policy)
+    if isinstance(policy, BrokenDocument):
+        policy = None
     found = CallTokens(
         call_id=call.id,
         prompt_tokens=call.prompt_tokens,
@@ -125,16 +127,19 @@ def _trained(row: Row[Any], window: range) -> Trained:
     return Trained(window.start, row.mask, _numbers(row.advantages, "f", range(len(window))))
 
 
-async def _policy(session: ReadSession, call: tables.ModelCall) -> PolicyKey | None:
+async def _policy(session: ReadSession, call: tables.ModelCall) -> PolicyKey | BrokenDocument | None:
     """The policy that answered a call; None for a provider's model."""
     run = await session.get_one(tables.Run, call.run_id)
-    name = next((one.policy for one in RunConfig.stored(run.config).roles if one.name == call.role), None) or OWN
+    config = RunConfig.read(run.config)
+    if isinstance(config, BrokenDocument):
+        return config
+    name = next((one.policy for one in config.roles if one.name == call.role), None) or OWN
     policies = (await policies_of(session, [run.id]))[run.id]
     return next((one for one in policies if one.name == name), None)
 
 
 async def _reason(
-    session: ReadSession, rollout: tables.Rollout, call: tables.ModelCall, policy: PolicyKey | None
+    session: ReadSession, rollout: tables.Rollout, call: tables.ModelCall, policy: PolicyKey | BrokenDocument | None
 ) -> str | None:
     """Why a call without a row for the loss does not train; None while credit has not decided."""
     group = await session.get_one(tables.Group, rollout.group_id)
@@ -148,6 +153,8 @@ async def _reason(
         return f"its attempt does not count: attempt {rollout.attempt} does"
     if policy is None:
         return "a provider's model answered it"
+    if isinstance(policy, BrokenDocument):
+        return str(policy)
     if not (policy.trains or policy.is_own):
         return f"its policy {policy.name!r} does not train"
     credit = await session.get(tables.GroupCredit, (rollout.group_id, policy.id))

@@ -25,7 +25,10 @@ async def compare_runs(session: ReadSession, run_ids: Sequence[str], names: Sequ
     Raises: UnknownRun
     """
     found = [await runs.get_run(session, run_id) for run_id in run_ids]
-    documents = [run.config.model_dump(mode="json", by_alias=True, exclude={"name"}) for run in found]
+    documents = [
+        {} if one.config is None else one.config.model_dump(mode="json", by_alias=True, exclude={"name"})
+        for one in found
+    ]
     pages = [await results.list_evaluations(session, run_id, cursor=None, limit=EVALUATIONS) for run_id in run_ids]
     evaluations = [page.items for page in pages]
     return Comparison(

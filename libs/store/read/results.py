@@ -12,7 +12,7 @@ from sqlalchemy import select, text
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.runs import Evaluation, EvaluationResults, Fact, Metrics, Series, Step, StepComponent
 from leyden.libs.contracts.call_counts import CallCounts, tool_failures
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config import BrokenDocument, RunConfig
 from leyden.libs.contracts.states import ShownRolloutState
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import ROLLOUT_STATE
@@ -250,7 +250,7 @@ async def _with_rewards(session: ReadSession, run_id: str, rows: Sequence[tables
     facts = _grouped((await session.execute(of_facts, scope)).mappings(), "step")
     components = _grouped((await session.execute(_STEP_COMPONENTS, scope)).mappings(), "step")
     calls = await call_counts.of_steps(session, run_id, scope["steps"])
-    has_reference = (await _of_policy(session, run_id)).config.algorithm.kl_coefficient > 0
+    has_reference = (await _of_policy(session, run_id)).has_reference
     return [
         Step(
             number=row.number,
@@ -307,22 +307,27 @@ async def get_metrics(session: ReadSession, run_id: str, names: Sequence[str]) -
 
 @dataclass(frozen=True)
 class _Policy:
-    """A policy of a run: `config` is its own document; the roles whose calls it answers, and those of others."""
+    """A policy of a run: the roles whose calls it answers, and those of others; none where a document does not parse.
+
+    `has_reference`: whether its loss has a KL term, where its document tells it.
+    """
 
     id: str
     run_id: str
-    config: RunConfig
+    has_reference: bool
     roles: list[str]
     others: list[str]
 
 
 async def _of_policy(session: ReadSession, policy_id: str) -> _Policy:
     row = (await session.execute(_RUN_OF_POLICY, {"run_id": policy_id})).one()
-    of_roles = {role.name: (role.policy or OWN) == row.name for role in RunConfig.stored(row.config).roles}
+    of_run, own = RunConfig.read(row.config), RunConfig.read(row.own_config)
+    roles = [] if isinstance(of_run, BrokenDocument) else of_run.roles
+    of_roles = {role.name: (role.policy or OWN) == row.name for role in roles}
     return _Policy(
         id=policy_id,
         run_id=row.id,
-        config=RunConfig.stored(row.own_config),
+        has_reference=isinstance(own, RunConfig) and own.algorithm.kl_coefficient > 0,
         roles=[name for name, is_own in of_roles.items() if is_own],
         others=[name for name, is_own in of_roles.items() if not is_own],
     )

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, func, select, text, tuple_
 
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.runs import Progress, Run, RunParent
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config import BrokenDocument, RunConfig
 from leyden.libs.contracts.states import RunIntent, RunPhase
 from leyden.libs.store import tables
 from leyden.libs.store.alarms.stored import lasting_alarms
@@ -28,6 +28,8 @@ class UnknownRun(LookupError):
 
 
 ENDED = frozenset({RunPhase.COMPLETED, RunPhase.FAILED, RunPhase.CANCELLED})
+NEEDS_DOCUMENT = frozenset({"evaluate", "pause", "resume"})
+"""Actions that a run without a document that parses cannot do."""
 
 # Why: nearly all rollouts of a long run are finished, so the sizes of groups count them, and partial indexes the rest.
 _PROGRESS = text(f"""
@@ -167,7 +169,9 @@ async def with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> lis
     policies = await shown_policies(session, run_ids)
     runs = []
     for row in rows:
-        record, config = found[row.id], RunConfig.stored(row.config)
+        record, config = found[row.id], RunConfig.read(row.config)
+        is_broken = isinstance(config, BrokenDocument)
+        allowed = allowed_actions(RunIntent(row.intent), RunPhase(record["phase"]), pruned=record["pruned"])
         runs.append(
             Run(
                 id=row.id,
@@ -175,13 +179,13 @@ async def with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> lis
                 dataset_id=row.dataset_id,
                 intent=row.intent,
                 phase=record["phase"],
-                reason=record["reason"],
+                reason=_reason(record["reason"], config),
                 created_at=row.created_at,
                 started_at=record["started_at"],
                 finished_at=record["finished_at"],
                 progress=Progress(
                     step=record["step"],
-                    steps=config.training.steps,
+                    steps=row.steps,
                     policy_version=record["policy_version"],
                     rollouts=record["rollouts"],
                     reward_mean=record["reward_mean"],
@@ -190,13 +194,18 @@ async def with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> lis
                 alarms=alarms[row.id],
                 parent=_parent(row),
                 policies=policies.get(row.id, {}),
-                allowed_actions=allowed_actions(
-                    RunIntent(row.intent), RunPhase(record["phase"]), pruned=record["pruned"]
-                ),
-                config=config,
+                allowed_actions=[one for one in allowed if not (is_broken and one in NEEDS_DOCUMENT)],
+                config=None if isinstance(config, BrokenDocument) else config,
             )
         )
     return runs
+
+
+def _reason(recorded: str | None, config: RunConfig | BrokenDocument) -> str | None:
+    """The controller may have recorded that the document is broken; a run that had ended before has its own reason."""
+    if not isinstance(config, BrokenDocument) or (recorded is not None and str(config) in recorded):
+        return recorded
+    return "; ".join(filter(None, (recorded, str(config))))
 
 
 def _parent(row: tables.Run) -> RunParent | None:

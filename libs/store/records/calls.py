@@ -13,7 +13,7 @@ from psycopg.types.json import Json as JsonColumn
 from psycopg.types.json import Jsonb as JsonbColumn
 from sqlalchemy import ARRAY, Text, all_, literal, select
 
-from leyden.libs.contracts.config import EmbeddingModel, Override, Policy, Role
+from leyden.libs.contracts.config import EmbeddingModel, Override, Policy, Role, RunConfig
 from leyden.libs.contracts.conversation import Dialect, Json, Turn, turn_json
 from leyden.libs.contracts.states import CallStatus, Continuation
 from leyden.libs.store import tables
@@ -236,28 +236,27 @@ async def calls_by_id(
 
 
 async def call_defaults(session: ReadSession, run_id: str) -> CallDefaults:
-    """Reads what a run's document says of its calls; the defaults where the run is unknown."""
-    config = await session.scalar(select(tables.Run.config).where(tables.Run.id == run_id)) or {}
-    sampling = config.get("sampling") or {}
-    embeddings = config.get("embeddings")
-    temperature, override = sampling.get("temperature"), sampling.get("override", "keep")
-    constrained = (config.get("training") or {}).get("constrained_calls", "leave_out")
-    roles = [Role.model_validate(role, extra="ignore") for role in config.get("roles") or ()]
-    policies = {
-        name: Policy.model_validate(policy, extra="ignore") for name, policy in (config.get("policies") or {}).items()
-    }
-    of_roles = {role.name: policies[role.policy] for role in roles if role.policy is not None}
+    """Reads what a run's document says of its calls; the defaults where the run is unknown.
+
+    Raises: BrokenDocument
+    """
+    document = await session.scalar(select(tables.Run.config).where(tables.Run.id == run_id))
+    if document is None:
+        return CallDefaults(1.0, "leave_out")
+    config = RunConfig.stored(document)
+    override, roles = config.sampling.override, config.roles
+    of_roles = {role.name: config.policies[role.policy] for role in roles if role.policy is not None}
     return CallDefaults(
-        1.0 if temperature is None else float(temperature),
-        constrained,
+        1.0 if config.sampling.temperature is None else config.sampling.temperature,
+        config.training.constrained_calls,
         roles,
-        config.get("train"),
-        await _policy_ids(session, run_id, roles) if policies else {},
+        config.train,
+        await _policy_ids(session, run_id, roles) if config.policies else {},
         [name for name, policy in of_roles.items() if not policy.trains],
         {name: policy for name, policy in of_roles.items() if policy.provider is not None},
-        None if override == "keep" else Override.model_validate(override, extra="ignore"),
-        (config.get("agent") or {}).get("hosted_tools") == "refuse",
-        None if embeddings is None else EmbeddingModel.model_validate(embeddings, extra="ignore"),
+        None if override == "keep" else override,
+        config.agent.hosted_tools == "refuse",
+        config.embeddings,
     )
 
 

@@ -217,6 +217,8 @@ async def create_evaluation(session: Session, run_id: str, request: EvaluationRe
     """
     row = await _locked_run(session, run_id)
     run = (await with_progress(session, [row]))[0]
+    if run.config is None:
+        raise ActionRefused(f"cannot evaluate run {run_id}: {run.reason}", run.allowed_actions)
     if "evaluate" not in run.allowed_actions:
         raise ActionRefused(f"cannot evaluate run {run_id}: it is {run.phase}", run.allowed_actions)
     if request.policy_version is not None:

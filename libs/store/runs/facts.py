@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Text, cast, select, text
 
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config import BrokenDocument, RunConfig
 from leyden.libs.contracts.states import RunIntent, RunPhase
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
@@ -72,6 +72,24 @@ class RunFacts:
     policy: str | None = None
 
 
+@dataclass(frozen=True)
+class BrokenRun:
+    """A run, or a policy of run `of_run`, whose stored document does not parse, as `cause` says."""
+
+    id: str
+    of_run: str
+    phase: RunPhase
+    reason: str | None
+    cause: str
+
+
+class LoadedRuns(NamedTuple):
+    """Runs and policies that the controller decides on, and those about which it cannot."""
+
+    runs: list[RunFacts]
+    broken: list[BrokenRun]
+
+
 # Why: training groups have consecutive numbers from 0, so the largest number counts them, and partial indexes count the
 # few that are cancelled, excluded or stale: the cost does not grow with a run's past.
 _RUNS = text("""
@@ -116,15 +134,6 @@ _RUNS = text("""
     ORDER BY r.created_at, r.id
 """)
 
-_NOT_OVER = text("""
-    SELECT r.id FROM runs r JOIN policies p ON p.id = r.id LEFT JOIN run_status s ON s.run_id = r.id
-    WHERE coalesce(s.phase, 'pending') NOT IN ('completed', 'failed', 'cancelled')
-""")
-
-_DOCUMENTS = text("""
-    SELECT id, config::text AS document FROM runs WHERE id = ANY(:runs) ORDER BY id
-""")
-
 _EVALUATIONS = text("""
     SELECT e.id, e.run_id, e.number, e.dataset_id, e.policy_version, e.rollouts_per_task,
            least(d.task_count, coalesce(e.max_tasks, d.task_count)) AS expected, g.groups, g.open, g.started_version
@@ -143,51 +152,36 @@ _EVALUATIONS = text("""
 """)
 
 
-async def runs_not_over(session: ReadSession) -> set[str]:
-    """The ids of runs and policies that are not over."""
-    return set(await session.scalars(_NOT_OVER))
-
-
-async def read_documents(session: ReadSession, runs: Iterable[str]) -> dict[str, str | None]:
-    """Reads the documents of runs and policies.
-
-    Returns: by id the reason for which a document does not parse, None for one that does
-    """
-    reasons: dict[str, str | None] = {}
-    for row in await session.execute(_DOCUMENTS, {"runs": list(runs)}):
-        try:
-            _parsed(row.document)
-            reasons[row.id] = None
-        except ValueError as error:
-            reasons[row.id] = str(error)
-    return reasons
-
-
-async def load_runs(session: ReadSession, finished_evaluations: Iterable[str] = ()) -> list[RunFacts]:
+async def load_runs(session: ReadSession, finished_evaluations: Iterable[str] = ()) -> LoadedRuns:
     """Every run that is not over, and completed ones that have an unfinished evaluation, oldest first.
 
-    Args:   finished_evaluations: finished for good; the query skips their counts
-    Raises: ValueError: the document of one does not parse, which `read_documents` tells before
+    Args: finished_evaluations: finished for good; the query skips their counts
     """
     evaluations: dict[str, list[EvaluationFacts]] = {}
     for row in await session.execute(_EVALUATIONS, {"finished": list(finished_evaluations)}):
         evaluations.setdefault(row.run_id, []).append(_evaluation(row))
     reopened = [run for run, found in evaluations.items() if not all(one.finished for one in found)]
-    rows = await session.execute(_RUNS, {"reopened": reopened})
-    return [_run(row, evaluations.get(row.id, [])) for row in rows]
+    loaded = LoadedRuns([], [])
+    for row in await session.execute(_RUNS, {"reopened": reopened}):
+        config = _parsed(row.document)
+        if isinstance(config, BrokenDocument):
+            loaded.broken.append(BrokenRun(row.id, row.of_run or row.id, RunPhase(row.phase), row.reason, str(config)))
+        else:
+            loaded.runs.append(_run(row, config, evaluations.get(row.id, [])))
+    return loaded
 
 
-async def run_configs(session: ReadSession, run_ids: Iterable[str]) -> dict[str, RunConfig]:
-    """Configurations by run id."""
+async def run_configs(session: ReadSession, run_ids: Iterable[str]) -> dict[str, RunConfig | BrokenDocument]:
+    """Documents by run id."""
     table = tables.Run
     rows = await session.execute(select(table.id, cast(table.config, Text)).where(table.id.in_(list(run_ids))))
     return {run_id: _parsed(document) for run_id, document in rows}
 
 
 @lru_cache(maxsize=1024)
-def _parsed(document: str) -> RunConfig:
+def _parsed(document: str) -> RunConfig | BrokenDocument:
     """Parses a run's document once: the controller reads it at every tick."""
-    return RunConfig.stored(json.loads(document))
+    return RunConfig.read(json.loads(document))
 
 
 def _evaluation(row: Any) -> EvaluationFacts:
@@ -204,10 +198,10 @@ def _evaluation(row: Any) -> EvaluationFacts:
     )
 
 
-def _run(row: Any, evaluations: Sequence[EvaluationFacts]) -> RunFacts:
+def _run(row: Any, config: RunConfig, evaluations: Sequence[EvaluationFacts]) -> RunFacts:
     return RunFacts(
         id=row.id,
-        config=_parsed(row.document),
+        config=config,
         intent=RunIntent(row.intent),
         phase=RunPhase(row.phase),
         reason=row.reason,

@@ -17,7 +17,7 @@ from typing import Any
 
 from sqlalchemy import TextClause, insert, text
 
-from leyden.libs.contracts.config import Reward, stored_reward
+from leyden.libs.contracts.config import BrokenDocument, Reward, stored_reward
 from leyden.libs.contracts.ledger import JudgeUse, NewComponent
 from leyden.libs.faults import fault_point
 from leyden.libs.store import tables
@@ -233,7 +233,7 @@ async def _lease(
     for row in rows:
         try:
             reward = stored_reward(row.config.get("reward"))
-        except ValueError as error:
+        except BrokenDocument as error:
             broken[row.lease_id] = str(error)
         else:
             leased.append(_lease_of(row, reward, feedback.get(row.rollout_id, {})))

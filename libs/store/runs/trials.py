@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import text
 
-from leyden.libs.contracts.config import Reward, stored_reward
+from leyden.libs.contracts.config import BrokenDocument, Reward, stored_reward
 from leyden.libs.store.database import Database, ReadSession, Session
 
 POLL_SECONDS = 0.2
@@ -72,7 +72,7 @@ async def lease_trials(session: Session, count: int) -> list[Trial]:
     for row in rows:
         try:
             trials.append(Trial(row.id, row.rollout_id, stored_reward(row.reward), row.seconds))
-        except ValueError as error:
+        except BrokenDocument as error:
             await fail_trial(session, row.id, str(error))
     return trials
 

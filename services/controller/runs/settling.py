@@ -72,7 +72,10 @@ async def settle(
     ended = await ended_attempts(session)
     if not ended:
         return [], [], []
-    configs = await run_configs(session, {one.run_id for one in ended})
+    found = await run_configs(session, {one.run_id for one in ended})
+    # A run whose document does not parse fails in the same tick, and its rollouts with it.
+    configs = {run: config for run, config in found.items() if isinstance(config, RunConfig)}
+    ended = [one for one in ended if one.run_id in configs]
     resolved = [resolve(one, configs[one.run_id]) for one in ended]
     resolutions = [one for one in resolved if isinstance(one, Resolution)]
     await resolve_rollouts(session, resolutions)

@@ -16,7 +16,7 @@ from leyden.libs.faults import fault_point
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.read.best import Measurement, measured_tasks, own_evaluations
 from leyden.libs.store.read.call_counts import absent_roles, runs_that_train_nothing
-from leyden.libs.store.runs.facts import RunFacts, read_documents, runs_not_over
+from leyden.libs.store.runs.facts import BrokenRun, RunFacts
 from leyden.libs.store.runs.phases import (
     Phase,
     cancel_open_work,
@@ -140,21 +140,6 @@ class EarlyStops:
         return reason
 
 
-class Documents:
-    """The stored documents of runs, each parsed once for this check. One that does not parse fails its own run."""
-
-    def __init__(self) -> None:
-        self._read: set[str] = set()
-
-    async def broken(self, session: ReadSession) -> dict[str, str]:
-        """Returns the runs and policies whose document does not parse, with the reason."""
-        now = await runs_not_over(session)
-        self._read &= now
-        found = await read_documents(session, unread) if (unread := now - self._read) else {}
-        self._read |= {run for run, reason in found.items() if reason is None}
-        return {run: reason for run, reason in found.items() if reason is not None}
-
-
 async def idle_runs(session: ReadSession, groups: int) -> dict[str, str]:
     """Returns the runs in which nothing trains, with the reason and the remedy: their newest steps had no token to
     train, their first two had no call of any role that is to train, or credit excluded their newest groups.
@@ -186,3 +171,19 @@ async def fail_runs(session: Session, causes: dict[str, str]) -> None:
         await cancel_open_work(session, list(causes), "the run failed")
         RUNS_FAILED.inc(len(causes))
         log.error("runs failed", causes=causes)
+
+
+async def fail_broken(session: Session, broken: Sequence[BrokenRun]) -> bool:
+    """Fails the runs whose documents do not parse. A completed one keeps its phase: its evaluations fail, and the run
+    tells the reason.
+
+    Returns: whether any of it is new
+    """
+    failing = {one.id: one.cause for one in broken if one.phase is not RunPhase.COMPLETED}
+    await fail_runs(session, failing)
+    completed = [one for one in broken if one.phase is RunPhase.COMPLETED and one.reason != one.cause]
+    if completed:
+        await write_phases(session, [Phase(one.id, RunPhase.COMPLETED, one.cause) for one in completed])
+        await cancel_open_work(session, [one.of_run for one in completed], "the evaluation failed")
+        log.error("evaluations failed", causes={one.id: one.cause for one in completed})
+    return bool(failing or completed)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from cachetools import LRUCache, TTLCache
 
+from leyden.libs.contracts.config import BrokenDocument
 from leyden.libs.contracts.conversation import Json
 from leyden.libs.store.database import Database, ReadSession, Session, StoreAway
 from leyden.libs.store.datasets import task_of_rollout
@@ -24,7 +25,7 @@ from leyden.libs.store.records.calls import (
 )
 from leyden.libs.store.records.chains import FullCall
 from leyden.libs.store.tables import ModelCall
-from leyden.services.gateway.errors import Unavailable
+from leyden.services.gateway.errors import GatewayError, Unavailable
 
 T = TypeVar("T")
 RETRY_SECONDS = 0.25
@@ -89,10 +90,13 @@ class Reader(HeldStore):
         return await self._read(lambda session: newest_policy_version(session, run_id))
 
     async def defaults(self, run_id: str) -> CallDefaults:
-        """Reads what the run's document says of its calls."""
+        """Reads what the run's document says of its calls. Raises: GatewayError: it does not parse"""
         found = self._defaults.get(run_id)
         if found is None:
-            found = self._defaults[run_id] = await self._read(lambda session: call_defaults(session, run_id))
+            try:
+                found = self._defaults[run_id] = await self._read(lambda session: call_defaults(session, run_id))
+            except BrokenDocument as error:
+                raise GatewayError(f"run {run_id}: {error}", code="broken_document") from error
         return found
 
     async def task(self, rollout_id: str) -> Json | None:

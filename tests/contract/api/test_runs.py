@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import SecretStr
+from sqlalchemy import update
 
 from docs.shapes import PUBLISHED
 from leyden.libs.contracts.config import CPU, Device, RunConfig
@@ -586,3 +587,32 @@ async def test_a_run_has_its_policies_inside_and_each_has_the_routes_of_a_run(
     assert "policies.judge.lora: the engines of pool 'shared' serve LoRA adapters" in await problem(pool="shared")
     frozen = {"pool": "shared", "frozen": True, "lora": {"rank": 4}}
     assert "policies.judge.lora: a frozen policy that is new has no adapters: remove lora" in await problem(**frozen)
+
+
+async def test_a_run_whose_document_does_not_parse_is_shown_with_the_reason(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    good, broken = await create(api_http, name="good"), await create(api_http, name="broken")
+    async with database.session() as session:
+        config = {**(await row_of(database, broken["id"])).config, "algorithm": {"type": "of another version"}}
+        await session.execute(update(tables.Run).where(tables.Run.id == broken["id"]).values(config=config))
+    await set_phase(database, broken["id"], "completed")
+    listed = (await api_http.get("/v1/runs")).json()["items"]
+    assert [one["name"] for one in listed] == ["broken", "good"]
+    shown = (await api_http.get(f"/v1/runs/{broken['id']}")).json()
+    for one in (listed[0], shown):
+        assert (one["phase"], one["config"], one["progress"]["steps"]) == ("completed", None, 100)
+        assert one["reason"].startswith("the stored document does not parse: algorithm: Input")
+        assert one["allowed_actions"] == []
+    assert shown["best_version_reason"] == shown["reason"]
+    for path in ("steps", "metrics", "evaluations", "alarms", "agents"):
+        answer = await api_http.get(f"/v1/runs/{broken['id']}/{path}")
+        assert answer.status_code == 200, (path, answer.text)
+    compared = await api_http.get("/v1/comparison", params={"run": [good["id"], broken["id"]]})
+    assert compared.status_code == 200, compared.text
+    refused = await api_http.post(f"/v1/runs/{broken['id']}/evaluations", json={})
+    assert (refused.status_code, "does not parse" in refused.text) == (409, True)
+    await builders.add_policy_version(database, await row_of(database, broken["id"]), 0)
+    refused = await api_http.post(f"/v1/runs/{broken['id']}/resume", json={"changes": {"training": {"steps": 1}}})
+    assert (refused.status_code, "does not parse" in refused.text) == (422, True)
+    assert (await api_http.delete(f"/v1/runs/{broken['id']}")).status_code == 202

@@ -952,3 +952,51 @@ async def test_a_document_that_does_not_parse_fails_its_own_run_alone(scene: Sce
     async with scene.database.read() as session:
         judged = await session.get_one(tables.RunStatus, broken.id)
         assert judged.judged_end == judged.finished_at is not None
+
+
+async def breaks(database: Database, run: tables.Run) -> None:
+    async with database.session() as session:
+        config = {**run.config, "algorithm": {"type": "of another version"}}
+        await session.execute(update(tables.Run).where(tables.Run.id == run.id).values(config=config))
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_document_that_breaks_after_the_end_fails_its_own_evaluation_alone(scene: Scene, begun: bool) -> None:
+    broken, good = await add_run(scene, config=document(steps=1)), await add_run(scene, config=document(steps=1))
+    for run in (broken, good):
+        await scene.tick(2)
+        await scene.finish_all(run)
+        await scene.tick()
+        await scene.credit_and_train(run, 1)
+        await scene.tick(2)
+        assert (await scene.phase(run))[0] == "completed"
+    await add_evaluation(scene, broken, 1, 0)
+    if begun:
+        await scene.tick(2)
+        await scene.finish_all(broken)
+    await breaks(scene.database, broken)
+    await add_evaluation(scene, good, 1, 0)
+    await scene.tick(3)
+    phase, reason = await scene.phase(broken)
+    assert phase == ("failed" if begun else "completed")
+    assert str(reason).startswith("the stored document does not parse: algorithm: Input")
+    ended = {(one.state, one.reason) for one in await scene.rollouts(broken) if ".e1." in one.id}
+    assert ended == ({("cancelled", "the run failed")} if begun else set())
+    assert await scene.phase(good) == ("evaluating", None)
+    # It is said once.
+    async with scene.database.read() as session:
+        before = (await session.get_one(tables.RunStatus, broken.id)).updated_at
+    await scene.tick()
+    async with scene.database.read() as session:
+        assert (await session.get_one(tables.RunStatus, broken.id)).updated_at == before
+
+
+async def test_a_document_that_breaks_at_work_stops_no_other_run(scene: Scene) -> None:
+    broken, good = await add_run(scene), await add_run(scene)
+    await scene.tick(2)
+    await scene.finish_all(broken)
+    await breaks(scene.database, broken)
+    await scene.tick(2)
+    phase, reason = await scene.phase(broken)
+    assert (phase, str(reason)[:51]) == ("failed", "the stored document does not parse: algorithm: Inpu")
+    assert await scene.phase(good) == ("running", None)

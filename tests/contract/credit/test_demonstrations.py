@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import text
+from sqlalchemy import text, update
 
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
@@ -155,3 +155,35 @@ async def test_a_group_without_a_token_to_train_says_why(database: Database) -> 
     assert (verdict.min_policy_version, verdict.has_variance) == (None, False)
     assert verdict.reason is not None
     assert "no role, and the run's train names those that train" in verdict.reason
+
+
+async def breaks(database: Database, run: tables.Run) -> None:
+    async with database.session() as session:
+        config = {**run.config, "credit": {"rule": {"type": "of another version"}}}
+        await session.execute(update(tables.Run).where(tables.Run.id == run.id).values(config=config))
+
+
+async def test_a_run_whose_document_does_not_parse_keeps_no_other_waiting(database: Database) -> None:
+    source = await add_source(database, [[(1.0, (3, 4))]])
+    broken, good = await add_supervised(database, source), await add_supervised(database, source)
+    await breaks(database, broken)
+    assert await demonstrate_pending(database) == 1
+    assert await verdicts_of(database, broken) == []
+    assert [one.verdict for one in await verdicts_of(database, good)] == ["credited"]
+    assert await demonstrate_pending(database) == 0
+
+
+async def test_a_source_whose_document_does_not_parse_gives_no_demonstration(database: Database) -> None:
+    broken = await add_source(database, [[(1.0, (3, 4))]])
+    good = await add_source(database, [[(1.0, (5,))]], dataset=broken.config["dataset"])
+    async with database.session() as session:
+        for table in (tables.Run, tables.Group):
+            of_run = table.id if table is tables.Run else table.run_id
+            await session.execute(update(table).where(of_run == good.id).values(dataset_id=broken.dataset_id))
+    run = await add_supervised(database, broken, algorithm={"runs": [broken.id, good.id]})
+    await breaks(database, broken)
+    assert await demonstrate_pending(database) == 2
+    verdicts = {one.group_id: one for one in await verdicts_of(database, run)}
+    assert [verdicts[f"{one.id}.0"].verdict for one in (broken, good)] == ["excluded", "credited"]
+    reason = str(verdicts[f"{broken.id}.0"].reason)
+    assert reason.startswith(f"run {broken.id}: the stored document does not parse: credit.rule: Input")

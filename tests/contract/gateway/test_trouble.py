@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,7 +14,7 @@ import openai
 import psycopg
 import pytest
 from prometheus_client import REGISTRY
-from sqlalchemy import delete
+from sqlalchemy import delete, update
 
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
@@ -552,3 +553,15 @@ async def test_an_attempt_may_store_so_many_bytes_of_calls_and_of_objects(tmp_pa
         await agent.conversations.create(items=items)
         with pytest.raises(openai.BadRequestError, match="GATEWAY_MAX_ATTEMPT_OBJECTS"):
             await agent.conversations.create(items=items)
+
+
+async def test_a_document_that_does_not_parse_fails_its_own_calls_with_the_reason(
+    tmp_path: Path, database: Database
+) -> None:
+    reason = "the stored document does not parse: roles.0.name: Input"
+    async with scene(tmp_path, database) as stage, stage.client(max_retries=0) as client:
+        async with database.session() as session:
+            values = {"config": builders.run_document(roles=[{"name": ["no", "name"]}])}
+            await session.execute(update(tables.Run).where(tables.Run.id == stage.run_id).values(values))
+        with pytest.raises(openai.InternalServerError, match=reason):
+            await client.chat.completions.create(model="m", messages=HI)

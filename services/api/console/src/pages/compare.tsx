@@ -115,7 +115,7 @@ function heldOut(evaluations: Evaluation[]): [number, number][] {
 function Figures({ found }: { found: Comparison }) {
   const rows: [string, (run: Run, index: number) => ComponentChildren][] = [
     ["State", (run) => <State state={run.phase} />],
-    ["Step", (run) => `${run.progress.step} of ${run.progress.steps}`],
+    ["Step", (run) => `${run.progress.step} of ${run.progress.steps ?? "?"}`],
     ["Last reward", (run) => number(run.progress.reward_mean)],
     ["Held-out reward", (_run, index) => number(lastHeldOut(found.evaluations[index] ?? []))],
     ["Best version", bestVersion],

@@ -54,11 +54,11 @@ function Overview({ run }: { run: Run }) {
       <Facts
         facts={[
           ["State", <><State state={run.phase} />{wish}</>],
-          ["Step", <>{step} of {steps} <progress value={step} max={steps} aria-label="Steps made" /></>],
+          ["Step", <>{step} of {steps ?? "?"} {steps !== null && <progress value={step} max={steps} aria-label="Steps made" />}</>],
           ["Last reward", number(reward_mean)],
           ["Version", policy_version ?? "–"],
           ["Best version", `${bestVersion(run)}${run.best_version_reason ? `: ${run.best_version_reason}` : ""}`],
-          ["Learning rate", String(run.config.optimizer?.learning_rate ?? "–")],
+          ["Learning rate", String(run.config?.optimizer?.learning_rate ?? "–")],
           ...computation(run),
           ["Rollouts", counts.join(", ") || "none yet"],
           ["Started", time(run.started_at)],
@@ -93,7 +93,7 @@ function Policies({ run }: { run: Run }) {
       {policies.map(([name, one]) => (
         <tr key={name}>
           <th scope="row"><AgentLine text={name} /></th>
-          <td class="number">{one.trains ? `${one.step} / ${one.steps}` : "frozen"}</td>
+          <td class="number">{one.trains ? `${one.step} / ${one.steps ?? "?"}` : "frozen"}</td>
           <td class="number">{one.policy_version ?? "–"}</td>
           <td class="number">{bestVersion(one)}</td>
         </tr>

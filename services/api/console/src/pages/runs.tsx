@@ -33,8 +33,11 @@ export function Runs() {
                     <th scope="row">
                       <a href={link("runs", run.id)}><AgentLine text={run.name} /></a>
                     </th>
-                    <td><State state={run.phase} /></td>
-                    <td class="number">{run.progress.step} / {run.progress.steps}</td>
+                    <td>
+                      <State state={run.phase} />
+                      {run.config === null && run.reason && <p class="problem"><AgentLine text={run.reason} /></p>}
+                    </td>
+                    <td class="number">{run.progress.step} / {run.progress.steps ?? "?"}</td>
                     <td class="number">{number(run.progress.reward_mean)}</td>
                     <td><AlarmNames alarms={run.alarms} /></td>
                     <td>{time(run.created_at)}</td>
