@@ -16,7 +16,7 @@ from leyden.libs.contracts.states import ConsumptionVerdict, GroupVerdict
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.policies import policies_by_id
-from leyden.libs.store.read.best import best_version
+from leyden.libs.store.read.best import best_version, undecided_versions
 from leyden.libs.store.read.runs import UnknownRun
 from leyden.libs.store.rewards import SOLVE_RATE
 from leyden.libs.store.runs.actions import UNBEGUN_CHILDREN
@@ -363,8 +363,9 @@ async def prune_versions(
     """Marks versions from 1 up to `before` as removed and returns the steps whose files stay.
 
     The best version stays, the KL reference, those that an unfinished evaluation names, those that a run which
-    continues this one has yet to copy, and those that teach another one. Versions from `sampled` stay, too, without
-    their checkpoints: the trainer compares itself with the engine on tokens that they sampled.
+    continues this one has yet to copy, and those that teach another one. Without their checkpoints, versions
+    that may still prove best stay, too, and those from `sampled`: the trainer compares itself with the engine on tokens
+    that they sampled.
     """
     table = tables.PolicyVersion
     # A request for an evaluation, a continued or a taught run locks the run's row: either it is seen below, or it finds
@@ -384,7 +385,7 @@ async def prune_versions(
             table.version >= 1,
             table.version < min(before, before if sampled is None else sampled),
             table.pruned_at.is_(None),
-            table.version.not_in(wanted),
+            table.version.not_in(wanted | await undecided_versions(session, run_id)),
         )
         .values(pruned_at=func.now())
     )

@@ -162,6 +162,29 @@ async def _versions(session: ReadSession, policy_id: str) -> set[int]:
     return set(await session.scalars(select(table.version).where(table.run_id == policy_id, table.pruned_at.is_(None))))
 
 
+async def undecided_versions(session: ReadSession, policy_id: str) -> set[int]:
+    """The versions from 1 that may still prove best: measured ones that no evaluation compares, which a regrade may
+    repair, and all measured ones while none is called best."""
+    policy = (await policies_by_id(session, [policy_id])).get(policy_id)
+    if policy is None:
+        return set()
+    config = RunConfig.read((await session.get_one(tables.Run, policy.run_id)).config)
+    measured = await measured_tasks(session, policy.run_id)
+    own = measured if isinstance(config, BrokenDocument) else own_evaluations(measured, config)
+    is_known = (await best_version(session, policy_id)).version is not None
+    decided = {one.version for one in _compared(measured, own)[2]} if is_known else set()
+    return {one.version for one in measured if one.version > 0} - decided
+
+
+def _compared(
+    measured: Sequence[Measurement], own: Sequence[Measurement]
+) -> tuple[list[Measurement], frozenset[int], list[Measurement]]:
+    """The evaluations that decide on which tasks, these tasks, and the evaluations that are compared on them."""
+    deciding = [one for one in own if one.is_compared] or [one for one in measured if one.is_compared]
+    tasks = shared_tasks(deciding)
+    return deciding, tasks, [one for one in measured if tasks and one.means.keys() >= tasks]
+
+
 def best_measured(
     measured: Sequence[Measurement], own: Sequence[Measurement], versions: AbstractSet[int]
 ) -> BestVersion | None:
@@ -169,9 +192,7 @@ def best_measured(
 
     Args: own: those of `measured` that decide on which tasks; others are compared where they counted all of these
     """
-    deciding = [one for one in own if one.is_compared] or [one for one in measured if one.is_compared]
-    tasks = shared_tasks(deciding)
-    compared = [one for one in measured if tasks and one.means.keys() >= tasks]
+    deciding, tasks, compared = _compared(measured, own)
     means: dict[int, list[float]] = defaultdict(list)
     for one in compared:
         if one.version in versions and one.version > 0:

@@ -108,7 +108,30 @@ async def test_no_version_is_best_where_nothing_can_be_compared(database: Databa
     assert await best(database, run) == (None, reason)
     async with database.session() as session:
         kept = await training.prune_versions(session, run.id, 4)
-    assert kept.versions == {0, 4}
+    # A regrade may repair the evaluation, and its version is still there.
+    assert kept.versions == {0, 1, 4}
+
+
+async def test_a_version_stays_until_its_evaluation_is_compared(database: Database) -> None:
+    run = await run_with_versions(database)
+    await measure(database, run, 2, 1, [0.5, 0.5, 0.5, 0.5])
+    await measure(database, run, 3, 2, [None, None, None, 1.0])
+    assert (await best(database, run)).version == 1
+    async with database.session() as session:
+        assert (await training.prune_versions(session, run.id, 4)).versions == {0, 1, 2, 4}
+    # Measured again, it is compared and worse.
+    await measure(database, run, 6, 2, [0.1, 0.1, 0.1, 0.1])
+    async with database.session() as session:
+        assert (await training.prune_versions(session, run.id, 4)).versions == {0, 1, 4}
+
+
+async def test_measured_versions_stay_while_none_is_called_best(database: Database) -> None:
+    run = await run_with_versions(database)
+    await measure(database, run, 2, 1, [1.0, 1.0, None, None])
+    await measure(database, run, 3, 2, [None, None, 0.1, 0.1])
+    assert (await best(database, run)).version is None
+    async with database.session() as session:
+        assert (await training.prune_versions(session, run.id, 4)).versions == {0, 1, 2, 4}
 
 
 async def test_evaluations_without_a_common_task_compare_nothing(database: Database) -> None:
