@@ -4,7 +4,8 @@ Rewards add up. The outcome of a rollout is the reward that the controller settl
 rollout; a call earns the reward of its tools (AIR) plus every reward given to it. A reward for an unknown answer or
 call counts for the rollout. With AIR's α, calls earn α · status and outcomes count (1 - α); without, both count fully.
 An agent's own failure earns no more in all, and none of its calls earns more, than the worst sibling that did not fail:
-otherwise a crash before a tool is better than an honest call that the tool refuses.
+otherwise a crash before a tool is better than an honest call that the tool refuses. Calls are bounded by those with
+which the baseline compares them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from leyden.services.credit.rules import call_returns, token_shares, trained_tok
 from leyden.services.credit.shaping import overlong_reward, shaped_outcome
 from leyden.services.credit.states import START, state_keys
 
-CREDIT_VERSION = 10
+CREDIT_VERSION = 11
 """Grows with every change of the computation."""
 
 
@@ -205,17 +206,25 @@ def _bounded(
 ) -> list[_Earned]:
     """Lowers failures to the worst sibling that did not fail: their whole return by their outcome, and then each call's
     return. Worked: outcomes 0, AIR -0.3 for a sibling whose tool failed; a crash before any tool has -0.3, too.
+
+    A call's bound is the worst return of its anchor, with which the baseline compares it; that of all calls where no
+    such sibling has one there.
     """
     worked = [one for one in earned if not one.rollout.failed]
     if not worked:
         return list(earned)
     worst = min(one.total for one in worked)
     worst_call = min(min(one.returns_C, default=one.outcome) for one in worked)
+    of_anchors: dict[str, float] = {}
+    for one in worked:
+        for anchor, value in zip(_anchors(one, credit.baseline), one.returns_C.tolist(), strict=True):
+            of_anchors[anchor] = min(value, of_anchors.get(anchor, value))
     found = list(earned)
     for place, one in enumerate(earned):
         if one.rollout.failed:
             lowered = _earned(played[place], credit, factors, less=max(0.0, one.total - worst))
-            found[place] = replace(lowered, returns_C=np.minimum(lowered.returns_C, worst_call))
+            bounds_C = np.array([of_anchors.get(anchor, worst_call) for anchor in _anchors(lowered, credit.baseline)])
+            found[place] = replace(lowered, returns_C=np.minimum(lowered.returns_C, bounds_C))
     return found
 
 
@@ -286,21 +295,27 @@ def _place(reward: Reward, calls: CallIndex) -> int | None:
     return next(iter(calls.of_response(reward.response_id)), None) if first is None else first
 
 
+def _anchors(one: _Earned, baseline: Baseline) -> list[str]:
+    """For each call, [C], the name that it shares with the calls with which the baseline compares it."""
+    match baseline.per:
+        case "rollout":
+            return [START for _ in one.forest.nodes]
+        case "depth":
+            return [str(node.depth or START) for node in one.forest.nodes]
+        case "role":
+            return [node.call.role or START for node in one.forest.nodes]
+        case "state" | "gigpo":
+            return [one.states[node.call.id] for node in one.forest.nodes]
+
+
 def _siblings(earned: Sequence[_Earned], baseline: Baseline) -> Siblings:
     nodes = [(one, node) for one in earned for node in one.forest.nodes]
-    anchors_C = {
-        "rollout": None,
-        "depth": [str(node.depth or START) for _, node in nodes],
-        "role": [node.call.role or START for _, node in nodes],
-        "state": (states_C := [one.states[node.call.id] for one, node in nodes]),
-        "gigpo": states_C,
-    }
     return Siblings.of(
         np.concatenate([one.returns_C for one in earned]) if earned else np.zeros(0),
         [one.rollout.id for one, _ in nodes],
         # A sibling without calls played no role.
         {one.rollout.id: one.outcome for one in earned if not one.forest.nodes and baseline.per != "role"},
-        anchors_C=anchors_C[baseline.per],
+        anchors_C=[anchor for one in earned for anchor in _anchors(one, baseline)],
         lengths_C=[trained_tokens(node) for _, node in nodes],
     )
 

@@ -103,6 +103,26 @@ def test_no_call_of_a_failure_has_a_better_return_than_the_worst_of_its_siblings
     assert [one.return_ for one in credited([refused, worked], **credit).credits] == returns["a"] + returns["b"]
 
 
+def test_a_call_of_a_failure_is_bounded_by_the_calls_of_its_role() -> None:
+    # The planner's calls earn 0.4 and 0.5, the searcher's -0.3: the planner of the crash keeps its 0.4.
+    def of(name: str, planner: float, *, crashed: bool = False) -> Rollout:
+        calls = [replace(one, role=role) for one, role in zip(chain(name, 2), ("planner", "searcher"), strict=True)]
+        rewards = [Reward(planner, call_id=calls[0].id), Reward(-0.3, call_id=calls[1].id)]
+        ended = {"ended": OutcomeKind.AGENT_ERROR, "failed": True} if crashed else {}
+        return Rollout(name, 0.0, calls, rewards=rewards, **ended)
+
+    group = [of("a", 0.4), of("b", 0.5), of("c", 0.45, crashed=True)]
+    rule = {"rule": {"type": "own"}}
+    found = credited(group, **rule, baseline={"type": "mean", "per": "role"})
+    returns = {(one.rollout_id, one.role): one.return_ for one in found.credits}
+    assert returns["a", "planner"] == pytest.approx(0.4)
+    assert returns["c", "planner"] == pytest.approx(0.4)
+    assert returns["c", "searcher"] == pytest.approx(-0.35)
+    # One baseline for all calls: one bound for all.
+    found = credited(group, **rule)
+    assert max(one.return_ for one in found.credits if one.rollout_id == "c") == pytest.approx(-0.3)
+
+
 def test_alpha_mixes_status_and_outcome() -> None:
     # α = 0.25: the call earns 0.25 · 0.4 = 0.1 and the outcome counts 0.75 · 2 = 1.5.
     one = rollout("a", 2, chain("a", 1, "memory"), span("memory", at=0.5))
