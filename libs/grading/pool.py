@@ -141,14 +141,22 @@ async def _read(process: asyncio.subprocess.Process) -> bytes:
 
 
 async def _crashed(process: asyncio.subprocess.Process, component: Component, seconds: float) -> Graded:
-    """A pattern that computes too long for a text earns 0: otherwise an agent could escape its grader by a text."""
+    """A pattern that computes too long for a text earns the worst: otherwise an agent could escape its grader by a
+    text."""
     status = await process.wait()
     if status == -signal.SIGPROF and component.grader is not None and component.grader.type in SEARCHES:
-        cause = f"the search in this output took longer than {seconds:g} s: it earns 0"
-        return Graded(Grade(ComponentState.SCORED, 0.0, None, cause), seconds)
+        value = _worst(component)
+        cause = f"the search in this output took longer than {seconds:g} s: it counts as {value:g}, the worst"
+        return Graded(Grade(ComponentState.SCORED, value, None, cause), seconds)
     is_late = status in (-signal.SIGPROF, -signal.SIGALRM)
     cause = f"it took longer than {seconds:g} s" if is_late else f"its process ended ({status})"
     return Graded(Grade(ComponentState.FAILED, explanation=cause), seconds, crashed=True)
+
+
+def _worst(component: Component) -> float:
+    """The value of a search, 0 or 1, by which a rollout earns least: 1 where a negative weight makes a match cost. A
+    gate comes first, and 0 fails it."""
+    return 1.0 if component.weight < 0 and component.gate is None else 0.0
 
 
 def _graded(line: bytes) -> Graded:

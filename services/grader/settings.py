@@ -24,7 +24,7 @@ class Settings(ServiceSettings):
     """Processes that run built-in graders; each grades one attempt at a time."""
     component_seconds: float = Field(default=10.0, gt=0)
     """Limit on the processor time of one component of one attempt; then its process ends. The component has failed, or
-    earns 0 where a pattern met a text for which it takes too long."""
+    earns the worst where a pattern met a text for which it takes too long."""
     providers: dict[str, JudgeProvider] = Field(default_factory=dict)
     """Servers of OpenAI's chat completions whose models judge (graders `score_model` and `relative_model`), as a JSON
     object by name: `{"judge": {"url": "https://api.openai.com/v1", "api_key_file": "/secrets/judge"}}`. `"price":

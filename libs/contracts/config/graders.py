@@ -106,7 +106,8 @@ class Regex(_OfText):
 
     type: Literal["regex"]
     pattern: Pattern
-    """A regular expression of Python. A text for which it takes too long earns 0."""
+    """A regular expression of Python. A text for which it takes too long counts as the worst: 0, or 1 where the
+    component's weight is negative."""
 
 
 class JsonSchema(_OfText):

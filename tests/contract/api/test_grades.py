@@ -78,7 +78,10 @@ async def test_a_search_that_hangs_earns_0_and_the_next_one_works(
     found = (await api_http.post(f"/v1/rollouts/{rollout.id}/grades", json={"reward": reward})).json()
     assert [one["state"] for one in found["components"]] == ["scored"] * 4
     hung = found["components"][0]
-    assert (hung["value"], hung["explanation"]) == (0.0, "the search in this output took longer than 5 s: it earns 0")
+    assert (hung["value"], hung["explanation"]) == (
+        0.0,
+        "the search in this output took longer than 5 s: it counts as 0, the worst",
+    )
 
 
 JUDGED = {

@@ -33,7 +33,20 @@ async def test_a_text_whose_search_never_ends_earns_0_alone(pool: Pool) -> None:
     first, hung, last = await pool.grade(components(WORDS, HANGS, WORDS), BAIT)
     assert (first.grade.value, last.grade.value, first.crashed) == (1.0, 1.0, False)
     assert (hung.grade.state, hung.grade.value, hung.crashed) == (ComponentState.SCORED, 0.0, False)
-    assert hung.grade.explanation == "the search in this output took longer than 1 s: it earns 0"
+    assert hung.grade.explanation == "the search in this output took longer than 1 s: it counts as 0, the worst"
+
+
+@pytest.mark.parametrize(
+    ("changes", "worst"),
+    [({"weight": -0.5}, 1.0), ({"weight": -0.5, "gate": {"at_least": 1}}, 0.0), ({"weight": 0}, 0.0)],
+)
+async def test_a_text_whose_search_never_ends_is_no_way_out_of_a_penalty(
+    pool: Pool, changes: dict[str, Any], worst: float
+) -> None:
+    penalty = Component.model_validate({"name": "rude", "grader": HANGS, **changes})
+    [hung] = await pool.grade([penalty], BAIT)
+    assert (hung.grade.state, hung.grade.value) == (ComponentState.SCORED, worst)
+    assert hung.grade.explanation.endswith(f"it counts as {worst:g}, the worst")
 
 
 async def test_a_component_that_takes_too_long_by_its_references_fails_alone() -> None:
