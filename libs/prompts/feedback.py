@@ -8,21 +8,27 @@ from leyden.libs.client import Client
 from leyden.libs.client.export.conversations import Conversation, conversations_of
 from leyden.libs.contracts.api.rollouts import Call, ComponentGrade, Outcome, RolloutDetail
 from leyden.libs.contracts.conversation import Json, Turn
+from leyden.libs.prompts.journal import Journal
 from leyden.libs.prompts.measuring import Measured
 
 CONVERSATION_LETTERS = 8000
 OUTPUT_LETTERS = 2000
 
 
-def described(leyden: Client, measured: Measured) -> Json:
-    """Describes a task's worst rollout, as GEPA's template shows it."""
-    rollout = measured.rollout
-    calls = leyden.calls(rollout.id, attempt=rollout.attempt, whole=False) if rollout.attempt is not None else ()
-    return description(leyden.rollout(rollout.id), calls, measured.rewards)
+def described(leyden: Client, journal: Journal, measured: Measured) -> Json:
+    """Describes a task's worst rollout, as GEPA's template shows it. The journal has it from the first time on: its
+    grades may change."""
+    known: Json | None = journal.get("described", measured.rollout)
+    if known is None:
+        rollout = leyden.rollout(measured.rollout)
+        calls = leyden.calls(rollout.id, attempt=rollout.attempt, whole=False) if rollout.attempt is not None else ()
+        known = description(rollout, calls, measured.rewards)
+        journal.add("described", measured.rollout, known)
+    return known
 
 
 def description(rollout: RolloutDetail, calls: Iterable[Call], rewards: Sequence[float]) -> Json:
-    """Args: calls: of the attempt that counts, in their order; rewards: of all rollouts of the task"""
+    """Args: calls: of the attempt that counts, in their order; rewards: of the task's rollouts, this one's first"""
     outcome = next((one.outcome for one in rollout.attempts if one.number == rollout.attempt), None)
     conversations = conversations_of(rollout, calls).found
     made: Json = {name: cut(text, CONVERSATION_LETTERS) for name, text in map(_conversation, conversations)}
@@ -36,7 +42,7 @@ def description(rollout: RolloutDetail, calls: Iterable[Call], rewards: Sequence
 
 
 def _feedback(rollout: RolloutDetail, outcome: Outcome | None, rewards: Sequence[float]) -> Iterator[str]:
-    yield f"Reward: {rollout.reward:g}" if rollout.reward is not None else "Reward: unknown"
+    yield f"Reward: {rewards[0]:g}"
     if len(rewards) > 1:
         every = ", ".join(f"{one:g}" for one in rewards)
         yield f"Rewards of {len(rewards)} tries of this task, this one first: {every}"

@@ -20,25 +20,28 @@ Json = dict[str, Any]
 class Journal:
     """The lines of one optimisation, by kind and key; the last one of a key counts.
 
-    Args: settings: all that GEPA's decisions follow from, beside rewards and rewritten prompts
+    Args: settings: all that GEPA's decisions follow from, beside rewards and rewritten prompts; None for those of the
+        journal that is there
 
-    Raises: PromptError: the folder has the journal of other settings, or another process has it
+    Raises: PromptError: the folder has the journal of other settings, or none, or another process has it
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, Any] | None) -> None:
+        if settings is None and not (folder / FILE).is_file():
+            raise PromptError(f"{folder} has no {FILE}: name the folder of an optimisation")
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / FILE
         self._found: dict[tuple[str, str], Any] = {}
         self._file = self._path.open("ab")
         try:
             self._lock()
-            self.id = self._begin(digest_of(settings))
+            self.id = self._begin(None if settings is None else digest_of(settings))
             """A prefix of idempotency keys."""
         except PromptError:
             self._file.close()
             raise
 
-    def _begin(self, settings: str) -> str:
+    def _begin(self, settings: str | None) -> str:
         whole = self._read()
         begun = self.get("begun", "")
         # A killed process leaves the beginning of a line.
@@ -46,7 +49,7 @@ class Journal:
         if begun is None:
             begun = {"id": secrets.token_hex(8), "settings": settings}
             self.add("begun", "", begun)
-        if begun["settings"] != settings:
+        if settings not in {None, begun["settings"]}:
             raise PromptError(
                 f"{self._path} is of another document, prompt or seed: name another folder with --to, or delete it"
             )
@@ -86,6 +89,10 @@ class Journal:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+    def remove(self) -> None:
+        """Removes the file: the next optimisation in the folder begins anew."""
+        self._path.unlink()
 
 
 def digest_of(value: Any) -> str:

@@ -34,12 +34,16 @@ class Example:
 class Measured:
     """One task under one version of the prompt.
 
-    `score`: the mean of `rewards`. `rollout`: the one with the least reward, the first of several.
+    `rewards`: the least first. `rollout`: the id of the one with the least reward, the first of several.
     """
 
-    score: float
     rewards: tuple[float, ...]
-    rollout: Rollout
+    rollout: str
+
+    @property
+    def score(self) -> float:
+        """The mean reward."""
+        return sum(self.rewards) / len(self.rewards)
 
 
 class Measuring:
@@ -83,17 +87,24 @@ class Measuring:
     def measure(self, texts: Mapping[str, str], examples: Sequence[Example]) -> list[Measured]:
         """Returns one measurement for each example, in their order; equal ones are made once.
 
+        The journal has them from the first time on, since the platform's may change: a grade is given again, and a
+        failure earns what is the least of its run so far.
+
         Ctrl-C cancels the run that is measured. Raises: PromptError; LeydenError
         """
         version = self.version_of(texts)
-        request = self._request(examples)
-        place = f"{version}.{request.dataset}"
+        place = f"{version}.{self._tasks_of(examples)}"
+        if (measured := self._journal.get("measured", place)) is not None:
+            return [Measured(tuple(rewards), rollout) for rewards, rollout in measured]
         known = self._journal.get("evaluation", place)
         if known is None or self._journal.get("dropped", known["id"]) is not None:
+            request = self._request(examples)
             known = self._begin(version, texts, request, place, 1 if known is None else known["try"] + 1)
         try:
             self._wait(version, known)
-            return self._read(version, known, len(examples))
+            found = self._read(version, known, len(examples))
+            self._journal.add("measured", place, [[one.rewards, one.rollout] for one in found])
+            return found
         except NotFound:
             self._drop(known, "it was deleted", run=True)
             raise PromptError(f"run {known['run']} of version {version} is gone: run the command again") from None
@@ -101,14 +112,18 @@ class Measuring:
             self._cancel(known)
             raise
 
+    def _tasks_of(self, examples: Sequence[Example]) -> str:
+        return "held-out" if list(examples) == self._held_out else digest_of([one.task for one in examples])[:8]
+
     def _request(self, examples: Sequence[Example]) -> EvaluationRequest:
         repeats = self.rollouts_per_task
         if list(examples) == self._held_out:
             dataset = self._document["evaluation"]["dataset"]
             return EvaluationRequest(dataset=dataset, rollouts_per_task=repeats, max_tasks=len(examples))
-        tasks = [one.task for one in examples]
-        name = f"prompts-{self._journal.id}-{digest_of(tasks)[:8]}"
-        made = self.leyden.upload_dataset(name, tasks)
+        # Equal examples are one dataset, those of another optimisation of this document, too.
+        name = f"{self._document['name'][:150]} prompt examples {self._tasks_of(examples)}"
+        made = self.leyden.upload_dataset(name, [one.task for one in examples])
+        self._journal.add("dataset", made.id, name)
         return EvaluationRequest(dataset=made.id, rollouts_per_task=repeats, max_tasks=len(examples))
 
     def _begin(
@@ -193,8 +208,7 @@ class Measuring:
 
 def _measured(siblings: list[tuple[float, Rollout]]) -> Measured:
     siblings.sort(key=lambda one: (one[0], one[1].sibling))
-    rewards = tuple(reward for reward, _ in siblings)
-    return Measured(sum(rewards) / len(rewards), rewards, siblings[0][1])
+    return Measured(tuple(reward for reward, _ in siblings), siblings[0][1].id)
 
 
 def document_of(document: Json, texts: Mapping[str, str], version: int) -> Json:

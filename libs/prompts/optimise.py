@@ -122,7 +122,7 @@ class _Work:
         self._parents.setdefault(version, (self._parent,) if version else ())
         self._parent = version
         return gepa.EvaluationBatch(
-            outputs=[one.rollout.id for one in measured],
+            outputs=[one.rollout for one in measured],
             scores=[one.score for one in measured],
             trajectories=measured if capture_traces else None,
         )
@@ -132,7 +132,7 @@ class _Work:
     ) -> dict[str, list[Json]]:
         """Describes the rollouts of a candidate to the reflection model."""
         measured: list[Measured] = eval_batch.trajectories
-        found = self._noted(lambda: [described(self._measuring.leyden, one) for one in measured])
+        found = self._noted(lambda: [described(self._measuring.leyden, self._journal, one) for one in measured])
         return dict.fromkeys(components_to_update, found)
 
     def reflect(self, question: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -11,6 +12,8 @@ from leyden.libs.prompts.errors import PromptError
 from leyden.libs.prompts.journal import Journal, digest_of
 
 OUTAGE_SECONDS = 600.0
+FIRST_SECONDS = 5.0
+"""How long a server is asked again that has not answered at all yet: its address may be wrong."""
 ANSWER_SECONDS = 600.0
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
@@ -30,14 +33,16 @@ class Reflection:
         model: str,
         key: str | None,
         journal: Journal,
+        tell: Callable[[str], None],
         *,
         outage_seconds: float = OUTAGE_SECONDS,
     ) -> None:
         self._url, self._model, self._journal = f"{url.rstrip('/')}/chat/completions", model, journal
+        self._tell = tell
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.Client(headers=headers, timeout=httpx.Timeout(ANSWER_SECONDS, connect=10.0))
         self._outage_seconds = outage_seconds
-        self._asked = 0
+        self._asked, self._has_answered = 0, False
 
     def __call__(self, question: str) -> str:
         """Returns the answer's text. Raises: PromptError"""
@@ -56,20 +61,24 @@ class Reflection:
         self._http.close()
 
     def _ask(self, document: dict[str, Any]) -> Any:
-        deadline, pause = time.monotonic() + self._outage_seconds, FIRST_PAUSE_SECONDS
+        began, pause = time.monotonic(), FIRST_PAUSE_SECONDS
         while True:
             try:
                 response = self._http.post(self._url, json=document)
             except httpx.TransportError as error:
                 failure = f"no answer from the reflection model at {self._url}: {error or type(error).__name__}"
             else:
+                self._has_answered = True
                 if response.is_success:
                     return self._document(response)
                 failure = f"the reflection model at {self._url} answers {response.status_code}: {response.text[:300]}"
                 if response.status_code < 500 and response.status_code not in {408, 429}:
                     raise self._failed(failure)
-            if time.monotonic() + pause > deadline:
+            patience = self._outage_seconds if self._has_answered else min(FIRST_SECONDS, self._outage_seconds)
+            if time.monotonic() + pause > began + patience:
                 raise self._failed(failure)
+            if pause == FIRST_PAUSE_SECONDS:
+                self._tell(f"{failure}; it is asked again for up to {patience:g} s")
             time.sleep(pause)
             pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
 

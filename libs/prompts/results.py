@@ -37,6 +37,16 @@ def best_of(versions: Sequence[Version]) -> Version:
     return max((one for one in versions if one.score is not None), key=lambda one: (one.score or 0.0, -one.number))
 
 
+def best_run(folder: Path) -> str | None:
+    """Returns the run of the best version in a folder with results; None without any."""
+    try:
+        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    run: str | None = next(one["run"] for one in found["versions"] if one["version"] == found["best"])
+    return run
+
+
 def write_results(folder: Path, versions: Sequence[Version], names: Sequence[str]) -> None:
     """Replaces `versions.json` and, for each prompt, `NAME.txt`."""
     best = best_of(versions)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from leyden.libs.client import NotFound
+from leyden.libs.client import Conflict, NotFound
 from leyden.libs.contracts.api.datasets import Dataset
 from leyden.libs.contracts.api.rollouts import Attempt, Outcome, Rollout, RolloutDetail
 from leyden.libs.contracts.api.runs import Evaluation, EvaluationRequest, EvaluationResults, Run
@@ -38,6 +38,10 @@ class FakePlatform:
     cancelled: list[str] = field(default_factory=list)
     unrewarded: int = 0
     lost: set[str] = field(default_factory=set)
+    regraded: dict[str, float] = field(default_factory=dict)
+    """The reward of all rollouts of an evaluation from now on."""
+    busy: set[str] = field(default_factory=set)
+    """Runs that cannot be deleted."""
     unfinished: set[str] = field(default_factory=set)
     interrupt_at: int | None = None
     """The number of the evaluation that does not end; the first look at it meets Ctrl-C."""
@@ -55,7 +59,21 @@ class FakePlatform:
         return Run.model_construct(id=self.by_key[key])
 
     def run(self, run_id: str) -> Any:
+        if run_id not in self.runs:
+            raise NotFound("it is gone")
         return Run.model_construct(id=run_id, phase=self.phases.get(run_id, "evaluating"), reason="out of luck")
+
+    def delete_run(self, run_id: str) -> None:
+        if run_id in self.busy:
+            raise Conflict(f"{run_id} is evaluating")
+        if self.runs.pop(run_id, None) is None:
+            raise NotFound("it is gone")
+        self.evaluations = {name: one for name, one in self.evaluations.items() if one[0] != run_id}
+
+    def delete_dataset(self, dataset: str) -> None:
+        if any(request.dataset == dataset for _, request in self.evaluations.values()):
+            raise Conflict("it has runs")
+        self.datasets.pop(dataset, None)
 
     def cancel_run(self, run_id: str) -> Any:
         self.cancelled.append(run_id)
@@ -105,6 +123,7 @@ class FakePlatform:
         for number, task in reversed(list(enumerate(tasks))):
             for sibling in range(request.rollouts_per_task or 1):
                 reward = None if evaluation in self.lost and number == 0 else reward_of(prompt, task)
+                reward = self.regraded.get(evaluation, reward)
                 yield self._rollout(f"{evaluation}.{number}.{sibling}", run, str(request.dataset), number, reward)
 
     @staticmethod

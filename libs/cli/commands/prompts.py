@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from pathlib import Path
 from typing import Annotated
@@ -15,11 +16,15 @@ from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.view.output import AsJson, as_text, error_console, print_result, table
 from leyden.libs.client import Client
 from leyden.libs.contracts.placeholders import as_literal
+from leyden.libs.prompts.cleaning import remove_made
 from leyden.libs.prompts.errors import PromptError
 from leyden.libs.prompts.journal import Journal
 from leyden.libs.prompts.measuring import Example, Measuring
 from leyden.libs.prompts.reflection import Reflection
-from leyden.libs.prompts.results import Version, best_of
+from leyden.libs.prompts.results import Version, best_of, best_run
+
+OUTAGE_SECONDS = 600.0
+"""How long an optimisation that has begun waits for the platform."""
 
 app = typer.Typer(no_args_is_help=True, help="Prompts of agents whose models are not trained.")
 
@@ -70,9 +75,14 @@ def optimise(
     """
     context = context_of(ctx)
     document = read_document(file, changes or [])
+    prompts_of(document, prompt)
+    _check_package()
+    # A platform that is not there fails this first request, within the usual seconds.
+    with context.client() as leyden:
+        document = _with_ids(leyden, document)
     folder = to if to is not None else Path(f"{file.stem}.prompts")
     try:
-        with context.client(patience_seconds=600.0) as leyden:
+        with context.client(patience_seconds=OUTAGE_SECONDS) as leyden:
             versions = _optimise(
                 context,
                 leyden,
@@ -112,20 +122,17 @@ def _optimise(
     solved: float,
     seed: int,
 ) -> list[Version]:
-    try:
-        from leyden.libs.prompts.optimise import Plan
-        from leyden.libs.prompts.optimise import optimise as by_gepa
-    except ModuleNotFoundError as error:
-        raise CommandError(f"the package {error.name} is missing: pip install 'leyden[gepa]'") from error
+    from leyden.libs.prompts.optimise import Plan
+    from leyden.libs.prompts.optimise import optimise as by_gepa
+
     texts = prompts_of(document, names)
-    document = _with_ids(leyden, document)
     training = _examples(leyden, document["dataset"], None)
     held_out = _examples(leyden, document["evaluation"]["dataset"], document["evaluation"].get("max_tasks"))
     count = min(examples, len(training))
     settings = {"document": document, "prompts": texts, "examples": count, "seed": seed, "solved": solved}
     journal = Journal(folder, settings)
     address = url or context.settings.reflection_url
-    asked = Reflection(address, model, context.settings.reflection_api_key, journal)
+    asked = Reflection(address, model, context.settings.reflection_api_key, journal, _tell)
     try:
         measuring = Measuring(leyden, document, held_out, journal, _tell)
         repeats = measuring.rollouts_per_task
@@ -135,6 +142,39 @@ def _optimise(
     finally:
         asked.close()
         journal.close()
+
+
+def _check_package() -> None:
+    """Raises: CommandError: GEPA is not installed"""
+    try:
+        importlib.import_module("leyden.libs.prompts.optimise")
+    except ModuleNotFoundError as error:
+        raise CommandError(f"the package {error.name} is missing: pip install 'leyden[gepa]'") from error
+
+
+@app.command("clean")
+def clean(
+    ctx: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="That of the results, such as run.prompts.")],
+) -> None:
+    """Delete the runs of an optimisation and its datasets of examples; the best version's run stays, for its rollouts.
+
+    The results stay in FOLDER, and the journal goes: the optimisation cannot go on, and the same command begins anew.
+
+    Example: leyden prompts clean run.prompts
+    """
+    try:
+        journal = Journal(folder, None)
+        try:
+            with context_of(ctx).client() as leyden:
+                left = remove_made(leyden, journal, best_run(folder))
+            if left:
+                raise CommandError(f"not deleted: {'; '.join(left)}; run the command again once that is mended")
+            journal.remove()
+        finally:
+            journal.close()
+    except PromptError as error:
+        raise CommandError(str(error)) from error
 
 
 def prompts_of(document: Document, names: list[str]) -> dict[str, str]:

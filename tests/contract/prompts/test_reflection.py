@@ -23,7 +23,7 @@ def model() -> Iterator[ScriptedJudge]:
 def asked(model: ScriptedJudge, folder: Path, *questions: str, seconds: float = 5.0) -> list[str]:
     """The answers of a process that begins with the journal of the folder."""
     journal = Journal(folder, {})
-    made = Reflection(model.url, "rewriter", "a-key", journal, outage_seconds=seconds)
+    made = Reflection(model.url, "rewriter", "a-key", journal, print, outage_seconds=seconds)
     try:
         return [made(question) for question in questions]
     finally:
@@ -43,6 +43,22 @@ def test_another_question_in_the_place_of_a_known_one_is_asked(model: ScriptedJu
     model.answer = lambda _, number: Said(f"answer {number}")
     asked(model, tmp_path, "a", "b")
     assert asked(model, tmp_path, "a", "c") == ["answer 0", "answer 2"]
+
+
+def test_a_server_that_is_not_there_ends_the_command_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reflection, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(reflection, "FIRST_PAUSE_SECONDS", 0.01)
+    journal, told = Journal(tmp_path, {}), list[str]()
+    made = Reflection("http://127.0.0.1:1/v1", "rewriter", None, journal, told.append)
+    with pytest.raises(
+        PromptError, match=r"no answer from the reflection model .*check --reflection, --reflection-url"
+    ):
+        made("a")
+    assert [one.rpartition(";")[2] for one in told] == [" it is asked again for up to 0.1 s"]
+    made.close()
+    journal.close()
 
 
 def test_a_busy_server_is_asked_again(model: ScriptedJudge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

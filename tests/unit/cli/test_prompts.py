@@ -48,6 +48,19 @@ def test_a_document_without_a_part_is_refused_with_the_remedy(
     assert [one.name for one in tmp_path.iterdir()] == ["run.json"]
 
 
+def test_a_platform_that_is_not_there_ends_the_command_with_the_remedy(tmp_path: Path) -> None:
+    said = optimise(tmp_path, agent=AGENT, evaluation={"dataset": "held-out"})
+    assert said.exit_code != 0
+    assert "start the platform with `leyden up`, or name another with --url or LEYDEN_URL" in said.stderr
+    assert [one.name for one in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_folder_without_an_optimisation_has_nothing_to_clean(tmp_path: Path) -> None:
+    said = CliRunner().invoke(app, ["--url", "http://127.0.0.1:1", "prompts", "clean", str(tmp_path)])
+    assert (said.exit_code, said.stderr.replace("\n", " ").endswith("name the folder of an optimisation ")) == (1, True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gepa", None)
     monkeypatch.delitem(sys.modules, "leyden.libs.prompts.optimise", raising=False)

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from leyden.libs.client import Client
+from leyden.libs.prompts.cleaning import remove_made
 from leyden.libs.prompts.errors import PromptError
 from leyden.libs.prompts.journal import FILE, Journal
 from leyden.libs.prompts.measuring import Example, Measuring
 from leyden.libs.prompts.optimise import Plan, optimise
-from leyden.libs.prompts.results import Version
+from leyden.libs.prompts.results import Version, best_run
 from tests.fakes.prompt_platform import FakePlatform
 
 TASKS = [{"letters": "abcd"}, {"letters": "cdef"}, {"letters": "efgh"}, {"letters": "abgh"}]
@@ -164,6 +165,44 @@ def test_a_second_process_in_the_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match="another process works in"):
         Journal(tmp_path, {})
     journal.close()
+
+
+def test_grades_that_change_later_change_nothing_that_was_measured(tmp_path: Path) -> None:
+    whole, grown = (Optimisation(FakePlatform(), tmp_path / name) for name in ("whole", "grown"))
+    expected = whole.run(60)
+    grown.run(30)
+    # A new revision of every grade, and runs whose records were deleted.
+    grown.platform.regraded = dict.fromkeys(grown.platform.evaluations, -1.0)
+    found = grown.run(60)
+    assert [(one.texts, one.scores) for one in found] == [(one.texts, one.scores) for one in expected]
+
+
+def test_what_it_made_is_deleted_but_for_the_best_version(optimisation: Optimisation) -> None:
+    versions = optimisation.run(60)
+    platform, best = optimisation.platform, best_run(optimisation.folder)
+    examples = [one for one in platform.datasets if "prompt examples" in one]
+    assert examples and all(one.startswith("letters prompt examples ") for one in examples)
+    journal = Journal(optimisation.folder, None)
+    leyden: Client = platform  # type: ignore[assignment]
+    busy = next(one.run for one in versions if one.run != best)
+    assert busy is not None
+    platform.busy = {busy}
+    assert remove_made(leyden, journal, best) == [f"{busy} is evaluating"]
+    platform.busy = set()
+    assert remove_made(leyden, journal, best) == []
+    assert set(platform.runs) == {best}
+    used = {request.dataset for run, request in platform.evaluations.values() if run == best}
+    assert {one for one in platform.datasets if one in examples} == used & set(examples)
+    journal.close()
+
+
+def test_equal_examples_are_one_dataset_for_all_optimisations_of_a_document(tmp_path: Path) -> None:
+    first = Optimisation(FakePlatform(), tmp_path / "first")
+    first.run(60)
+    made = set(first.platform.datasets)
+    again = Optimisation(first.platform, tmp_path / "again")
+    again.run(60)
+    assert set(first.platform.datasets) == made
 
 
 def test_unknown_rewards_are_an_error_and_measured_again(optimisation: Optimisation) -> None:
