@@ -76,5 +76,7 @@ def _row(framework: Framework, found: dict[str, Any]) -> str:
 
 
 def _stored(framework: Framework) -> dict[str, Any]:
-    parts = {part: STORE / f"{framework.name}.{part}.json" for part in ("task", "report", "spans", "posts", *ALL_FAULTS)}
+    parts = {
+        part: STORE / f"{framework.name}.{part}.json" for part in ("task", "report", "spans", "posts", *ALL_FAULTS)
+    }
     return {part: json.loads(path.read_text()) for part, path in parts.items() if path.exists()}
