@@ -75,6 +75,11 @@ BROKEN = [
            UPDATE group_credits SET reward_mean = 0.25""",
     ),
     (
+        "advantages that samples have other than the settled total less the mean of its group",
+        """WITH with_components AS (UPDATE runs SET config = config || '{"reward": {"components": [{}]}}')
+           UPDATE samples SET advantages = decode(repeat('0000803f', length), 'hex')""",
+    ),
+    (
         "failures without a number in the document that earned more than an attempt of their group, or less than all",
         "UPDATE rollouts SET reason = 'agent_error', reward = 1 WHERE id LIKE '%.1'",
     ),
