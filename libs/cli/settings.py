@@ -52,6 +52,11 @@ def grader_roots(named: Sequence[Path] = ()) -> tuple[Path, ...]:
     return tuple(dict.fromkeys([*map(Path, given), *named]))
 
 
+def provider_names(variable: str) -> tuple[str, ...]:
+    """The names of providers in GRADER_PROVIDERS or GATEWAY_PROVIDERS."""
+    return tuple(json.loads(os.environ.get(variable) or "{}"))
+
+
 def inherited_environment(agents: Sequence[Path] = ()) -> dict[str, str]:
     """Variables that services inherit: all of the caller's, so that `TRAINER_…` and others reach them.
 

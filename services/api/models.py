@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,15 @@ import jsonschema_rs
 
 from leyden.libs.contracts.api.problems import FieldProblem
 from leyden.libs.contracts.config import BrokenDocument, Reward, RunConfig, Sft
-from leyden.libs.contracts.config.graders import CODE, Container, JsonSchema
+from leyden.libs.contracts.config.graders import (
+    CODE,
+    Command,
+    Container,
+    JsonSchema,
+    PythonFunction,
+    RelativeModel,
+    ScoreModel,
+)
 from leyden.libs.contracts.conversation import CONVERSATION, conversation_fault
 from leyden.libs.contracts.judgements import Judgement, Machine, judge, judge_model, judge_rewards, model_config
 from leyden.libs.contracts.model_folder import serving_mismatch, token_mismatch
@@ -172,8 +181,52 @@ def check_sources(reward: Reward | None, settings: Settings) -> None:
                 " image grade and take its reward line by from: agent, send values by from: feedback, or train on one"
                 " machine with `leyden up`",
             )
+        if isinstance(one.grader, CODE):
+            _check_code(path, one.grader, settings)
         if isinstance(one.grader, Container):
             _check_container(path, one.grader, settings)
+        if isinstance(one.grader, ScoreModel | RelativeModel):
+            _check_provider(f"{path}.provider", one.grader.provider, settings.judges, "GRADER_PROVIDERS")
+
+
+def check_providers(config: RunConfig, settings: Settings) -> None:
+    """Passes a run whose policies and embeddings name servers that the gateway has, where the API knows its.
+
+    Raises: Problem
+    """
+    for name, policy in config.policies.items():
+        if policy.provider not in {None, CONVERSATION}:
+            _check_provider(f"policies.{name}.provider", policy.provider, settings.providers, "GATEWAY_PROVIDERS")
+    if config.embeddings is not None:
+        _check_provider("embeddings.provider", config.embeddings.provider, settings.providers, "GATEWAY_PROVIDERS")
+
+
+def _check_provider(path: str, name: str | None, known: Collection[str] | None, setting: str) -> None:
+    if known is None or name in known:
+        return
+    names = ", ".join(sorted(known)) or "none"
+    raise refusal(
+        path, f"{setting} names {names}, and no {name!r}: write another name, or start the platform with this one"
+    )
+
+
+def _check_code(path: str, grader: PythonFunction | Command, settings: Settings) -> None:
+    if grader.directory is None:
+        return
+    folder, roots = Path(os.path.realpath(grader.directory)), settings.grader_roots
+    if roots is not None and not any(folder.is_relative_to(os.path.realpath(root)) for root in roots):
+        raise refusal(
+            f"{path}.directory",
+            f"{folder} lies in no folder of GRADER_CODE_ROOTS ({', '.join(map(str, roots)) or 'none'}): move it there,"
+            " or start the platform with `leyden up --graders DIR`",
+        )
+    if not settings.one_machine:
+        return
+    if _is_missing(folder):
+        raise refusal(f"{path}.directory", f"there is no folder {folder}: write the one that holds the grader's files")
+    file = grader.function.partition(":")[0] if isinstance(grader, PythonFunction) else ""
+    if file.endswith(".py") and _is_missing(folder / file):
+        raise refusal(f"{path}.function", f"there is no file {folder / file}: write its path below {grader.directory}")
 
 
 def check_patience(reward: Reward, seconds: float) -> None:
@@ -208,7 +261,8 @@ def _check_container(path: str, grader: Container, settings: Settings) -> None:
 
 
 async def check_graders(session: ReadSession, config: RunConfig) -> None:
-    """Passes a run whose graders read fields that some of its first tasks have: a task may lack a reference.
+    """Passes a run whose graders read fields that some of its first tasks have, of training and of evaluation: a task
+    may lack a reference.
 
     Raises: Problem: no task has a field, or a schema is none; UnknownDataset
     """
@@ -217,14 +271,15 @@ async def check_graders(session: ReadSession, config: RunConfig) -> None:
     for number, one in enumerate(config.reward.components):
         if isinstance(one.grader, JsonSchema):
             _check_schema(f"reward.components.{number}.grader.json_schema", one.grader.json_schema)
-    dataset = await find_dataset(session, config.dataset)
-    for place, field in config.reward.task_fields():
-        if not await has_field(session, dataset.id, field, first=CHECKED_TASKS):
-            raise refusal(
-                place,
-                f"none of the first {CHECKED_TASKS} tasks of dataset {dataset.name!r} has a value for"
-                f" {{task.{'.'.join(field)}}}, so that the component would never count: name a field of the tasks",
-            )
+    names = [config.dataset, *([config.evaluation.dataset] if config.evaluation else [])]
+    for dataset in [await find_dataset(session, name) for name in dict.fromkeys(names)]:
+        for place, field in config.reward.task_fields():
+            if not await has_field(session, dataset.id, field, first=CHECKED_TASKS):
+                raise refusal(
+                    place,
+                    f"none of the first {CHECKED_TASKS} tasks of dataset {dataset.name!r} has a value for"
+                    f" {{task.{'.'.join(field)}}}, so that the component would never count: name a field of the tasks",
+                )
 
 
 async def check_demonstrations(session: ReadSession, config: RunConfig) -> None:

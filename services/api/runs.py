@@ -53,6 +53,7 @@ from leyden.services.api.models import (
     check_model,
     check_policies,
     check_pool,
+    check_providers,
     check_sources,
     check_task_fields,
     check_teacher,
@@ -86,8 +87,9 @@ async def create_run(
 
 
 def _check_services(request: Request, config: RunConfig) -> None:
-    """Refuses a runner, an agent's pod or a grader that this platform does not run or its operator does not allow."""
+    """Refuses a runner, an agent's pod, a grader or a provider that this platform lacks or its operator forbids."""
     check_sources(config.reward, request.app.state.settings)
+    check_providers(config, request.app.state.settings)
     executed = request.app.state.settings.runner_types
     if config.runner.type == EXTERNAL:
         context_of(request)

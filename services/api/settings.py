@@ -36,7 +36,8 @@ class Settings(HttpSettings):
     refuses runs with another; unset, their rollouts wait for a runner of that type."""
     one_machine: bool = False
     """Whether runners, trainers and engines are on this API's machine, as by `leyden up`. The API then refuses runs
-    whose `agent.directory` or model is missing; elsewhere it warns, because their machines may have the folder."""
+    whose `agent.directory`, model or grader's `directory` is missing; elsewhere it warns of the former two, because
+    their machines may have the folder."""
     code_graders: bool = True
     """Whether the platform's graders run the operator's own code (`python`, `command`); false where their
     GRADER_CODE_PROCESSES is 0, as in a cluster. The API then refuses runs with such a grader."""
@@ -46,6 +47,13 @@ class Settings(HttpSettings):
     container_internet: bool = False
     """Whether such a container may have `network: true`, as with the chart's `grader.containers.allowInternet`, which
     opens their network. The API refuses it elsewhere."""
+    judges: frozenset[str] | None = None
+    """Names of the graders' GRADER_PROVIDERS, as a JSON list, which `leyden up` sets. The API refuses runs with a judge
+    of another one; unset, such a component fails."""
+    providers: frozenset[str] | None = None
+    """Names of the gateway's GATEWAY_PROVIDERS, as `judges`, for the providers of `policies` and `embeddings`."""
+    grader_roots: tuple[Path, ...] | None = None
+    """The graders' GRADER_CODE_ROOTS, as `judges`: the API refuses runs with a grader's `directory` elsewhere."""
     agent_rules: AgentRules = AgentRules()
     """Secrets, images, nodes, tolerations and resources that a run with `runner.type: kubernetes` may name, as JSON:
     `{"secrets": ["tools"], "images": ["registry.example/*"], "limits": {"cpu": "4"}}`."""

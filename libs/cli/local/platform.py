@@ -53,7 +53,7 @@ from leyden.libs.cli.local.services import (
     listens,
     open_listeners,
 )
-from leyden.libs.cli.settings import Settings, grader_roots, inherited_environment
+from leyden.libs.cli.settings import Settings, grader_roots, inherited_environment, provider_names
 from leyden.libs.embedded.launch import tied
 
 LOG_BYTES = 20 * 2**20
@@ -307,6 +307,8 @@ class Platform:
             self.options.engine_urls,
             self.options.sglang,
             grader_roots(self.options.graders),
+            provider_names("GRADER_PROVIDERS"),
+            provider_names("GATEWAY_PROVIDERS"),
         )
         if self.options.sglang is not None:
             self._listeners["engine"] = self._listeners["engine"].without_public()

@@ -150,7 +150,7 @@ class Facts:
     """Addresses and files of a platform.
 
     Args: engine_urls: engines that somebody else runs; sglang: null runs the CPU engine; graders: folders of graders'
-        code, which agents may not open
+        code, which agents may not open; judges, providers: names of servers that graders and the gateway may ask
     """
 
     home: Path
@@ -162,6 +162,8 @@ class Facts:
     engine_urls: tuple[str, ...] = ()
     sglang: Sglang | None = None
     graders: tuple[Path, ...] = ()
+    judges: tuple[str, ...] = ()
+    providers: tuple[str, ...] = ()
 
     def url(self, service: str) -> str:
         """The endpoint of a service."""
@@ -200,6 +202,9 @@ def _own_environment(service: str, facts: Facts) -> dict[str, str]:
                 "API_ADMIN_TOKEN_FILE": str(facts.home / ADMIN_TOKEN),
                 "API_RUNNER_TYPES": '["process"]',
                 "API_ONE_MACHINE": "true",
+                "API_GRADER_ROOTS": json.dumps([str(path) for path in facts.graders]),
+                "API_JUDGES": json.dumps(facts.judges),
+                "API_PROVIDERS": json.dumps(facts.providers),
                 # A test's platform may lack these services.
                 **{
                     f"API_{name.upper()}_URL": facts.url(name)

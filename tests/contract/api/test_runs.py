@@ -199,6 +199,72 @@ async def test_a_run_whose_graders_read_what_no_task_has_is_refused(
     )
 
 
+async def test_a_run_whose_graders_read_what_no_task_of_its_evaluation_has_is_refused(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    await builders.add_dataset(database, [{"question": "2+2", "answer": "4"}], name="answered")
+    await builders.add_dataset(database, [{"question": "2+2", "solution": "4"}], name="held-out")
+    grader = {"type": "token_f1", "reference": "{task.answer}"}
+    refused = await api_http.post(
+        "/v1/runs",
+        json=builders.run_document(
+            dataset="answered",
+            evaluation={"dataset": "held-out"},
+            reward={"components": [{"name": "answer", "grader": grader}]},
+        ),
+    )
+    [problem] = refused.json()["errors"]
+    assert (refused.status_code, problem["path"]) == (422, "reward.components.0.grader.reference")
+    assert "none of the first 1000 tasks of dataset 'held-out' has a value for {task.answer}" in problem["message"]
+
+
+LARGE = [{"name": "large", "agent_name": "large", "policy": "large"}, {"name": "own"}]
+JUDGE = {"type": "score_model", "provider": "other", "model": "m", "rubric": "good?"}
+PYTHON = {"type": "python", "function": "grade.py:score", "directory": "GRADERS"}
+
+
+@pytest.mark.parametrize(
+    ("document", "path", "words"),
+    [
+        ({"grader": JUDGE}, "reward.components.0.grader.provider", "GRADER_PROVIDERS names judge, and no 'other'"),
+        (
+            {"policies": {"large": {"provider": "other"}}, "roles": LARGE},
+            "policies.large.provider",
+            "GATEWAY_PROVIDERS names none, and no 'other'",
+        ),
+        ({"embeddings": {"provider": "other"}}, "embeddings.provider", "or start the platform with this one"),
+        (
+            {"grader": {**PYTHON, "directory": "/elsewhere"}},
+            "reward.components.0.grader.directory",
+            "lies in no folder of GRADER_CODE_ROOTS",
+        ),
+        (
+            {"grader": {**PYTHON, "directory": "GRADERS/missing"}},
+            "reward.components.0.grader.directory",
+            "missing: write the one that holds the grader's files",
+        ),
+        ({"grader": PYTHON}, "reward.components.0.grader.function", "grade.py: write its path below"),
+    ],
+    ids=["judge", "policy", "embeddings", "root", "folder", "file"],
+)
+async def test_a_run_that_names_what_its_services_lack_is_refused_with_the_remedy(
+    postgres_dsn: str, database: Database, tmp_path: Path, document: dict[str, Any], path: str, words: str
+) -> None:
+    await builders.add_dataset(database)
+    (tmp_path / "score.py").touch()
+    known = {"judges": {"judge"}, "providers": set(), "grader_roots": (tmp_path,), "one_machine": True}
+    changes = json.loads(json.dumps(document).replace("GRADERS", str(tmp_path)))
+    if (grader := changes.pop("grader", None)) is not None:
+        changes["reward"] = {"components": [{"name": "mine", "grader": grader}]}
+    async with api_with(Settings(database_url=postgres_dsn, **known)) as http:
+        refused = await http.post("/v1/runs", json=builders.run_document(**changes))
+        [problem] = refused.json()["errors"]
+        assert (refused.status_code, problem["path"], words in problem["message"]) == (422, path, True), refused.text
+    # An API that was not told leaves it to the services.
+    async with api_with(Settings(database_url=postgres_dsn)) as http:
+        assert (await http.post("/v1/runs", json=builders.run_document(**changes))).status_code == 201
+
+
 async def test_a_run_whose_grader_has_a_broken_schema_is_refused(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:
