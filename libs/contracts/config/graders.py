@@ -84,7 +84,7 @@ class TokenF1(_Compared):
 
 
 class Numeric(_Compared):
-    """1 where the last number of the text equals the reference, else 0. Reads `1,234.5`, `1 000`, `$5`, `12 %` (0.12),
+    """1 where the last number of the text equals the reference, else 0. Reads `1,234.5`, `$5`, `12 %` (0.12),
     `-3e-4` and `1/2`."""
 
     type: Literal["numeric"]
