@@ -38,10 +38,15 @@ BY_PATH, BY_KEY = "/r/{rollout_id}/{attempt}/langsmith", "/langsmith"
 
 
 @langsmith_router.get(f"{BY_PATH}/info")
-@langsmith_router.get(f"{BY_KEY}/info")
-async def info() -> Response:
+async def info(rollout_id: str, attempt: AttemptNumber, request: Request) -> Response:
     """The ways of ingest that clients ask for before their first run."""
-    return JsonResponse({"version": "0.0.0", "batch_ingest_config": BATCH, "instance_flags": {}})
+    return await _info(request, (rollout_id, int(attempt)))
+
+
+@langsmith_router.get(f"{BY_KEY}/info")
+async def info_by_key(request: Request) -> Response:
+    """The ways of ingest, for any valid key."""
+    return await _info(request, None)
 
 
 @langsmith_router.post(f"{BY_PATH}/runs/multipart")
@@ -80,6 +85,11 @@ async def run(rollout_id: str, attempt: AttemptNumber, request: Request) -> Resp
 async def run_by_key(request: Request) -> Response:
     """Stores a run that has ended for the attempt that the key names."""
     return await _stored(request, None, decode_run)
+
+
+async def _info(request: Request, attempt: Named) -> Response:
+    await verified(request, attempt, Scope.TELEMETRY)
+    return JsonResponse({"version": "0.0.0", "batch_ingest_config": BATCH, "instance_flags": {}})
 
 
 async def _multipart(request: Request, attempt: Named) -> Response:

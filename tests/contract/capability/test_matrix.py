@@ -213,8 +213,7 @@ COLLECTOR = {
 LANGSMITH = "/r/{rollout_id}/{attempt}/langsmith"
 FORM = {"content-type": "multipart/form-data; boundary=b"}
 COLLECTOR |= {
-    # The same for everyone, as at LangSmith.
-    ("GET", f"{LANGSMITH}/info"): Row(everyone(200)),
+    ("GET", f"{LANGSMITH}/info"): Row(for_agents(200)),
     ("POST", f"{LANGSMITH}/runs/multipart"): Row(for_agents(202), b"--b--", FORM),
     ("POST", f"{LANGSMITH}/runs/batch"): Row(for_agents(202), {}),
     ("POST", f"{LANGSMITH}/runs"): Row(for_agents(202), {}),

@@ -152,7 +152,7 @@ async def test_a_batch_and_a_single_run_are_read_as_well(collector: Collector) -
 
 
 async def test_clients_learn_what_the_collector_takes(collector: Collector) -> None:  # noqa: F811
-    answer = await collector.client.get(f"{collector.url}/langsmith/info")
+    answer = await collector.client.get(f"{collector.url}/langsmith/info", headers={"x-api-key": collector.key()})
     assert answer.json()["batch_ingest_config"]["use_multipart_endpoint"] is True
     assert answer.json()["batch_ingest_config"]["size_limit_bytes"] == 2 * 2**20
 
