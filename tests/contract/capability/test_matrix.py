@@ -115,6 +115,7 @@ API = {
     ("GET", "/v1/runs/{run_id}/agents"): READ,
     ("GET", "/v1/runs/{run_id}/alarms"): READ,
     ("GET", "/v1/runs/{run_id}/policies"): READ,
+    ("GET", "/v1/runs/{run_id}/tasks"): READ,
     ("GET", "/v1/runs/{run_id}/samples"): READ,
     ("GET", "/v1/rollouts"): READ,
     ("GET", "/v1/rollouts/{rollout_id}"): READ,
