@@ -45,9 +45,10 @@ class SiblingRows(NamedTuple):
     calls: rollout_id, id, parent_call_id, shared_tokens, request_id, choice, sequence, status, trainable,
         untrainable_reason, finish_reason, masks_forced, prompt_ids (after the shared tokens), prompt_tokens (of the
         complete prompt), sampled_ids, written_ids (or null), generator_logprobs, policy_versions, temperature, role (or
-        null), request_sha256, total_seconds, delivered (null: unknown), offers_tools (null where they are its
-        parent's), answer (a turn or null), results (of tools, in the turns of the row: [{id, text, is_error}]; id is
-        null for a user's text with a result in it; text is its beginning; or null)
+        null), request_sha256, total_seconds, delivered (null: unknown), received_at (when the last byte was delivered,
+        as sequence; or null), offers_tools (null where they are its parent's), answer (a turn or null), results (of
+        tools, in the turns of the row: [{id, text, is_error}]; id is null for a user's text with a result in it; text
+        is its beginning; or null)
     spans: rollout_id, span_id, parent_span_id, scope, tool, status, tool_call_id, response_id, start_ns, end_ns; only
         tool spans
     rewards: rollout_id, value, response_id, tool_call_id, call_id, key, is_external; of agents, telemetry and people
@@ -196,6 +197,7 @@ _CALLS = text(f"""
            c.trainable, c.untrainable_reason, c.finish_reason, c.masks_forced,
            c.prompt_ids, c.prompt_tokens, c.sampled_ids, c.written_ids, c.generator_logprobs, c.policy_versions,
            c.temperature, c.role, c.request_sha256, c.total_seconds, d.delivered,
+           CASE WHEN d.delivered THEN d.sequence + (d.seconds * 1e9)::bigint END AS received_at,
            json_array_length(c.tools) > 0 AS offers_tools, c.answer, (
                SELECT jsonb_agg(jsonb_build_object(
                    'id', turn ->> 'tool_call_id', 'is_error', turn -> 'is_error', 'text', left(coalesce(

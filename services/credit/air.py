@@ -22,7 +22,9 @@ A tool call without a span takes its status from the conversation (`results.py`)
 result        a later call sends its result
 bare          a later call sends a text that shows neither a success nor a failure
 malformed     the model sampled no valid JSON, and no result came: it failed
-hung          a tool of the attempt's last call, and the attempt ran into its timeout: it failed; also an endless span
+hung          a tool of the attempt's last call, and the attempt ran into its timeout: it failed; also an endless span,
+              and a tool that took longer than `air.tool_seconds`: by its span, or by the time from the answer's last
+              byte to the call with its result, where the answer asked for no other tool
 lost          a tool of the attempt's last call, and the agent failed: the tool call failed
 answer        nothing more is known: the tool was the agent's last, or the agent made another call without its result
 
@@ -84,7 +86,7 @@ def tool_uses(
         result = results.get(asked.tool_call_id)
         status, source = SpanStatus.UNSET, "answer"
         if ending is not None:
-            status, source = _without_span(asked, result, ending if call is calls[-1] else None, air)
+            status, source = _without_span(call, asked, result, ending if call is calls[-1] else None, air)
         uses[call.id].append(ToolUse(asked.tool, status, source))
     return {call_id: found for call_id, found in uses.items() if found}
 
@@ -127,7 +129,7 @@ def _results(calls: Sequence[Call]) -> dict[str, ToolResult]:
 def _with_span(ask: Ask, span: ToolSpan, source: Source, result: ToolResult | None, air: Air) -> ToolUse:
     """A span's own error counts, and so does its success, unless the run has another word for the result."""
     tool = ask.asked.tool
-    if span.end_ns < span.start_ns:
+    if span.end_ns < span.start_ns or _is_late(span.end_ns - span.start_ns, air):
         return ToolUse(tool, SpanStatus.ERROR, "hung")
     status = SpanStatus(span.status)
     if result is not None and (tool in air.failures or (status is not SpanStatus.ERROR and is_nothing(result))):
@@ -140,11 +142,24 @@ def _of_result(result: ToolResult, air: Air, tool: str) -> tuple[SpanStatus, Sou
     return status, "bare" if status is SpanStatus.UNSET and not is_nothing(result) else "result"
 
 
+def _waited(call: Call, result: ToolResult) -> int:
+    """Nanoseconds from an answer's last byte to the request with a result; 0 where either is unknown."""
+    if call.received_at is None or result.arrived is None:
+        return 0
+    return result.arrived - call.received_at
+
+
+def _is_late(nanoseconds: int, air: Air) -> bool:
+    return air.tool_seconds is not None and nanoseconds > air.tool_seconds * 1e9
+
+
 def _without_span(
-    asked: AskedTool, result: ToolResult | None, ending: OutcomeKind | None, air: Air
+    call: Call, asked: AskedTool, result: ToolResult | None, ending: OutcomeKind | None, air: Air
 ) -> tuple[SpanStatus, Source]:
     """Args: ending: how the agent ended after this call; None where it made another call."""
     if result is not None:
+        if len(call.asked) == 1 and _is_late(_waited(call, result), air):
+            return SpanStatus.ERROR, "hung"
         return _of_result(result, air, asked.tool)
     if asked.is_malformed:
         return SpanStatus.ERROR, "malformed"

@@ -38,12 +38,13 @@ class ToolResult:
     """A tool's result in the conversation of a later call, or its beginning.
 
     `tool_call_id` is None for results that smolagents sends as text of a user, and for those of Ollama's clients: they
-    are for the call before.
+    are for the call before. `arrived`: the `sequence` of that call, where it is known.
     """
 
     tool_call_id: str | None
     text: str
     is_error: bool = False
+    arrived: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ class Call:
     """One model call. Arrays are bytes as stored: prompt int32[P]; sampled, versions int32[S]; logprobs float32[S].
 
     `delivered` is None where nobody knows whether the agent got the answer, which was complete `seconds` after the
-    request came; requests with the same body have one `request_sha256`. `policy` is None for the run's own model,
+    request came; requests with the same body have one `request_sha256`. `received_at`: when its last byte went to the
+    agent, on the scale of `sequence`, where that is known. `policy` is None for the run's own model,
     `offers_tools` where the call has the tools of its parent. `is_cut`: the answer ended for its length.
     `is_overflow`: it was refused because its messages exceed the model's context.
     `written`: another provider's answer in tokens of the run's own model, which nobody sampled.
@@ -80,6 +82,7 @@ class Call:
     request_sha256: bytes = b""
     seconds: float = 0.0
     delivered: bool | None = None
+    received_at: int | None = None
     policy: str | None = None
     written: bytes | None = None
     offers_tools: bool | None = None

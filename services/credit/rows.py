@@ -145,11 +145,14 @@ def _call(row: Any, by_id: Mapping[str, Any], policy: str | None) -> Call:
         request_sha256=row.request_sha256,
         seconds=row.total_seconds or 0.0,
         delivered=row.delivered,
+        received_at=row.received_at,
         policy=policy,
         offers_tools=row.offers_tools,
         asked=tuple(map(_asked, answer.tool_calls)) if answer else (),
         text=answer.content if answer else "",
-        results=tuple(ToolResult(one["id"], one["text"], one["is_error"] is True) for one in row.results or ()),
+        results=tuple(
+            ToolResult(one["id"], one["text"], one["is_error"] is True, row.sequence) for one in row.results or ()
+        ),
     )
 
 

@@ -208,8 +208,9 @@ class CallCredit(Body):
     tools: Json
     """`calls`: tool, status (`ok`, `error` or `unset`) and source of each tool call in the answer. The source is what
     joined a span (`tool_call_id`, `response_id`, `time`, `text`), `result` for a result in a later request, `bare` for
-    one whose text shows neither a success nor a failure, `malformed`, `hung` (no result before the timeout, or a span
-    without an end), `lost` (no result before the agent failed), or `answer` where nothing is known."""
+    one whose text shows neither a success nor a failure, `malformed`, `hung` (no result before the timeout or within
+    `credit.air.tool_seconds`, or a span without an end), `lost` (no result before the agent failed), or `answer` where
+    nothing is known."""
     intermediate_reward: float
     return_: float = Field(alias="return")
     baseline: float

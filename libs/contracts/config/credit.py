@@ -42,6 +42,9 @@ class Air(Document):
     """Rules by tool that decide which of its results are failures, in place of the built-in forms of errors and of its
     span; an empty list: none is. A mark of the wire format counts in any case. Other results with content are
     successes, plain texts too."""
+    tool_seconds: float | None = Field(default=None, gt=0, le=1e6)
+    """A tool call that took longer has failed (`hung`), whatever it returned: by its span, else by the time from an
+    answer with this one tool call to the request with its result. It ends no tool. Null: no limit but the attempt's."""
     alpha: float | None = Field(default=None, ge=0.0, le=1.0)
     """Mix: calls earn α · status and the outcome counts (1 - α). Null adds both unscaled."""
     from_results: bool = True

@@ -193,6 +193,38 @@ async def test_a_run_without_telemetry_earns_rewards_from_the_results_that_agent
     assert [one.intermediate_reward for one in found[::2]] == pytest.approx([0.2, -0.2, 0.0])
 
 
+async def test_a_tool_hangs_where_its_result_comes_too_late_after_the_answer(database: Database) -> None:
+    run = await add_run_with_credit(database, air={"weights": {"search": 0.2}, "tool_seconds": 2.0})
+    group, rollouts = await add_group(database, run, size=2)
+    answer = {"role": "assistant", "content": "", "tool_calls": [{"id": "call_1", "name": "search", "arguments": "{}"}]}
+    turns = [{"role": "user", "content": "?"}, answer, {"role": "tool", "content": "7", "tool_call_id": "call_1"}]
+    for rollout, seconds in zip(rollouts, (2.0, 2.5), strict=True):
+        first = await add_call(database, rollout, [1, 2], [3, 4], answer=answer, sequence=10**9)
+        await add_call(database, rollout, [1, 2, 3, 4, 5], [6], turns=turns, sequence=int(10**9 * (2.0 + seconds)))
+        async with database.session() as session:
+            session.add(
+                tables.Delivery(
+                    run_id=run.id,
+                    request_id=first.request_id,
+                    rollout_id=rollout.id,
+                    attempt=1,
+                    gateway="g",
+                    sequence=first.sequence,
+                    request_sha256=first.request_sha256,
+                    waited_seconds=0.0,
+                    # The last byte left a second after the request came.
+                    seconds=1.0,
+                    delivered=True,
+                )
+            )
+        await finish_rollout(database, rollout, reward=0.0)
+    await complete(database, group)
+    assert await credit_pending(database, 8) == [group.id]
+    found = await rows(database, tables.CallCredit, tables.CallCredit.rollout_id, tables.CallCredit.depth)
+    uses = [(one.tools["calls"][0]["status"], one.tools["calls"][0]["source"]) for one in found[::2]]
+    assert uses == [("ok", "result"), ("error", "hung")]
+
+
 async def test_only_complete_training_groups_of_active_runs_are_processed(database: Database) -> None:
     run = await add_run_with_credit(database)
     await add_group(database, run, 0)

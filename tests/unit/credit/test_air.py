@@ -217,6 +217,43 @@ def test_texts_are_searched_for_a_bounded_number_of_tools() -> None:
 
 
 @pytest.mark.parametrize(
+    ("received_at", "arrived", "expected"),
+    [
+        (10, 10 + 2 * 10**9, ("ok", "result")),
+        (10, 11 + 2 * 10**9, ("error", "hung")),
+        # Nobody knows when the agent had the answer, or the result.
+        (None, 11 + 2 * 10**9, ("ok", "result")),
+        (10, None, ("ok", "result")),
+    ],
+)
+def test_a_tool_that_takes_longer_than_the_limit_hangs(
+    received_at: int | None, arrived: int | None, expected: tuple[str, str]
+) -> None:
+    asked = replace(asking("a", [1], [2], "search", at=0), received_at=received_at)
+    result = ToolResult(asked.asked[0].tool_call_id, "7", arrived=arrived)
+    answer = replace(call("b", [1, 2, 3], [4], at=1), results=(result,))
+    for limit, found in ((2.0, expected), (None, ("ok", "result"))):
+        uses = tool_uses([asked, answer], [], [asked, answer], OutcomeKind.SUCCEEDED, Air(tool_seconds=limit))
+        assert uses == {asked.id: [ToolUse("search", *found)]}
+
+
+def test_of_two_tools_at_once_nothing_tells_which_one_hangs() -> None:
+    asked = replace(asking("a", [1], [2], "search", "add", at=0), received_at=0)
+    results = tuple(ToolResult(one.tool_call_id, "7", arrived=10**12) for one in asked.asked)
+    answer = replace(call("b", [1, 2, 3], [4], at=1), results=results)
+    air = Air(tool_seconds=2.0)
+    uses = tool_uses([asked, answer], [], [asked, answer], OutcomeKind.SUCCEEDED, air)
+    assert {use.source for use in uses[asked.id]} == {"result"}
+    # Their spans do.
+    spans = [span("search", at=0.1, seconds=1.5), span("add", at=0.1, seconds=2.5, span_id="b" * 16)]
+    uses = tool_uses([asked, answer], spans, [asked, answer], OutcomeKind.SUCCEEDED, air)
+    assert {use.tool: (use.status, use.source) for use in uses[asked.id]} == {
+        "search": ("ok", "time"),
+        "add": ("error", "hung"),
+    }
+
+
+@pytest.mark.parametrize(
     ("null", "expected"),
     [("failure", ("error", "result")), ("nothing", ("unset", "result")), ("success", ("ok", "result"))],
 )
