@@ -22,8 +22,8 @@ MODELS = [name for name, (_, size) in PUBLISHED.items() if size > 3e8]
 INTRODUCTION = """
 `leyden run check` computes these numbers from a model's `config.json`; [one GPU](../gpu.md#measured) has measured a
 model of 0.6B. A cell has the GB that each GPU of the trainer needs, in bold where they fit, with `precision:
-bfloat16`, `activation_checkpointing` and 4096 tokens a pass. The last column is the memory of a host with 8 GPUs,
-whose processes each read the model. An engine has a GPU of its own.
+bfloat16`, `activation_checkpointing` and 4096 tokens a pass. The last column is the memory of a host with 8 GPUs.
+An engine has a GPU of its own.
 """
 
 

@@ -14,7 +14,7 @@ _DECOUPLED = {"type": "decoupled", "weights": "tis_token", "cap": 2.0}
 _ON_A_GPU = {"precision": "bfloat16", "activation_checkpointing": True}
 
 _FULL_8B = (
-    "8 × 48 GB with 263 GB of host memory or 4 × 80 GB with 132 GB of host memory or 2 × 141 GB with 66 GB of host"
+    "8 × 48 GB with 30 GB of host memory or 4 × 80 GB with 22 GB of host memory or 2 × 141 GB with 18 GB of host"
     " memory; engine 1 × 24 GB"
 )
 
@@ -103,7 +103,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "training": {**_ON_A_GPU, "lora": {"rank": 32, "alpha": 64.0}},
             },
             "Qwen3-8B",
-            "2 × 24 GB with 66 GB of host memory or 1 × 48 GB with 33 GB of host memory; engine 1 × 24 GB",
+            "2 × 24 GB with 18 GB of host memory or 1 × 48 GB with 16 GB of host memory; engine 1 × 24 GB",
         ),
         "agent-lightning": Recipe(
             "The values of Agent Lightning's published sketches: temporal discount, tool rewards of either sign, GRPO"
@@ -120,7 +120,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "training": {"keep_checkpoints": 5},
             },
             "Qwen2.5-3B",
-            "4 × 48 GB with 50 GB of host memory or 2 × 80 GB with 25 GB of host memory or 1 × 141 GB with 13 GB of"
+            "4 × 48 GB with 12 GB of host memory or 2 × 80 GB with 8 GB of host memory or 1 × 141 GB with 6 GB of"
             " host memory; engine 1 × 24 GB",
         ),
         "sft": Recipe(
@@ -133,7 +133,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "training": {"steps": 50},
             },
             "Qwen2.5-3B",
-            "4 × 48 GB with 50 GB of host memory or 1 × 80 GB with 13 GB of host memory; engine 1 × 24 GB",
+            "4 × 48 GB with 12 GB of host memory or 1 × 80 GB with 6 GB of host memory; engine 1 × 24 GB",
         ),
         "online": Recipe(
             "Groups of one, for traffic in which each task comes once: a moving average is the baseline.",
@@ -143,7 +143,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "algorithm": {"type": "ppo_clip", "correction": _DECOUPLED},
             },
             "Qwen2.5-3B",
-            "4 × 48 GB with 50 GB of host memory or 1 × 80 GB with 13 GB of host memory; engine 1 × 24 GB",
+            "4 × 48 GB with 12 GB of host memory or 1 × 80 GB with 6 GB of host memory; engine 1 × 24 GB",
         ),
     }
 )

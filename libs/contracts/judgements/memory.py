@@ -29,11 +29,15 @@ MOMENT_BYTES = {"float32": 8, "bfloat16": 4, "8bit": 2}
 FULL, HALF = 4, 2
 GB = 10**9
 RESERVE = 2 * GB
-"""An allowance for a GPU's context, for buffers of collectives and for memory between allocations."""
+"""An allowance for a GPU's context, for buffers of collectives and for memory between allocations; in host memory, for
+each process's libraries."""
 HEAD_TILES = 4
 """Those of logits, their exponentials, gradients and products."""
 CACHED_TOKENS = 2**15
 """Keys and values of so many tokens, in bfloat16, are counted for an engine: its least useful cache."""
+CHECKED_LAYERS = 2
+"""The trainer tries the arithmetic of a family on so many of a model's lowest layers, at least: the second one reads
+states that the first one's attention has mixed."""
 EXPORT_PARTS = 2 * 2**30
 """Rank 0 gathers a version in parts of 1 GiB, which lie twice in host memory."""
 
@@ -108,6 +112,7 @@ def memory(run: RunConfig, shape: Shape, machine: Machine) -> list[Need]:
     needs = [*_states(run, shape, machine, place), *_passes(run, shape, machine, place)]
     if machine.gpus:
         needs += [Need("gpu", "reserve", RESERVE, certain=False), *_host(run, shape, machine)]
+        needs.append(Need("host", "reserve", RESERVE * machine.gpus, certain=False))
     return [*(needs if run.training.steps else []), *_engine(run, shape, machine)]
 
 
@@ -194,10 +199,12 @@ def activation_bytes_a_token(shape: Shape, width: int) -> int:
 
 
 def _host(run: RunConfig, shape: Shape, machine: Machine) -> Iterator[Need]:
-    """Each process reads the complete model in float32 before it places its part on its GPU."""
-    reading = FULL * shape.size * machine.gpus
-    offloaded = _moment_bytes(run, trained_parameters(run, shape)) * machine.gpus // machine.ranks
+    """Processes read one tensor at a time, and of it their own rows. Before that the first one tries the lowest layers
+    in float64."""
     if run.optimizer.offload:
-        yield Need("host", "offloaded moments", offloaded)
-    # One after the other: a run reads before it exports.
-    yield Need("host", "reading the model", max(reading, EXPORT_PARTS))
+        moments = _moment_bytes(run, trained_parameters(run, shape))
+        yield Need("host", "offloaded moments", moments * machine.gpus // machine.ranks)
+    reading = FULL * max(shape.outside, shape.layer) // machine.hosts
+    trying = 2 * FULL * (shape.outside + CHECKED_LAYERS * shape.layer)
+    # One after the other: a run tries and reads before it exports.
+    yield Need("host", "reading the model", max(reading, trying, EXPORT_PARTS))

@@ -18,6 +18,8 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from leyden.services.trainer.model.tensors import product_dtype
 
 NAME = "leyden_experts"
+FILE_MATRICES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""The matrices of one expert in a file, by the tensor of all experts in memory."""
 
 
 def routed_experts(module: Any, hidden_M_H: Tensor, chosen_M_k: Tensor, shares_M_k: Tensor) -> Tensor:

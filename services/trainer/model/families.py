@@ -16,6 +16,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from leyden.libs.contracts.judgements.memory import CHECKED_LAYERS
 from leyden.libs.contracts.judgements.shape import EXPERT_FAMILIES
 from leyden.services.trainer.model.forward import Policy, Reads
 from leyden.services.trainer.model.load import read_model
@@ -26,8 +27,6 @@ MAX_HEAD_GAP = 1e-9
 MAX_TREE_GAP = 1e-6
 """Nats. In float64 families that trees compute right differ by 1e-13; norms that round to float32 inside may round one
 state differently, which is 1e-7. Families that trees compute wrong differ by more than 1e-3."""
-CHECKED_LAYERS = 2
-"""At least: the second one reads states that the first one's attention has mixed."""
 
 WINDOWED_FAMILIES = ("gemma3_text", "mistral", "qwen2", "qwen3")
 """Families whose layers give attention their sliding window; rows of the check below are shorter than any window."""
@@ -44,7 +43,7 @@ def check_family(folder: Path) -> None:
     The answer depends on the code of the model's family, so a run asks once, of the models that its document names, and
     never of weights that it made. The structure is read whole, without weights. The arithmetic is tried in float64 on
     the lowest layers, up to the first of each kind: a Llama of 8 billion parameters takes 12 GiB of host memory for two
-    layers and its embeddings, and the learner after it 30 GiB.
+    layers and its embeddings.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with torch.device("meta"):

@@ -206,7 +206,8 @@ class Policy(nn.Module):
 
 def _value_head(model: PreTrainedModel) -> ValueHead:
     weight = model.get_input_embeddings().weight
-    return ValueHead(weight.shape[1], torch.promote_types(weight.dtype, torch.float32), weight.device)
+    device = torch.device("cpu") if weight.is_meta else weight.device
+    return ValueHead(weight.shape[1], torch.promote_types(weight.dtype, torch.float32), device)
 
 
 def _leaf(states: Tensor) -> Tensor:

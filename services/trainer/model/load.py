@@ -7,8 +7,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
+from accelerate import init_empty_weights
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 
@@ -26,6 +27,18 @@ def read_model(
         local_files_only=True,
         config=config,
     )
+    return model.eval()
+
+
+def read_structure(folder: Path) -> PreTrainedModel:
+    """The model of a folder without its weights: parameters are on the meta device, buffers have their values."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with init_empty_weights(include_buffers=False):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="sdpa", experts_implementation="eager"
+        )
+    # Each parameter became one of its own.
+    model.tie_weights()
     return model.eval()
 
 

@@ -7,7 +7,7 @@ A version's folder holds the merged weights, which any engine serves, and the ad
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ from transformers import PreTrainedModel
 
 from leyden.libs.contracts.config import Lora
 from leyden.libs.contracts.weights import ADAPTER_FOLDER
-from leyden.services.trainer.model.experts import expert_modules
+from leyden.services.trainer.model.experts import FILE_MATRICES, expert_modules
 from leyden.services.trainer.model.load import freeze
 from leyden.services.trainer.model.tensors import replace_values
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _ADAPTER = "default"
-EXPERT_MATRICES = {"gate_proj", "up_proj", "down_proj", "gate_up_proj"}
+EXPERT_MATRICES = {*FILE_MATRICES, *(name for names in FILE_MATRICES.values() for name in names)}
 """Names of a mixture's matrices in files, and in memory."""
 _FILE_PREFIX = "base_model.model."
 
@@ -63,17 +63,31 @@ def add_adapters(model: PreTrainedModel, config: Lora, frozen: Sequence[str], ba
     if len(left_out) == len(chosen):
         raise ValueError("training.frozen matches every layer of training.lora.target_modules: leave some to train")
     model.requires_grad_(requires_grad=False)
-    inject_adapter_in_model(
-        LoraConfig(
-            r=config.rank,
-            lora_alpha=config.alpha,
-            target_modules=sorted(wanted),
-            exclude_modules=left_out or None,
-            task_type="CAUSAL_LM",
-            base_model_name_or_path=str(base),
-        ),
-        model,
-    )
+    with _on_the_host(layers.values()):
+        inject_adapter_in_model(
+            LoraConfig(
+                r=config.rank,
+                lora_alpha=config.alpha,
+                target_modules=sorted(wanted),
+                exclude_modules=left_out or None,
+                task_type="CAUSAL_LM",
+                base_model_name_or_path=str(base),
+            ),
+            model,
+        )
+
+
+@contextmanager
+def _on_the_host(layers: Iterable[nn.Linear]) -> Iterator[None]:
+    """Gives layers without values empty weights meanwhile: peft puts adapters on the device of a layer's weight."""
+    lacking = {layer: layer.weight for layer in layers if layer.weight.is_meta}
+    for layer, weight in lacking.items():
+        layer.weight = nn.Parameter(torch.empty(0, dtype=weight.dtype), requires_grad=False)
+    try:
+        yield
+    finally:
+        for layer, weight in lacking.items():
+            layer.weight = weight
 
 
 def has_adapters(model: nn.Module) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -43,12 +44,24 @@ def divided_like(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """The values of a tensor that this process has: its rows of a sharded one, else all."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def first_row(tensor: Tensor) -> int:
+    """The number of the first row that this process has."""
+    if not isinstance(tensor, DTensor):
+        return 0
+    # As `torch.chunk` divides them, and with it FSDP.
+    rows, mesh = tensor.shape[0], tensor.device_mesh
+    return min(rows, mesh.get_local_rank() * math.ceil(rows / mesh.size()))
+
+
 def rounds_to(complete: Tensor, rounded: Tensor, dtype: torch.dtype) -> bool:
     """Whether a tensor, complete or sharded, rounds to one that may be sharded, by this rank's values of it."""
-    new = divided_like(complete, rounded)
-    if isinstance(rounded, DTensor) and isinstance(new, DTensor):
-        rounded, new = rounded.to_local(), new.to_local()
-    return torch.equal(new.to(dtype), rounded.to(dtype))
+    new = local_part(divided_like(complete, rounded))
+    return torch.equal(new.to(dtype), local_part(rounded).to(dtype))
 
 
 def replace_values(own: Tensor, complete: Tensor, dtype: torch.dtype | None = None) -> float:
@@ -56,9 +69,13 @@ def replace_values(own: Tensor, complete: Tensor, dtype: torch.dtype | None = No
 
     Args: dtype: the type to which `complete` was rounded: a value that rounds to the same one stays
     """
-    new = divided_like(complete, own)
-    if isinstance(own, DTensor) and isinstance(new, DTensor):
-        own, new = own.to_local(), new.to_local()
+    return replace_part(own, local_part(divided_like(complete, own)), dtype)
+
+
+def replace_part(own: Tensor, new: Tensor, dtype: torch.dtype | None = None) -> float:
+    """`replace_values` by this process's rows of the new values."""
+    own = local_part(own)
+    new = new.to(own.device, own.dtype)
     if dtype is not None:
         new = torch.where(own.to(dtype) == new, own, new)
     difference = (own - new).abs()

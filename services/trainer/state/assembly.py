@@ -18,11 +18,12 @@ from leyden.services.trainer.model.cpu.products import use_fast_products
 from leyden.services.trainer.model.experts import hold_experts, router_names
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.held import hold_frozen
-from leyden.services.trainer.model.load import freeze, read_model
+from leyden.services.trainer.model.load import freeze, read_model, read_structure
 from leyden.services.trainer.model.lora import adapter_parameters, add_adapters, read_adapter
 from leyden.services.trainer.model.remedies import raising_host_memory
 from leyden.services.trainer.model.sharding import shard
 from leyden.services.trainer.model.value_model import ValueModel, require_same_tokens
+from leyden.services.trainer.model.weight_files import WeightFiles, place
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.rows.batch import Sample, trained_tokens
 from leyden.services.trainer.state.teacher import TeacherDamaged, unreadable_teacher
@@ -80,7 +81,7 @@ def assemble_learner(
     policy = Policy(
         model, values=shared, activation_checkpointing=checkpointing, **_kernels(config, accelerator.device)
     )
-    _place(policy, config, accelerator, ranks)
+    _place(policy, weights if config.training.lora is None else base, config, accelerator, ranks)
     if ranks.size == 1:
         # Autocast.
         policy = accelerator.prepare_model(policy, evaluation_mode=True)
@@ -113,7 +114,8 @@ def compare_at(
     tokens = trained_tokens(rows)
     try:
         with raising_host_memory():
-            policy = _frozen(weights, config, accelerator).to(accelerator.device)
+            policy = _frozen(weights, config, accelerator)
+            _place(policy, weights, config, accelerator, ALONE)
             plan = plan_batch(rows, tokens, config.training.micro_batch_tokens)
             logprobs_K = batch_logprobs(policy, plan, len(tokens), accelerator)
     except (OSError, SafetensorError, torch.OutOfMemoryError) as error:
@@ -137,7 +139,7 @@ def _value_model(base: Path, critic: Critic, config: RunConfig, accelerator: Acc
     require_same_tokens(base, folder)
     model, checkpointing = _read(folder, config, accelerator.device), config.training.activation_checkpointing
     found = ValueModel(model, activation_checkpointing=checkpointing, **_kernels(config, accelerator.device))
-    _place(found, config, accelerator, ranks)
+    _place(found, folder, config, accelerator, ranks)
     return found
 
 
@@ -146,8 +148,9 @@ def _reference(
 ) -> Reference:
     every = config.algorithm.kl_reference_every
     if not config.training.lora:
-        frozen = _frozen(base if every is None else weights, config, accelerator)
-        _place(frozen, config, accelerator, ranks)
+        folder = base if every is None else weights
+        frozen = _frozen(folder, config, accelerator)
+        _place(frozen, folder, config, accelerator, ranks)
         return Reference(frozen, every, dtype=_export_dtype(config, accelerator.device))
     if every is None:
         return Reference(BasePolicy(policy))
@@ -165,14 +168,14 @@ def _judge(teacher: Path, config: RunConfig, accelerator: Accelerator, ranks: Ra
     with ranks.agreeing_on(TeacherDamaged):
         try:
             found = _frozen(teacher, config, accelerator)
-        except (OSError, LookupError, TypeError, ValueError) as error:
+        except (OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
             raise unreadable_teacher(teacher, error) from error
-    _place(found, config, accelerator, ranks)
+    _place(found, teacher, config, accelerator, ranks)
     return found
 
 
 def _frozen(weights: Path, config: RunConfig, accelerator: Accelerator) -> Policy:
-    """A policy that computes log-probabilities alone, in host memory."""
+    """A policy that computes log-probabilities alone, before `_place`."""
     model = _read(weights, config, accelerator.device).requires_grad_(requires_grad=False)
     return Policy(model, **_kernels(config, accelerator.device))
 
@@ -183,7 +186,7 @@ def _kernels(config: RunConfig, device: torch.device) -> dict[str, Any]:
 
 def _trained_model(base: Path, weights: Path, config: RunConfig, device: torch.device) -> PreTrainedModel:
     lora = config.training.lora
-    model = read_model(weights if lora is None else base)
+    model = _opened(weights if lora is None else base)
     if lora is None:
         freeze(model, [*config.training.frozen, *_frozen_routers(model, config)])
     else:
@@ -207,17 +210,26 @@ def _frozen_routers(model: PreTrainedModel, config: RunConfig) -> list[str]:
     return []
 
 
-def _place(policy: Policy, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> None:
-    """Moves a policy from host memory to the device; of several ranks' devices, each gets its shards alone."""
-    if ranks.size == 1:
-        policy.to(accelerator.device)
-    else:
-        bfloat16 = _computation(config, accelerator.device).precision == "bfloat16" and accelerator.device.type != "cpu"
-        shard(policy, accelerator.device, ranks.size, bfloat16=bfloat16)
+def _place(policy: Policy, folder: Path, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> None:
+    """Divides a policy among several ranks, and reads its weights from `folder` on the device."""
+    device = accelerator.device
+    if ranks.size > 1:
+        bfloat16 = _computation(config, device).precision == "bfloat16" and device.type != "cpu"
+        shard(policy, device, ranks.size, bfloat16=bfloat16)
+    place(policy, WeightFiles(folder), device)
 
 
 def _read(folder: Path, config: RunConfig, device: torch.device) -> PreTrainedModel:
-    return _with_precision(read_model(folder), config, device)
+    return _with_precision(_opened(folder), config, device)
+
+
+def _opened(folder: Path) -> PreTrainedModel:
+    """The model of a folder without its weights, which `_place` reads."""
+    model = read_structure(folder)
+    if WeightFiles(folder).has(model):
+        return model
+    log.warning("the whole model is read: its files have other names than transformers writes", folder=folder)
+    return read_model(folder)
 
 
 def _with_precision(model: PreTrainedModel, config: RunConfig, device: torch.device) -> PreTrainedModel:

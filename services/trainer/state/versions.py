@@ -16,7 +16,6 @@ from leyden.libs.contracts.weights import ADAPTER_FOLDER, WEIGHT_SUFFIXES, weigh
 from leyden.libs.faults import fault_point
 from leyden.libs.store import training
 from leyden.libs.telemetry import logger
-from leyden.services.trainer.model.load import read_model
 from leyden.services.trainer.model.lora import (
     ADAPTER_WEIGHTS,
     adapter_state,
@@ -26,7 +25,8 @@ from leyden.services.trainer.model.lora import (
     read_adapter,
     save_adapter_config,
 )
-from leyden.services.trainer.model.tensors import gather, replace_values
+from leyden.services.trainer.model.tensors import gather, replace_part
+from leyden.services.trainer.model.weight_files import WeightFiles
 from leyden.services.trainer.ranks.messages import Gather
 from leyden.services.trainer.state.folders import (
     CheckpointDamaged,
@@ -123,9 +123,9 @@ def adopt_weights(learner: Learner, weights: Path) -> float:
     """
     if has_adapters(learner.model):
         return read_adapter(learner.model, weights)
-    own, largest = learner.model.state_dict(), 0.0
-    for name, loaded in read_model(weights).state_dict().items():
-        largest = max(largest, replace_values(own[name], loaded, learner.export_dtype))
+    files, largest = WeightFiles(weights), 0.0
+    for name, own in learner.weights.items():
+        largest = max(largest, replace_part(own, files.rows(learner.model, name, own), learner.export_dtype))
     return largest
 
 

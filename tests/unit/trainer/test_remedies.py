@@ -9,10 +9,11 @@ import torch
 from leyden.libs.contracts.config import RunConfig
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.remedies import HostOutOfMemory, naming_settings
+from leyden.services.trainer.model.weight_files import WeightFiles
 from leyden.services.trainer.ranks.collectives import ALONE
 from leyden.services.trainer.ranks.messages import Load
 from leyden.services.trainer.rows.progress import Progress
-from leyden.services.trainer.state import assembly, reading
+from leyden.services.trainer.state import reading
 from leyden.services.trainer.state.assembly import assemble_learner, compare_at, make_accelerator
 from leyden.services.trainer.state.checkpoints import checkpoint_state
 from leyden.services.trainer.state.resume import restore_learner
@@ -81,7 +82,7 @@ def test_numpys_error_is_one_for_want_of_memory_too() -> None:
 
 
 def test_a_model_that_cannot_be_loaded_names_the_settings(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "read_model", exhaust)
+    monkeypatch.setattr(WeightFiles, "rows", exhaust)
     with pytest.raises(HostOutOfMemory, match=r"the learner .* training.lora.*smaller model.*can't allocate"):
         restore_learner(Load(tiny_model, run_config()), CPU, ALONE)
 
@@ -101,5 +102,5 @@ def test_a_checkpoint_for_which_there_is_no_memory_is_not_damaged(
 def test_a_version_for_which_there_is_no_memory_is_not_compared(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assembly, "read_model", exhaust)
+    monkeypatch.setattr(WeightFiles, "rows", exhaust)
     assert compare_at(0, tiny_model, agent_samples(0), run_config(), CPU) == {}
