@@ -10,13 +10,12 @@ from typing import Any
 from leyden.libs.cli.document import Document
 from leyden.libs.cli.errors import CommandError
 from leyden.libs.cli.view.output import as_text, error_console
-from leyden.libs.cli.view.watch import ENDED
 from leyden.libs.client import Client
 from leyden.libs.contracts import untrainable
 from leyden.libs.contracts.api.rollouts import Call, RolloutDetail, Span
 from leyden.libs.contracts.api.runs import Run
 from leyden.libs.contracts.config import Override
-from leyden.libs.contracts.states import CONTEXT_EXCEEDED
+from leyden.libs.contracts.states import CONTEXT_EXCEEDED, ENDED
 
 POLL_SECONDS = 0.5
 

@@ -24,6 +24,12 @@ class RunPhase(StrEnum):
     CANCELLED = "cancelled"
 
 
+ENDED = frozenset({RunPhase.COMPLETED, RunPhase.FAILED, RunPhase.CANCELLED})
+"""Phases of runs that are over."""
+UNGRADED = "ungraded"
+"""The reason of rollouts that are excluded because their grades failed or never came."""
+
+
 class GroupState(StrEnum):
     """A group is open until every sibling is terminal (written by controller)."""
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from leyden.libs.client import Client, NotFound
 from leyden.libs.contracts.api.runs import Run
-from leyden.libs.contracts.states import RunPhase
+from leyden.libs.contracts.states import ENDED, RunPhase
 from leyden.libs.trackers.destination import Log, Point, Subject, Tracker
 from leyden.libs.trackers.points import evaluation_points, step_points
 
-ENDED = frozenset({RunPhase.COMPLETED, RunPhase.FAILED, RunPhase.CANCELLED})
 OWN = None
 """The policy that is the run's own model."""
 

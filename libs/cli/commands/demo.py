@@ -27,10 +27,11 @@ from leyden.libs.cli.view.console_link import console_link, link_line
 from leyden.libs.cli.view.output import console, report_event
 from leyden.libs.cli.view.phases import in_words, phases_of
 from leyden.libs.cli.view.run_report import measured, write_report
-from leyden.libs.cli.view.watch import ENDED, evaluation_table, watch_run
+from leyden.libs.cli.view.watch import evaluation_table, watch_run
 from leyden.libs.client import Client
 from leyden.libs.contracts.api.runs import Evaluation, Run, Step
 from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.states import ENDED
 
 AGENT = EXAMPLES / "flight_agent"
 TRAINING_TASKS, HELD_OUT_TASKS = 400, 200

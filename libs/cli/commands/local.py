@@ -37,10 +37,10 @@ from leyden.libs.cli.local.record import PlatformRecord, ServiceRecord, write_re
 from leyden.libs.cli.local.services import ADMIN_TOKEN, LOGS
 from leyden.libs.cli.view.console_link import console_link, link_line
 from leyden.libs.cli.view.output import AsJson, Part, as_text, facts, print_result, report_event, steps_words, table
-from leyden.libs.cli.view.watch import ENDED
 from leyden.libs.client import Client, LeydenError
 from leyden.libs.contracts.api.platform import Engine
 from leyden.libs.contracts.api.runs import Run
+from leyden.libs.contracts.states import ENDED
 
 STOP_SECONDS = 120.0
 NEWEST_RUNS = 50

@@ -30,7 +30,6 @@ from leyden.libs.cli.view.output import (
 )
 from leyden.libs.cli.view.run_report import write_report
 from leyden.libs.cli.view.watch import (
-    ENDED,
     alarm_lines,
     call_lines,
     evaluation_table,
@@ -40,6 +39,7 @@ from leyden.libs.cli.view.watch import (
 )
 from leyden.libs.contracts.api.runs import EvaluationRequest, ResumeRequest, Run, RunParent
 from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.states import ENDED
 
 app = typer.Typer(no_args_is_help=True, help="Runs: training jobs.")
 policies = typer.Typer(no_args_is_help=True, help="Policies: the weights that a run makes.")

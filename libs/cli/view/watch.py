@@ -15,8 +15,8 @@ from leyden.libs.client import Client, Unreachable
 from leyden.libs.contracts.api.alarms import Alarm
 from leyden.libs.contracts.api.runs import Evaluation, Run, RunPolicy, Step
 from leyden.libs.contracts.call_counts import CallCounts, why_nothing_trains
+from leyden.libs.contracts.states import ENDED
 
-ENDED = frozenset({"completed", "failed", "cancelled"})
 ROWS = 30
 OUTAGE_SECONDS = 600.0
 OUTAGE_PAUSE_SECONDS = 5.0

@@ -14,14 +14,13 @@ from sqlalchemy import func, select, text
 
 from leyden.libs.contracts.alarms import ALARM_RULES, Finding
 from leyden.libs.contracts.config import RunConfig
-from leyden.libs.contracts.states import RunPhase
+from leyden.libs.contracts.states import ENDED, RunPhase
 from leyden.libs.store import tables
 from leyden.libs.store.alarms.attempts import of_attempts
 from leyden.libs.store.alarms.gradings import of_rewards
 from leyden.libs.store.alarms.progress import JudgedRun, of_progress
 from leyden.libs.store.database import ReadSession, Session
 
-ENDED = frozenset({RunPhase.COMPLETED, RunPhase.FAILED, RunPhase.CANCELLED})
 SIGNIFICANT_DIGITS = 6
 
 _DUE = text("""

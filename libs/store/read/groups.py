@@ -10,11 +10,10 @@ from sqlalchemy import select, text
 
 from leyden.libs.contracts.api.groups import Group, GroupPolicy, Sibling, SiblingCall
 from leyden.libs.contracts.api.rollouts import CallCredit, RewardComponent
-from leyden.libs.contracts.states import GroupState
+from leyden.libs.contracts.states import ENDED, GroupState
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.rollouts import rollouts_of_group
-from leyden.libs.store.read.runs import ENDED
 
 TEXT_CHARACTERS = 300
 """Shown of an answer."""

@@ -27,7 +27,6 @@ class UnknownRun(LookupError):
     """No run has this id."""
 
 
-ENDED = frozenset({RunPhase.COMPLETED, RunPhase.FAILED, RunPhase.CANCELLED})
 NEEDS_DOCUMENT = frozenset({"evaluate", "pause", "resume"})
 """Actions that a run without a document that parses cannot do."""
 

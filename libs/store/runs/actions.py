@@ -10,13 +10,13 @@ from sqlalchemy import func, select, text
 from leyden.libs.contracts.api.runs import EvaluationRequest, Run, RunParent
 from leyden.libs.contracts.config import EvaluationPlan, RunConfig
 from leyden.libs.contracts.ids import evaluation_id, new_id
-from leyden.libs.contracts.states import RunIntent, RunPhase
+from leyden.libs.contracts.states import ENDED, RunIntent, RunPhase
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.datasets import find_dataset
 from leyden.libs.store.demonstrations import run_training_on
 from leyden.libs.store.policies import IS_RUN, policy_columns, set_intent
-from leyden.libs.store.read.runs import ENDED, unknown_run, with_progress
+from leyden.libs.store.read.runs import unknown_run, with_progress
 from leyden.libs.store.runs.partitions import create_run_partitions
 from leyden.libs.store.runs.teachers import run_taught_by
 

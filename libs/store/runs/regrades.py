@@ -12,13 +12,12 @@ from sqlalchemy import insert, select
 from leyden.libs.contracts.api.rollouts import Regrade
 from leyden.libs.contracts.config import Reward
 from leyden.libs.contracts.ledger import Ledger
-from leyden.libs.contracts.states import ComponentState, RolloutState
+from leyden.libs.contracts.states import UNGRADED, ComponentState, RolloutState
 from leyden.libs.store import tables
 from leyden.libs.store.database import Session
 from leyden.libs.store.read.views import UnknownRollout, shown_regrade
 from leyden.libs.store.runs.grading import rows_of
 
-UNGRADED = "ungraded"
 """The controller's reason of a rollout whose grading ended without a total."""
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from enum import Enum
 
 from leyden.libs.contracts.config import RunConfig, Sampling
-from leyden.libs.contracts.states import OutcomeKind, RolloutState
+from leyden.libs.contracts.states import UNGRADED, OutcomeKind, RolloutState
 from leyden.libs.store.database import Session
 from leyden.libs.store.runs.facts import run_configs
 from leyden.libs.store.runs.phases import runs_without_success
@@ -37,7 +37,6 @@ from leyden.libs.store.runs.rollouts import (
 from leyden.services.controller.runs.stopping import fail_runs
 
 NO_REWARD = "no_reward"
-UNGRADED = "ungraded"
 LEASE_LOST = "lease_lost"
 CALL_FAILED = "call_failed"
 HELD = "held"
