@@ -76,6 +76,8 @@ _OLD_ENGINES = text("""
     ORDER BY e.url
 """)
 
+_MERGES = text("SELECT adapters IS NULL FROM pools WHERE name = :pool")
+
 _DAMAGED = text("""
     SELECT count(*), (array_agg(step ORDER BY created_at DESC))[1], (array_agg(cause ORDER BY created_at DESC))[1]
     FROM damaged_steps WHERE run_id = :run
@@ -117,7 +119,7 @@ async def of_progress(session: ReadSession, run: JudgedRun) -> AsyncIterator[Fin
         yield finding
     async for finding in _of_time(session, run, steps):
         yield finding
-    async for finding in _of_trainers(session, run.id, steps):
+    async for finding in _of_trainers(session, run, steps):
         yield finding
 
 
@@ -231,23 +233,30 @@ async def _of_time(session: ReadSession, run: JudgedRun, steps: Sequence[MadeSte
             yield Finding("engines_stale", reason, figures, subject=row.url)
 
 
-async def _of_trainers(session: ReadSession, run_id: str, steps: Sequence[MadeStep]) -> AsyncIterator[Finding]:
+async def _of_trainers(session: ReadSession, run: JudgedRun, steps: Sequence[MadeStep]) -> AsyncIterator[Finding]:
     rule, made = ALARM_RULES["trainer_ends"], steps[-1].number if steps else 0
-    ends, last_end = await trainer_ends(session, run_id)
+    ends, last_end = await trainer_ends(session, run.id)
     if last_end is not None and last_end.step > made - rule.window:
         reason = (
             f"a trainer of the run ended {ends} times; the last, after step {last_end.step}:"
             f" {last_end.reason[:MAX_CAUSE]}"
         )
         yield Finding(rule.name, reason, {"ends": ends, "step": last_end.step, "state": last_end.state})
-    computation = await read_computation(session, run_id)
+    computation = await read_computation(session, run.id)
+    if computation is not None and computation.export_dtype == "bfloat16" and run.config.training.lora is not None:
+        pool, place = run.config.pool, "training.lora"
+        if await session.scalar(_MERGES, {"pool": pool}):
+            reason = (
+                f"engines of pool {pool!r} load adapters merged into weights in bfloat16: rounding loses small updates"
+            )
+            yield Finding("setting", reason, {"field": place}, "give the pool `adapters` (docs/gpu.md)", place)
     if computation is not None and computation.moved_to is not None:
         reason = (
             f"the trainer runs on {computation.moved_to}, and keeps the settings that it resolved on"
             f" {computation.device}: {computation.words}"
         )
         yield Finding("trainer_moved", reason, {"device": computation.moved_to, "resolved_on": computation.device})
-    times, step, cause = (await session.execute(_DAMAGED, {"run": run_id})).one()
+    times, step, cause = (await session.execute(_DAMAGED, {"run": run.id})).one()
     if times:
         reason = (
             f"a trainer found files of steps damaged, {times} times, and went back to an older checkpoint. The last, of"
