@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.contract.chart.chart import FULLNAME, Object, containers, template
+from tests.contract.chart.chart import FULLNAME, ROOT, Object, containers, template
 
 PARTS = {"rollouts": "agent", "trainer": "trainer", "engine": "engine"}
 
@@ -80,3 +81,18 @@ def test_things_of_a_name_are_merged_and_others_are_added(part: str, tmp_path: P
 def test_null_removes(part: str, tmp_path: Path) -> None:
     over = {"spec": {"containers": [{"name": PARTS[part], "resources": None}]}}
     assert "resources" not in containers(pod_of(part, over, tmp_path))[-1]
+
+
+def test_the_how_tos_network_and_identity_reach_the_trainer(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text()
+    [values] = [one for one in re.findall(r"^```yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE) if "IPC_LOCK" in one]
+    own = yaml.safe_load(values)["trainer"]
+    before, pod = pod_of("trainer", {}, tmp_path), pod_of("trainer", own["podTemplate"], tmp_path)
+    assert pod["spec"]["hostNetwork"]
+    assert pod["spec"]["serviceAccountName"] == "reads-the-bucket"
+    (old,), (new,) = before["spec"]["containers"], pod["spec"]["containers"]
+    assert new["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert new["resources"]["limits"] == old["resources"]["limits"] | {"rdma/hca": "1"}
+    file = tmp_path / "values.yaml"
+    file.write_text(values)
+    assert template("--values", str(file)).returncode == 0
