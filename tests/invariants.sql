@@ -643,3 +643,13 @@ CROSS JOIN LATERAL (
     FROM feedback WHERE rollout_id = w.rollout_id AND attempt = w.attempt AND component = w.component) AS f
 WHERE w.run_id = :'run' AND w.revision = 1 AND NOT CASE WHEN f.given = 0 THEN w.state = 'failed'
     ELSE w.state = 'scored' AND abs(w.value - f.value) < 1e-9 END;
+
+\echo question: regrades with a gap, equal to the one before, without all components, or not once in the list of changes
+SELECT g.rollout_id, g.revision FROM regrades g
+LEFT JOIN regrades b ON b.rollout_id = g.rollout_id AND b.attempt = g.attempt AND b.revision = g.revision - 1
+WHERE g.run_id = :'run' AND NOT coalesce(
+    (g.revision = 2 OR b.revision IS NOT NULL) AND (b.reward, b.total) IS DISTINCT FROM (g.reward, g.total)
+    AND (SELECT count(*) FROM rollout_rewards w WHERE w.rollout_id = g.rollout_id AND w.attempt = g.attempt
+         AND w.revision = g.revision) = jsonb_array_length(g.reward -> 'components')
+    AND (SELECT count(*) FROM audit_entries a WHERE a.action = 'create_regrade' AND a.subject = g.rollout_id
+         AND (a.detail ->> 'revision')::integer = g.revision AND a.token_name = g.token_name) = 1, false);

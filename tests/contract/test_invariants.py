@@ -52,6 +52,14 @@ BROKEN = [
                                         explanation, source, duration_seconds)
            SELECT rollout_id, 1, 'thumbs', run_id, 0, 'scored', 1, 0, '', 'feedback', 0 FROM graded""",
     ),
+    (
+        "regrades with a gap, equal to the one before, without all components, or not once in the list of changes",
+        """WITH graded AS (
+               INSERT INTO gradings (rollout_id, attempt, run_id, tries, lease_id, owner, lease_expires_at)
+               SELECT id, 1, run_id, 1, id, 'g', now() FROM rollouts RETURNING *)
+           INSERT INTO regrades (rollout_id, attempt, revision, run_id, reward, total, token_name)
+           SELECT rollout_id, 1, 2, run_id, '{"components": []}', 1, 'ann' FROM graded""",
+    ),
     ("rollouts that are not terminal", "UPDATE rollouts SET state = 'queued'"),
     ("groups that are open though the run is over", "UPDATE groups SET state = 'open'"),
     ("groups without all their siblings, or complete before all of them ended", "DELETE FROM rollouts"),

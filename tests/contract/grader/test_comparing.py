@@ -22,6 +22,7 @@ from leyden.libs.store.database import Database
 from leyden.libs.store.runs.grading import Lane, lease_gradings, lease_groups
 from leyden.libs.store.runs.trials import graded_by_trial
 from leyden.services.grader.judge import Judge
+from tests.contract.controller.test_store import LONG_AGO
 from tests.contract.grader.test_judge import judging
 from tests.contract.grader.test_worker import FORMAT, add_ungraded, grading, gradings, killed_at, rewards, settled
 from tests.fakes.judge import Said, compared, ranked, scripted_judge
@@ -194,6 +195,26 @@ async def test_a_group_is_leased_whole_and_only_when_all_have_ended(database: Da
     async with database.session() as session:
         assert await lease_groups(session, "two", 9, 30.0) == []
     assert len(await gradings(database, run)) == 3
+
+
+async def test_runs_take_turns_with_their_groups(database: Database) -> None:
+    many, _ = await add_group(database)
+    for number in (1, 2):
+        _, rollouts = await builders.add_group(database, many, number, size=2)
+        for rollout in rollouts:
+            await builders.add_attempt(database, rollout, state="settled", finished_at=LONG_AGO)
+            await builders.add_outcome(database, rollout, reward=None, stdout_tail="answer: x")
+    async with database.session() as session:
+        await session.execute(update(tables.Rollout).values(grading_attempt=1))
+    few, _ = await add_group(database)
+
+    async def lease(count: int) -> list[str]:
+        async with database.session() as session:
+            return [one[0].run_id for one in await lease_groups(session, "one", count, 30.0)]
+
+    assert await lease(1) == [many.id]
+    assert await lease(1) == [few.id]
+    assert await lease(9) == [many.id] * 2
 
 
 async def test_two_graders_lease_a_group_once(database: Database) -> None:

@@ -191,6 +191,28 @@ async def test_settling_after_another_grader_took_the_lease_changes_nothing(data
     assert [one.total for one in await gradings(database, run)] == [0.5]
 
 
+async def test_runs_take_turns_at_graders(database: Database) -> None:
+    many, _ = await add_ungraded(database, FORMAT, outputs=["answer: x"] * 8)
+    few, _ = await add_ungraded(database, FORMAT, outputs=["answer: x"] * 3)
+
+    async def lease(count: int) -> list[str]:
+        async with database.session() as session:
+            leased = await lease_gradings(session, "one", count, 30.0)
+            return sorted("many" if one.run_id == many.id else "few" for one in leased)
+
+    # The older run is first at equal numbers; each has two then.
+    assert await lease(1) == ["many"]
+    assert await lease(3) == ["few", "few", "many"]
+    # A run whose attempts are graded soon gets more of them.
+    async with database.session() as session:
+        late = update(tables.Grading).where(tables.Grading.run_id == few.id)
+        await session.execute(late.values(lease_expires_at=LONG_AGO))
+    assert await lease(2) == ["few", "few"]
+    # What one run does not need is the other's.
+    assert await lease(9) == ["few", *["many"] * 6]
+    assert await lease(9) == []
+
+
 async def test_a_document_that_does_not_parse_fails_its_own_gradings_alone(database: Database) -> None:
     broken, _ = await add_ungraded(database, F1, outputs=["x", "y"])
     good, _ = await add_ungraded(database, F1, outputs=["x"])
