@@ -38,6 +38,7 @@ from leyden.libs.contracts.api.rollouts import (
     RolloutDetail,
     Sample,
     Span,
+    TrialRequest,
 )
 from leyden.libs.contracts.api.runs import (
     Evaluation,
@@ -400,9 +401,12 @@ class Client:
         body = self._http.create(f"/v1/rollouts/{_part(rollout_id)}/feedback", request.model_dump_json().encode())
         return Feedback.model_validate_json(body)
 
-    def grade(self, rollout_id: str, reward: RewardConfig) -> Graded:
-        """Grades a stored rollout with these components, and stores nothing. Judges and code may take minutes."""
-        request = GradeRequest(reward=reward)
+    def grade(self, rollout_id: str, reward: RewardConfig, *, against: str | None = None) -> Graded:
+        """Grades a stored rollout with these components, and stores nothing. Judges and code may take minutes.
+
+        Args: against: another rollout of its task, with which each `relative_model` compares it: 1, 0, or 0.5 for a tie
+        """
+        request = TrialRequest(reward=reward, against=against)
         path = f"/v1/rollouts/{_part(rollout_id)}/grades"
         body = self._http.create(path, request.model_dump_json().encode(), timeout_seconds=GRADE_SECONDS)
         return Graded.model_validate_json(body)

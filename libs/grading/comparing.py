@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -72,17 +72,21 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The question for the scores of a group. Args: texts: two at least, in order, each once"""
+    """The question for the scores of a group.
+
+    Args: texts: two at least, in order, each once; keeps_order: shows them in this order, else in a new one each time
+    """
 
     provider: str
     model: str
     rubric: str
     texts: tuple[str, ...]
+    keeps_order: bool = False
 
     def asked(self) -> Asked[Ranking]:
         """The outputs can hold neither the word nor an id."""
         word = secrets.token_hex(16)
-        texts = random.sample(self.texts, len(self.texts))
+        texts = self.texts if self.keeps_order else random.sample(self.texts, len(self.texts))
         ids = dict(zip(texts, _ids(len(texts)), strict=True))
         system = SYSTEM.format(word=word, rubric=self.rubric)
         data = "\n\n".join(f"{word} {ids[text]}\n{text}\n{word} {ids[text]}" for text in texts)
@@ -126,6 +130,30 @@ class Group:
         1 above siblings without a text.
         """
         return [self._silent.get(place) or self._grade(self._texts[place], votes) for place in range(self._size)]
+
+    def both_orders(self) -> tuple[Comparison, ...]:
+        """Returns the question about two attempts, with each of them first; none where no judge is needed."""
+        question = self.question()
+        if question is None:
+            return ()
+        return tuple(
+            replace(question, texts=texts, keeps_order=True) for texts in (question.texts, question.texts[::-1])
+        )
+
+    def winner(self, votes: Sequence[Sequence[Ranking]]) -> Grade:
+        """Returns 1 where the first of two attempts is better in both orders, 0 where it is worse in both, else 0.5.
+
+        Args: votes: of each order; none where no judge was needed
+        Source: MT-Bench (arXiv 2306.05685), section 3.4: a judge that prefers a place has no preference
+        """
+        orders = [self.grades(of_order) for of_order in votes or [()]]
+        mine = orders[0][0]
+        if mine.state is ComponentState.NOT_APPLICABLE:
+            return mine
+        pairs = [(first.value or 0.0, second.value or 0.0) for first, second in orders]
+        wins, loses = all(a > b for a, b in pairs), all(a < b for a, b in pairs)
+        shown = ", ".join(f"{a:g} to {b:g}" for a, b in pairs)
+        return Grade(ComponentState.SCORED, 1.0 if wins else 0.0 if loses else 0.5, shown, mine.explanation)
 
     def failed(self, cause: str) -> list[Grade]:
         """Returns the grades where a vote has failed: those without a text keep theirs."""

@@ -886,6 +886,9 @@ class GradingTrial(Base):
     id: Mapped[str] = mapped_column(primary_key=True, comment="Its random id.")
     rollout_id: Mapped[str] = mapped_column(comment="The rollout whose attempt is graded.")
     reward: Mapped[Json] = mapped_column(comment="The section `reward` of a document.")
+    against: Mapped[str | None] = mapped_column(
+        comment="The rollout with which judges compare it, instead of siblings."
+    )
     expires_at: Mapped[datetime] = mapped_column(comment="Nobody waits for the answer from then on.")
     leased_at: Mapped[datetime | None] = mapped_column(comment="Null while no grader has it.")
     answer: Mapped[Json | None] = mapped_column(

@@ -21,6 +21,7 @@ from leyden.libs.contracts.api.rollouts import (
     RolloutDetail,
     RolloutPage,
     Span,
+    TrialRequest,
 )
 from leyden.libs.contracts.config import Reward as RewardConfig
 from leyden.libs.contracts.ledger import Ledger, NewComponent
@@ -31,14 +32,14 @@ from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import Problem
 from leyden.libs.store.database import Database, Session
 from leyden.libs.store.read import views
-from leyden.libs.store.read.attempt_facts import attempt_facts
+from leyden.libs.store.read.attempt_facts import attempt_facts, task_of_attempt
 from leyden.libs.store.read.rollouts import RolloutFilter, RolloutSort, list_rollouts
 from leyden.libs.store.runs.feedback import add_feedback
 from leyden.libs.store.runs.regrades import add_regrade
 from leyden.libs.store.runs.trials import graded_by_trial
 from leyden.services.api.auth import Caller, GuardedRoute, Reader, Writer
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
-from leyden.services.api.models import check_patience, check_sources
+from leyden.services.api.models import check_patience, check_sources, refusal
 from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
 
 BEGIN_SECONDS = 15.0
@@ -152,12 +153,15 @@ async def get_spans(
 
 
 @router.post("/{rollout_id}/grades")
-async def grade_rollout(request: Request, asked: GradeRequest, caller: Writer, store: Store, rollout_id: str) -> Graded:
+async def grade_rollout(request: Request, asked: TrialRequest, caller: Writer, store: Store, rollout_id: str) -> Graded:
     """Grade a stored rollout with the components of a document, and store nothing.
 
-    Judges and code of the operator's own may take minutes: the service grader asks and runs them.
+    Judges and code of the operator's own may take minutes: the service grader asks and runs them. With `against`,
+    judges compare it with another rollout of its task.
     """
-    return await _graded(request, store, rollout_id, asked.reward)
+    if asked.against is not None:
+        await _check_duel(store, rollout_id, asked.against, asked.reward)
+    return await _graded(request, store, rollout_id, asked.reward, asked.against)
 
 
 @router.post("/{rollout_id}/regrades", response_model=Regrade, status_code=201)
@@ -185,7 +189,19 @@ async def create_regrade(
     return await create_once(request, create_request(request, caller, idempotency_key, asked), work)
 
 
-async def _graded(request: Request, store: Database, rollout_id: str, reward: RewardConfig) -> Graded:
+async def _check_duel(store: Database, rollout_id: str, against: str, reward: RewardConfig) -> None:
+    """Raises: Problem: no judge compares, or the rollouts have different tasks; UnknownRollout"""
+    if not reward.compares:
+        raise refusal("against", "no component is a relative_model, which alone compares two rollouts: add one")
+    async with store.read() as session:
+        tasks = [await task_of_attempt(session, one) for one in (rollout_id, against)]
+    if tasks[0] != tasks[1]:
+        raise refusal("against", f"rollout {against} has another task than {rollout_id}: compare answers to one task")
+
+
+async def _graded(
+    request: Request, store: Database, rollout_id: str, reward: RewardConfig, against: str | None = None
+) -> Graded:
     """Grades with built-in graders here, and with others by the service grader.
 
     Raises: Problem: this platform cannot run one, or it may take too long; UnknownRollout; NoGrader; TrialFailed
@@ -195,7 +211,9 @@ async def _graded(request: Request, store: Database, rollout_id: str, reward: Re
     async with store.read() as session:
         attempt, facts = await attempt_facts(session, rollout_id)
     if reward.needs_service:
-        answer = await graded_by_trial(store, rollout_id, reward, begin_seconds=BEGIN_SECONDS, seconds=TRIAL_SECONDS)
+        answer = await graded_by_trial(
+            store, rollout_id, reward, begin_seconds=BEGIN_SECONDS, seconds=TRIAL_SECONDS, against=against
+        )
         return Graded.model_validate(answer)
     graders: Pool = request.app.state.graders
     found = ledger(reward, await graders.grade(reward.components, facts))

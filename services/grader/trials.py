@@ -6,8 +6,12 @@ import asyncio
 from contextlib import suppress
 
 from leyden.libs.contracts.api.rollouts import ComponentGrade, Graded
+from leyden.libs.contracts.config import Reward
+from leyden.libs.contracts.config.graders import RelativeModel
+from leyden.libs.grading.facts import AttemptFacts
 from leyden.libs.grading.grade import cut, storable
 from leyden.libs.grading.ledger import ledger
+from leyden.libs.grading.pool import Graded as Found
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.read.attempt_facts import attempt_facts, facts_beside
@@ -79,15 +83,25 @@ class Trials:
     async def _graded(self, trial: Trial) -> Graded:
         async with self._database.read() as session:
             attempt, facts = await attempt_facts(session, trial.rollout_id)
+            if trial.against is not None:
+                _, rival = await attempt_facts(session, trial.against)
+                return await self._duel(trial, attempt, facts, rival)
             others = await facts_beside(session, trial.rollout_id) if trial.reward.compares else []
         one = AttemptKey(trial.rollout_id, attempt), facts
         try:
             (graded,) = await self._sources.grade(trial.reward, [one], others, trial.id)
         finally:
             await self._sources.forget(trial.reward, [one[0]], trial.id)
-        found = ledger(trial.reward, graded)
-        components = [ComponentGrade.model_validate(one._asdict()) for one in found.components]
-        return Graded(attempt=attempt, total=found.total, reason=found.reason, components=components)
+        return _shown(attempt, trial.reward, graded)
+
+    async def _duel(self, trial: Trial, attempt: int, facts: AttemptFacts, rival: AttemptFacts) -> Graded:
+        """The judges that compare alone grade: other components say nothing about two attempts."""
+        judged, graded = [], []
+        for one in trial.reward.components:
+            if isinstance(one.grader, RelativeModel):
+                judged.append(one)
+                graded.append(await self._sources.judge.duel(one.grader, facts, rival))
+        return _shown(attempt, trial.reward.model_copy(update={"components": judged}), graded)
 
     async def _fail(self, trial: Trial, error: Exception) -> None:
         log.warning("trial not graded", rollout_id=trial.rollout_id, exc_info=error)
@@ -97,3 +111,9 @@ class Trials:
                 await fail_trial(session, trial.id, reason)
         except (StoreAway, Refused) as away:
             limited_log.warning("trial not answered", cause=str(away))
+
+
+def _shown(attempt: int, reward: Reward, graded: list[Found]) -> Graded:
+    found = ledger(reward, graded)
+    components = [ComponentGrade.model_validate(one._asdict()) for one in found.components]
+    return Graded(attempt=attempt, total=found.total, reason=found.reason, components=components)

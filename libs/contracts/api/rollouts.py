@@ -127,6 +127,15 @@ class GradeRequest(RequestBody):
     reward: RewardConfig
 
 
+class TrialRequest(GradeRequest):
+    """The components with which a stored rollout is graded, and nothing is stored."""
+
+    against: str | None = Field(default=None, min_length=1, max_length=200)
+    """Another rollout of the same task, as of another version. Each `relative_model` of the components compares both,
+    with each of them first: 1 if this rollout is better both times, 0 if it is worse both times, else 0.5. Other
+    components say nothing."""
+
+
 class Graded(Body):
     """The reward that a rollout would have."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import text
 
 from leyden.libs.grading.facts import MAX_TEXT, AttemptFacts
@@ -38,6 +40,15 @@ async def attempt_facts(session: ReadSession, rollout_id: str) -> tuple[int, Att
         tools=tuple(row.tools),
         feedback=feedback.get(rollout_id, {}),
     )
+
+
+async def task_of_attempt(session: ReadSession, rollout_id: str) -> dict[str, Any]:
+    """Returns the task of a rollout with an attempt that has ended.
+
+    Raises: UnknownRollout
+    """
+    _, facts = await attempt_facts(session, rollout_id)
+    return dict(facts.task)
 
 
 _BESIDE = text("""

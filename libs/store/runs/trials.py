@@ -25,15 +25,15 @@ _FAILED = "failed"
 """The member of an answer without a grade: its reason."""
 
 _ASK = text("""
-    INSERT INTO grading_trials (id, rollout_id, reward, expires_at)
-    VALUES (:id, :rollout, CAST(:reward AS jsonb), clock_timestamp() + make_interval(secs => :seconds))
+    INSERT INTO grading_trials (id, rollout_id, reward, against, expires_at)
+    VALUES (:id, :rollout, CAST(:reward AS jsonb), :against, clock_timestamp() + make_interval(secs => :seconds))
 """)
 _EXPIRED = text("DELETE FROM grading_trials WHERE expires_at <= clock_timestamp()")
 _LEASE = text("""
     UPDATE grading_trials SET leased_at = clock_timestamp()
     WHERE id IN (SELECT id FROM grading_trials WHERE leased_at IS NULL AND expires_at > clock_timestamp()
                  ORDER BY expires_at LIMIT :count FOR UPDATE SKIP LOCKED)
-    RETURNING id, rollout_id, reward, extract(epoch FROM expires_at - clock_timestamp())::float8 AS seconds
+    RETURNING id, rollout_id, reward, against, extract(epoch FROM expires_at - clock_timestamp())::float8 AS seconds
 """)
 _ANSWER = text("UPDATE grading_trials SET answer = CAST(:answer AS jsonb) WHERE id = :id AND answer IS NULL")
 _STATE = text("SELECT leased_at IS NOT NULL AS is_leased, answer FROM grading_trials WHERE id = :id")
@@ -41,12 +41,14 @@ _END = text("DELETE FROM grading_trials WHERE id = :id")
 
 
 class Trial(NamedTuple):
-    """A stored attempt of a rollout, and the components with which it is graded within so many seconds."""
+    """A stored attempt of a rollout, and the components with which it is graded within so many seconds. `against`: the
+    rollout with which judges compare it."""
 
     id: str
     rollout_id: str
     reward: Reward
     seconds: float
+    against: str | None = None
 
 
 class TrialState(NamedTuple):
@@ -56,10 +58,13 @@ class TrialState(NamedTuple):
     answer: dict[str, Any] | None
 
 
-async def ask_trial(session: Session, rollout_id: str, reward: Reward, seconds: float) -> str:
+async def ask_trial(
+    session: Session, rollout_id: str, reward: Reward, seconds: float, against: str | None = None
+) -> str:
     """Returns the id of a new trial, for which no grader may begin after so many seconds."""
     trial = secrets.token_hex(16)
-    values = {"id": trial, "rollout": rollout_id, "reward": reward.model_dump_json(), "seconds": seconds}
+    asked = {"rollout": rollout_id, "reward": reward.model_dump_json(), "against": against}
+    values = {"id": trial, "seconds": seconds, **asked}
     await session.execute(_ASK, values)
     return trial
 
@@ -71,7 +76,7 @@ async def lease_trials(session: Session, count: int) -> list[Trial]:
     trials = []
     for row in rows:
         try:
-            trials.append(Trial(row.id, row.rollout_id, stored_reward(row.reward), row.seconds))
+            trials.append(Trial(row.id, row.rollout_id, stored_reward(row.reward), row.seconds, row.against))
         except BrokenDocument as error:
             await fail_trial(session, row.id, str(error))
     return trials
@@ -107,15 +112,22 @@ class TrialFailed(RuntimeError):
 
 
 async def graded_by_trial(
-    database: Database, rollout_id: str, reward: Reward, *, begin_seconds: float, seconds: float
+    database: Database,
+    rollout_id: str,
+    reward: Reward,
+    *,
+    begin_seconds: float,
+    seconds: float,
+    against: str | None = None,
 ) -> dict[str, Any]:
     """Returns a grader's answer to a trial.
 
-    Args: begin_seconds: the longest wait for a grader; seconds: for its answer
+    Args: begin_seconds: the longest wait for a grader; seconds: for its answer; against: the rollout with which judges
+        compare it
     Raises: NoGrader, TrialFailed
     """
     async with database.session() as session:
-        trial = await ask_trial(session, rollout_id, reward, seconds)
+        trial = await ask_trial(session, rollout_id, reward, seconds, against)
     try:
         began, ends = time.monotonic(), time.monotonic() + seconds
         while time.monotonic() < ends:

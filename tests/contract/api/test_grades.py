@@ -230,3 +230,37 @@ async def test_the_command_prints_values_answers_and_the_total(
     file.write_text(json.dumps({"reward": {"components": [{"name": "a", "grader": {"type": "regex"}}]}}))
     wrong = CliRunner().invoke(app, [*words, "--rollout", rollout.id], env={"COLUMNS": "200"})
     assert wrong.exit_code == 2 and "reward.components.0.grader" in wrong.output
+
+
+async def test_two_rollouts_are_compared_by_a_judge_and_over_one_task(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    first = await finished(database)
+    async with database.read() as session:
+        run = await session.get_one(tables.Run, first.run_id)
+    _, [other] = await builders.add_group(database, run, 1, size=1)
+    await builders.finish_rollout(database, other)
+    judge = {"type": "relative_model", "provider": "judge", "model": "m", "rubric": "Which is best?"}
+    compared = {"components": [{"name": "better", "grader": judge}]}
+    path = f"/v1/rollouts/{first.id}/grades"
+    asking = asyncio.create_task(api_http.post(path, json={"reward": compared, "against": other.id}))
+    (trial,) = await eventually(lambda: leased(database))
+    assert (trial.rollout_id, trial.against) == (first.id, other.id)
+    given = {"attempt": 1, "total": 1.0, "reason": None, "components": []}
+    async with database.session() as session:
+        await answer_trial(session, trial.id, given)
+    assert (await asking).json() == given
+
+    dataset = await builders.add_dataset(database, [{"answer": "Louvre"}], name="others")
+    _, [stranger] = await builders.add_group(database, await builders.add_run(database, dataset_id=dataset.id), size=1)
+    await builders.finish_rollout(database, stranger)
+    refusals: list[tuple[dict[str, Any], int, str]] = [
+        ({"reward": REWARD, "against": other.id}, 422, "no component is a relative_model"),
+        ({"reward": compared, "against": stranger.id}, 422, "has another task"),
+        ({"reward": compared, "against": "run-none.0.0"}, 404, "there is no rollout 'run-none.0.0'"),
+    ]
+    for body, status, words in refusals:
+        refused = await api_http.post(path, json=body)
+        assert (refused.status_code, words in refused.json()["detail"]) == (status, True), refused.text
+    again = await api_http.post(f"/v1/rollouts/{first.id}/regrades", json={"reward": compared, "against": other.id})
+    assert again.status_code == 422

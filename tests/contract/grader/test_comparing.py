@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy import func, update
+from typer.testing import CliRunner
 
+from leyden.libs.cli.__main__ import app
 from leyden.libs.contracts.config import Reward
 from leyden.libs.contracts.config.graders import RelativeModel
 from leyden.libs.contracts.states import ComponentState
@@ -279,3 +281,71 @@ async def test_a_trial_compares_a_rollout_with_the_others_of_its_group(database:
             ]
     assert [one["total"] for one in found] == [pytest.approx(total, abs=1e-9) for total in (0.8, 1.0, 0.9)]
     assert len(scripted.bodies) == 1
+
+
+async def duel(judge: Judge, mine: str, rival: str, **rest: Any) -> Grade:
+    grader = RelativeModel.model_validate({**DOCUMENT, **rest})
+    return (await judge.duel(grader, AttemptFacts(TASK, mine), AttemptFacts(TASK, rival))).grade
+
+
+def by_place(body: dict[str, Any], _number: int) -> Said:
+    """The first text is the best."""
+    return ranked({name: 1.0 - place for place, name in enumerate(compared(body))})
+
+
+async def test_a_duel_is_won_in_both_orders(tmp_path: Path) -> None:
+    async with scripted_judge() as scripted, judging(scripted, tmp_path) as judge:
+        scripted.answer = by_length
+        won, lost = await duel(judge, "abcd", "ab", votes=2), await duel(judge, "ab", "abcd", votes=2)
+        assert (won.value, lost.value) == (1.0, 0.0)
+        assert (won.extracted, lost.extracted) == ("1 to 0.8, 1 to 0.8", "0.8 to 1, 0.8 to 1")
+        # Two votes in each order; the second duel asks the same questions.
+        assert len(scripted.bodies) == 4
+        orders = [tuple(compared(body).values()) for body in scripted.bodies]
+        assert sorted(orders) == [("ab", "abcd")] * 2 + [("abcd", "ab")] * 2
+        # A judge that prefers a place has no preference; equal texts need none.
+        scripted.answer = by_place
+        assert (await duel(judge, "abc", "x")).value == 0.5
+        asked = len(scripted.bodies)
+        assert (await duel(judge, "same", "same")).value == 0.5
+        # An output without the field loses, and a task without one is compared by nobody.
+        field = {"output": "{output.answer}"}
+        silent = await duel(judge, "nothing", '{"answer": "Paris"}', **field)
+        assert (silent.value, (await duel(judge, '{"answer": "Paris"}', "nothing", **field)).value) == (0.0, 1.0)
+        assert (await duel(judge, "a", "b", rubric="{task.missing}")).state == ComponentState.NOT_APPLICABLE
+        assert len(scripted.bodies) == asked
+        scripted.says(Said("none"))
+        failed = await duel(judge, "a", "b")
+    assert (failed.state, failed.value) == (ComponentState.FAILED, None)
+
+
+async def test_the_command_prints_a_win_rate_with_its_interval(
+    api_url: str, database: Database, redis_url: str, tmp_path: Path
+) -> None:
+    run = await builders.add_run(database)
+    # By version, the answers of two siblings to each of two tasks; the last agent has failed.
+    outputs = {"old": ["ab", "abcd", "abc", "ab"], "new": ["abcd", "abcde", "abc", ""]}
+    for number, (name, texts) in enumerate(outputs.items(), 1):
+        evaluation = f"{run.id}.{name}"
+        columns: dict[str, Any] = {"dataset_id": run.dataset_id, "rollouts_per_task": 2}
+        async with database.session() as session:
+            session.add(tables.Evaluation(id=evaluation, run_id=run.id, number=number, **columns))
+        for task in range(2):
+            made: dict[str, Any] = {"size": 2, "evaluation_id": evaluation, "task_number": task}
+            _, rollouts = await builders.add_group(database, run, task, **made)
+            for rollout, text in zip(rollouts, texts[2 * task :], strict=False):
+                kind = "succeeded" if text else "timeout"
+                await builders.finish_rollout(database, rollout, reward=0.0, kind=kind, stdout_tail=text)
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({"reward": {"components": [BETTER, FORMAT]}}))
+    words = ["--home", str(tmp_path), "--url", api_url, "--token", "secret-of-tests", "reward", "duel", str(file)]
+    pair = ["--evaluation", f"{run.id}.new", "--against", f"{run.id}.old", "--json"]
+    async with scripted_judge() as scripted:
+        scripted.answer = by_length
+        async with grading(database, redis_url, providers={"judge": {"url": scripted.url}}):
+            shown = await asyncio.to_thread(CliRunner().invoke, app, [*words, *pair])
+    assert shown.exit_code == 0, shown.output
+    (found,) = json.loads(shown.output)
+    assert (found["wins"], found["ties"], found["losses"], found["lost"]) == (2, 1, 1, 0)
+    assert (found["rate"]["mean"], found["rate"]["tasks"]) == (0.625, 2)
+    assert 0.0 <= found["rate"]["low"] <= 0.625 <= found["rate"]["high"] <= 1.0
