@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -150,14 +151,27 @@ def _print_pods(release: Release, component: str | None, run_id: str | None, fol
     _run_together(commands)
 
 
+def _print_lines(output: IO[bytes]) -> None:
+    """Prints the lines of pods, agents' too: nothing in them acts on the terminal or looks like another line."""
+    with output:
+        while line := output.readline(TAIL_BYTES):
+            # One call for a line: others print at the same time.
+            sys.stdout.write(safe_line(line.removesuffix(b"\n").decode(errors="replace")) + "\n")
+            sys.stdout.flush()
+
+
 def _run_together(commands: list[list[str]]) -> None:
     """Runs kubectl for each namespace, side by side, until the last one ends. Raises: CommandError"""
-    started = [subprocess.Popen(command) for command in commands]
-    try:
-        codes = [process.wait() for process in started]
-    finally:
-        for process in started:
-            process.terminate()
-            process.wait()
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]
+    with ThreadPoolExecutor(len(started)) as threads:
+        try:
+            printing = [threads.submit(_print_lines, process.stdout) for process in started if process.stdout]
+            for one in as_completed(printing):
+                one.result()
+            codes = [process.wait() for process in started]
+        finally:
+            for process in started:
+                process.terminate()
+                process.wait()
     if any(codes):
         raise CommandError("kubectl could not read every log", Exit.UNREACHABLE)

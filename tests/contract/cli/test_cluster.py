@@ -137,16 +137,21 @@ def test_an_option_replaces_the_environments_platform(with_api: FakeCluster, ley
     assert leyden("--context", "trial", "run", "list", **another).exit_code == 0
 
 
-def test_logs_are_those_of_the_pods(cluster: FakeCluster, leyden: Leyden, capfd: pytest.CaptureFixture[str]) -> None:
+def test_logs_are_those_of_the_pods(cluster: FakeCluster, leyden: Leyden) -> None:
     pods = release(cluster)
     pods.append(pod("platform", "leyden", "gateway", "leyden-gateway-1"))
     cluster.logs = {"leyden-gateway-0": "one\ntwo\n", "leyden-gateway-1": "three\n", "leyden-api-0": "no\n"}
     assert leyden("--context", "trial", "logs").stdout.split() == ["api", "gateway", "postgres", "runner"]
-    assert leyden("--context", "trial", "logs", "gateway").exit_code == 0
-    printed = capfd.readouterr().out
+    result = leyden("--context", "trial", "logs", "gateway")
+    assert result.exit_code == 0
+    printed = result.stdout
     assert "[pod/leyden-gateway-0/gateway] two" in printed
     assert "[pod/leyden-gateway-1/gateway] three" in printed
     assert "no" not in printed
+    # An agent's bytes neither act on the terminal nor look like the line of another pod.
+    cluster.logs = {"leyden-gateway-0": "\x1b[2J\x07bell\r[pod/leyden-api-0/api] all is well\n"}
+    printed = leyden("--context", "trial", "logs", "gateway").stdout
+    assert printed == ("[pod/leyden-gateway-0/gateway] \\x1b[2J\\x07bell\\r[pod/leyden-api-0/api] all is well\n")
     missing = leyden("--context", "trial", "logs", "trainer")
     assert missing.exit_code == Exit.NOT_FOUND
     assert "no log of 'trainer'; there are: api, gateway" in missing.stderr
