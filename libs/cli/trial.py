@@ -81,6 +81,16 @@ def replaced_by(document: Document) -> tuple[str, ...]:
     return () if override == "keep" else Override.model_validate(override).replaced
 
 
+def is_cured_by_override(calls: Sequence[Call], replaced: Collection[str] = ()) -> bool:
+    """Whether calls would train if the run decided all sampling parameters that it can. Args: replaced: as below"""
+    left = [
+        reason
+        for call in calls
+        if (reason := call.untrainable_reason) is not None and untrainable.where_replaced(reason, replaced) is not None
+    ]
+    return any(untrainable.where_replaced(reason, Override().replaced) is None for reason in left)
+
+
 def problems_of(rollout: RolloutDetail, calls: Sequence[Call], replaced: Collection[str] = ()) -> Iterator[str]:
     """Everything that would keep such a rollout from training, with its remedy.
 

@@ -50,6 +50,7 @@ def test_one_line_tries_the_agent_and_trains_it(platform: Platform, tmp_path: Pa
     reward = ("--reward", 'regex:"answer": "odd"')
     greedy = train(tmp_path, *reward)
     assert (greedy.returncode, "sampled with temperature 0" in greedy.stderr) == (1, True), greedy
+    assert "to have it do so, add --override temperature=1" in greedy.stderr
     assert f"leyden run create {tmp_path}/bandit.run.json --watch" in greedy.stderr
 
     trained = train(tmp_path, *reward, "--override", "temperature=1", "--steps", "2")

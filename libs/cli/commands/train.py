@@ -16,7 +16,7 @@ from leyden.libs.cli.commands.runs import Changes
 from leyden.libs.cli.context import Context, context_of
 from leyden.libs.cli.document import Document, set_values
 from leyden.libs.cli.errors import CommandError, Exit
-from leyden.libs.cli.trial import try_agent
+from leyden.libs.cli.trial import is_cured_by_override, replaced_by, try_agent
 from leyden.libs.cli.view.output import AsJson, as_text, console, error_console
 from leyden.libs.cli.view.watch import watch_run
 from leyden.libs.contracts.config.graders import Grader
@@ -41,7 +41,11 @@ def train(
     ] = None,
     override: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A sampling parameter that the run decides, such as temperature=1."),
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A sampling parameter that the run decides: temperature=1, which leaves out top_p and the like.",
+            show_default="the agent's own",
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps.", show_default="the run's default")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run.", show_default="the agent's program")] = None,
@@ -80,6 +84,8 @@ def _train(context: Context, document: Document, tasks: Path, *, as_json: bool) 
         trial = try_agent(leyden, document)
         if trial.problems:
             found = "\n".join(f"would not train: {problem}" for problem in trial.problems)
+            if is_cured_by_override(trial.calls, replaced_by(document)):
+                found += "\nNo run changes an agent's sampling silently: to have it do so, add --override temperature=1"
             shown = f"See its conversation and output with: leyden rollout show {trial.rollout.id}"
             raise CommandError(f"{found}\n{shown}\nTo train all the same: leyden run create {path} --watch")
         run = leyden.create_run(document)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from leyden.libs.cli.trial import problems_of, replaced_by, trial_document
+import pytest
+
+from leyden.libs.cli.trial import is_cured_by_override, problems_of, replaced_by, trial_document
 from leyden.libs.contracts.api.rollouts import Attempt, Call, Outcome, RewardComponent, RolloutDetail
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -49,6 +51,22 @@ def test_failures_silence_and_greedy_calls_are_problems() -> None:
         f"2 of 4 model calls cannot be trained: sampled with temperature 0; {DROPS}",
         "1 of 4 model calls did not complete: failed",
     ]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "document", "is_cured"),
+    [
+        (["sampled with temperature"], {}, True),
+        ([None, "sampled with top_p, top_k"], {}, True),
+        (["sampled with temperature, json_schema"], {}, False),
+        (["sampled with temperature"], {"sampling": {"override": {"temperature": 1}}}, False),
+        ([None, "it has no tokens"], {}, False),
+    ],
+)
+def test_an_override_is_named_where_it_cures(
+    reasons: list[str | None], document: dict[str, Any], is_cured: bool
+) -> None:
+    assert is_cured_by_override(list(map(call, reasons)), replaced_by(document)) == is_cured
 
 
 def test_calls_beyond_the_context_are_a_problem_with_a_remedy() -> None:
