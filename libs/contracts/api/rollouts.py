@@ -155,6 +155,8 @@ class Regrade(Body):
     total: float
     given_by: str
     """The name of the token that asked for it."""
+    reward: Json
+    """The section `reward` that graded it."""
     created_at: datetime
 
 
@@ -201,6 +203,8 @@ class RolloutDetail(Rollout):
     rewards: list[Reward]
     components: list[RewardComponent] = Field(default_factory=list)
     """Those of `reward.components` in their order, of the newest revision; empty while they are not graded."""
+    earlier_components: list[RewardComponent] = Field(default_factory=list)
+    """Those of the revisions before it, from revision 1, whose total credit had."""
     feedback: list[Feedback] = Field(default_factory=list)
     """Values of people and other programs, in the order in which they came."""
     regrades: list[Regrade] = Field(default_factory=list)

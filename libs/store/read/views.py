@@ -7,7 +7,6 @@ from collections.abc import Container, Sequence
 from typing import Any, NamedTuple, cast
 
 from sqlalchemy import ColumnElement, Select, func, select, text, tuple_
-from sqlalchemy.orm import aliased
 
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.platform import Engine, Pool
@@ -62,24 +61,30 @@ async def get_rollout(session: ReadSession, rollout_id: str) -> RolloutDetail:
         raise UnknownRollout(rollout_id)
     rollout = shown_rollout(row)
     task = await session.get(tables.Task, (rollout.dataset_id, rollout.task_number))
+    components, earlier = await _components(session, rollout_id)
     return RolloutDetail(
         **rollout.model_dump(),
         task=task.payload if task else {},
         attempts=await _attempts(session, rollout_id),
         rewards=await list_rewards(session, rollout_id),
-        components=await _components(session, rollout_id),
+        components=components,
+        earlier_components=earlier,
         feedback=await _feedback(session, rollout_id),
         regrades=await _regrades(session, rollout_id),
     )
 
 
-async def _components(session: ReadSession, rollout_id: str) -> list[RewardComponent]:
-    table, other = tables.RolloutReward, aliased(tables.RolloutReward)
-    same = (other.rollout_id == table.rollout_id) & (other.attempt == table.attempt)
-    newest = select(func.max(other.revision)).where(same).scalar_subquery()
-    query = select(table).where(table.rollout_id == rollout_id, table.revision == newest)
-    query = query.order_by(table.attempt, table.position)
-    return [RewardComponent.model_validate(row, from_attributes=True) for row in await session.scalars(query)]
+async def _components(session: ReadSession, rollout_id: str) -> tuple[list[RewardComponent], list[RewardComponent]]:
+    """Those of the newest revision of each attempt, and the others."""
+    table = tables.RolloutReward
+    query = select(table).where(table.rollout_id == rollout_id).order_by(table.attempt, table.revision, table.position)
+    found = [RewardComponent.model_validate(row, from_attributes=True) for row in await session.scalars(query)]
+    # In their order, so that the last one stays.
+    newest = {one.attempt: one.revision for one in found}
+    return (
+        [one for one in found if one.revision == newest[one.attempt]],
+        [one for one in found if one.revision != newest[one.attempt]],
+    )
 
 
 async def _regrades(session: ReadSession, rollout_id: str) -> list[Regrade]:
@@ -95,6 +100,7 @@ def shown_regrade(row: tables.Regrade) -> Regrade:
         revision=row.revision,
         total=row.total,
         given_by=row.token_name,
+        reward=row.reward,
         created_at=row.created_at,
     )
 

@@ -89,6 +89,9 @@ async def test_a_regrade_is_a_revision_and_only_evaluations_take_it(
     found = await shown(api_http, rollout)
     assert [one["revision"] for one in found["regrades"]] == [2, 3]
     assert [one["component"] for one in found["components"]] == ["answer"]
+    earlier = [(one["component"], one["revision"]) for one in found["earlier_components"]]
+    assert earlier == [("answer", 1), ("answer", 2), ("brief", 2)]
+    assert [len(one["reward"]["components"]) for one in found["regrades"]] == [2, 1]
     async with database.read() as session:
         stored = (await session.scalars(select(tables.RolloutReward).order_by(tables.RolloutReward.revision))).all()
         assert [(one.revision, one.value) for one in stored if one.component == "answer"] == [(1, 0), (2, 0.8), (3, 0)]

@@ -6,11 +6,14 @@ import { hasStream, onChange, type Part } from "./live";
 
 type Schemas = components["schemas"];
 export type Run = Schemas["Run"];
+export type RunConfig = NonNullable<Run["config"]>;
 export type Alarm = Schemas["Alarm"];
 export type Metrics = Schemas["Metrics"];
 export type Evaluation = Schemas["Evaluation"];
+export type Session = Schemas["Session"];
 export type Rollout = Schemas["Rollout"];
 export type RolloutPage = Schemas["RolloutPage"];
+export type RewardComponent = Schemas["RewardComponent"];
 export type RolloutDetail = Schemas["RolloutDetail"];
 export type Attempt = Schemas["Attempt"];
 export type Call = Schemas["Call"];

@@ -1,8 +1,10 @@
 import { useState } from "preact/hooks";
-import { isUndecided, usePolled, type Answer, type Attempt, type Call, type Group, type Page, type RolloutDetail, type Turn } from "../api";
+import { isUndecided, usePolled, type Answer, type Attempt, type Call, type Group, type Page, type RolloutDetail, type Run, type Turn } from "../api";
 import { TokenOverlay } from "../token_overlay";
 import { conversation } from "../conversation";
-import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, Table, link, number, signed, time } from "../parts";
+import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, link, number, signed, time } from "../parts";
+import { CreditLedger } from "./rollout_credit";
+import { Ledger } from "./rollout_ledger";
 
 const LIVE = new Set(["queued", "running", "grading"]);
 const CALLS = 50;
@@ -11,14 +13,15 @@ export function RolloutPage({ id }: { id: string }) {
   const path = `v1/rollouts/${encodeURIComponent(id)}`;
   const [shown, setShown] = useState(CALLS);
   const rollout = usePolled<RolloutDetail>(path, (data) => LIVE.has(data.state));
-  const group = usePolled<Group>(rollout.data && `v1/groups/${encodeURIComponent(rollout.data.group_id)}?calls=0`, isUndecided);
+  const group = usePolled<Group>(rollout.data && `v1/groups/${encodeURIComponent(rollout.data.group_id)}?calls=${CALLS}`, isUndecided);
+  const run = usePolled<Run>(rollout.data && `v1/runs/${encodeURIComponent(rollout.data.run_id)}`, () => false);
   // A finished rollout waits for its siblings, whose rewards decide its credit.
   const calls = usePolled<Page<Call>>(`${path}/calls?conversation=added&limit=${shown}`, () => !group.data || isUndecided(group.data));
   const mayTrain = !group.data || isUndecided(group.data) || (group.data.verdict === "credited" && !group.data.consumption);
   return (
     <>
       <h1>Rollout {id}</h1>
-      <Loaded answer={rollout}>{(data) => <Overview rollout={data} group={group} />}</Loaded>
+      <Loaded answer={rollout}>{(data) => <Overview rollout={data} group={group} run={run} calls={calls} />}</Loaded>
       <h2>Calls</h2>
       <Loaded answer={calls}>
         {({ items, next_cursor }) => (
@@ -36,7 +39,16 @@ export function RolloutPage({ id }: { id: string }) {
   );
 }
 
-function Overview({ rollout, group }: { rollout: RolloutDetail; group: Answer<Group> }) {
+interface OfRollout {
+  rollout: RolloutDetail;
+  group: Answer<Group>;
+  run: Answer<Run>;
+  calls: Answer<Page<Call>>;
+}
+
+function Overview({ rollout, group, run, calls }: OfRollout) {
+  // Without the run's rules a sum is unknown; one that is asked for is not.
+  const isKnown = run.data !== undefined || run.error !== undefined;
   return (
     <>
       {rollout.state === "excluded" && <p role="alert" class="problem"><AgentLine text={rollout.reason} /></p>}
@@ -53,7 +65,9 @@ function Overview({ rollout, group }: { rollout: RolloutDetail; group: Answer<Gr
       />
       <Commands commands={[`leyden rollout show ${rollout.id}`]} />
       <h2>Reward</h2>
-      <Ledger rollout={rollout} />
+      {isKnown ? <Ledger rollout={rollout} run={run.data} /> : <p role="status">Loading …</p>}
+      <h2>Credit</h2>
+      <Loaded answer={calls}>{({ items, next_cursor }) => <CreditLedger rollout={rollout} run={run.data} group={group.data} calls={items} isWhole={!next_cursor} />}</Loaded>
       <h2>Siblings</h2>
       <Siblings rollout={rollout} group={group} />
       <h2>Task and attempts</h2>
@@ -84,71 +98,6 @@ function Siblings({ rollout, group }: { rollout: RolloutDetail; group: Answer<Gr
   );
 }
 
-interface Entry {
-  name: string;
-  source: string;
-  value: string;
-  weight: string;
-  part: string;
-  why: string;
-}
-
-/** Every number that the reward is a sum of. */
-function Ledger({ rollout }: { rollout: RolloutDetail }) {
-  const entries = [...own(rollout), ...components(rollout), ...given(rollout)];
-  if (entries.length === 0) return <p>Nobody has given a reward yet.</p>;
-  return (
-    <Table label="Reward" head={["Part", "From", "Value", "Weight", "Adds", "Why"]} numbers={["Value", "Weight", "Adds"]}>
-      {entries.map((one, index) => (
-        <tr key={index}>
-          <th scope="row"><AgentLine text={one.name} /></th>
-          <td><AgentLine text={one.source} /></td>
-          <td class="number">{one.value}</td>
-          <td class="number">{one.weight}</td>
-          <td class="number">{one.part}</td>
-          <td class="reason"><AgentLine text={one.why} /></td>
-        </tr>
-      ))}
-      <tr class="total">
-        <th scope="row">reward</th>
-        <td colSpan={3} />
-        <td class="number">{number(rollout.reward)}</td>
-        <td />
-      </tr>
-    </Table>
-  );
-}
-
-/** The agent's own reward; with components it is their sum. */
-function own(rollout: RolloutDetail): Entry[] {
-  if ((rollout.components ?? []).length > 0) return [];
-  const outcome = rollout.attempts.find((one) => one.number === rollout.attempt)?.outcome;
-  if (outcome?.reward == null) return [];
-  return [{ name: "outcome", source: "agent", value: number(outcome.reward), weight: "1", part: signed(outcome.reward), why: outcome.detail ?? "" }];
-}
-
-function components(rollout: RolloutDetail): Entry[] {
-  return (rollout.components ?? []).map((one) => ({
-    name: one.component,
-    source: one.source,
-    value: one.value === null ? one.state : number(one.value),
-    weight: String(one.weight),
-    part: one.contribution == null ? "–" : signed(one.contribution),
-    why: [one.extracted === null ? "" : `answer ${JSON.stringify(one.extracted)}`, one.explanation].filter(Boolean).join("; "),
-  }));
-}
-
-function given(rollout: RolloutDetail): Entry[] {
-  return rollout.rewards.map((one) => ({
-    name: one.name,
-    source: one.given_by ?? one.source,
-    value: number(one.value),
-    weight: "1",
-    part: one.attempt === null || one.attempt === rollout.attempt ? signed(one.value) : "–",
-    why: [one.call_id ? `call ${one.call_id}` : "", one.comment ?? ""].filter(Boolean).join("; "),
-  }));
-}
-
 function AttemptView({ attempt }: { attempt: Attempt }) {
   const outcome = attempt.outcome;
   return (
@@ -177,7 +126,7 @@ function CallView({ call, calls, place, mayTrain }: { call: Call; calls: Call[];
     `${number(call.total_seconds, 2)} s`,
   ].filter(Boolean);
   return (
-    <article aria-label={`Call ${place}`}>
+    <article id={`call-${place}`} tabIndex={-1} aria-label={`Call ${place}`}>
       <h3>Call {place}</h3>
       <p class="quiet"><AgentLine text={facts.join(" · ")} /></p>
       <Credit call={call} />
