@@ -54,8 +54,10 @@ def _take(platform: Platform, client: Client, run: Run) -> None:
     with running_browser() as browser, browser.new_context(viewport=SIZE, color_scheme="light") as context:
         page: Page = context.new_page()
         page.goto(console_link(client, platform.facts.url("api"), f"/runs/{run.id}"))
-        expect(page.locator("canvas")).to_have_count(2)
+        expect(page.get_by_role("region", name="Cost").locator("canvas").first).to_be_visible()
+        page.get_by_role("region", name="Score").scroll_into_view_if_needed()
         page.screenshot(path=IMAGES / "console-run.png")
+        page.get_by_role("link", name="Rollouts", exact=True).click()
         page.get_by_role("link", name=rollout.id, exact=True).click()
         expect(page.get_by_role("article").first).to_be_visible()
         # Each part that is not loaded says so.

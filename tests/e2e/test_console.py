@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
+import psycopg
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 from rich.console import Console
 
 from leyden.libs.cli.local.platform import Platform
@@ -87,6 +89,7 @@ def test_a_link_leads_to_the_curve_and_to_the_parts_of_a_reward(
     expect(curve.locator("canvas")).to_be_visible()
     expect(page.get_by_role("img", name="Mean reward of held-out tasks")).to_be_visible()
     assert visitor.violations() == []
+    page.get_by_role("link", name="Rollouts").click()
     evaluation = max(client.evaluations(run.id), key=lambda one: one.number)
     page.get_by_label("Of", exact=True).select_option(f"held-out tasks, version {STEPS}")
     expect(page.get_by_text("held out", exact=False)).to_have_count(evaluation.results.rollouts["finished"])
@@ -150,3 +153,198 @@ def test_a_platform_without_runs_and_an_api_that_fails_say_what_to_do(
     expect(page.get_by_role("alert")).to_contain_text("the database does not answer")
     page.unroute("**/v1/runs?*")
     expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def of_trainer(*names: str) -> str:
+    values = ", ".join(f"(metrics ->> '{name}')::float8" for name in names)
+    return f"SELECT number, {values} FROM steps WHERE run_id = %(run)s ORDER BY 1"
+
+
+def of_rollouts(values: str, more: str = "") -> str:
+    return f"""
+        SELECT g.step, {values} FROM step_groups g JOIN rollouts r ON r.group_id = g.group_id AND NOT r.greedy {more}
+        WHERE g.run_id = %(run)s AND g.step IS NOT NULL GROUP BY g.step ORDER BY 1
+    """
+
+
+GRADES = "JOIN rollout_rewards w ON w.rollout_id = r.id AND w.revision = 1"
+CALLS = "JOIN model_calls c ON c.rollout_id = r.id"
+WAY = """
+    JOIN steps s ON s.run_id = g.run_id AND s.number = g.step JOIN groups ON groups.id = g.group_id
+    JOIN group_credits v ON v.group_id = g.group_id JOIN attempts a ON a.rollout_id = r.id AND a.number = r.attempt
+    JOIN gradings q ON q.rollout_id = r.id AND q.attempt = r.attempt
+"""
+COUNTED = """
+    SELECT g.step, {} FROM step_groups g JOIN group_credits v ON v.group_id = g.group_id
+    WHERE g.run_id = %(run)s AND g.step IS NOT NULL GROUP BY g.step ORDER BY 1
+"""
+BETWEEN = "SELECT number, created_at, started_at, lag(created_at) OVER (ORDER BY number) AS before FROM steps WHERE run_id = %(run)s"  # noqa: E501
+LAGS = "Trained tokens by the lag of their sample's oldest"
+"""Its columns add up to the trained tokens."""
+NUMBERS = {
+    "Mean reward in training": (3, of_rollouts("avg(r.reward)")),
+    "Mean reward of held-out tasks, 95 % interval": (
+        3,
+        """
+        SELECT groups.admitted_version, avg(r.reward) FROM evaluations e JOIN groups ON groups.evaluation_id = e.id
+        JOIN rollouts r ON r.group_id = groups.id WHERE e.run_id = %(run)s GROUP BY 1 ORDER BY 1
+        """,
+    ),
+    "Components of the reward, mean before the weight": (
+        3,
+        of_rollouts(
+            "avg(value) FILTER (WHERE component = 'right'), avg(value) FILTER (WHERE component = 'words')", GRADES
+        ),
+    ),
+    "Failures of graders, share of rollouts": (
+        3,
+        of_rollouts(
+            "avg((w.state = 'failed')::int) FILTER (WHERE component = 'right'),"
+            " avg((w.state = 'failed')::int) FILTER (WHERE component = 'words')",
+            GRADES,
+        ),
+    ),
+    "Groups with variance, share": (3, COUNTED.format("avg(has_variance::int)")),
+    "Spread of rewards, standard deviation": (
+        3,
+        of_rollouts(
+            "stddev_samp(r.reward), (SELECT avg(reward_std) FROM group_credits v"
+            " JOIN step_groups h USING (group_id, run_id) WHERE h.run_id = %(run)s AND h.step = g.step)"
+        ),
+    ),
+    "Calls that do not train": (0, of_rollouts("count(*) FILTER (WHERE NOT c.trainable)", CALLS)),
+    "Entropy of sampled tokens, nats": (3, of_trainer("entropy")),
+    "Tokens whose ratio was clipped or masked, share": (3, of_trainer("clipped_share", "masked_share")),
+    "Effective sample size, share": (3, of_trainer("effective_sample_share")),
+    "Gap of trainer and engine, nats": (3, of_trainer("logprob_gap_mean", "logprob_gap_max")),
+    "Gradient norm": (3, of_trainer("gradient_norm")),
+    "Loss": (3, of_trainer("loss")),
+    "Sampled tokens of an answer, mean": (1, of_rollouts("avg(completion_tokens)", CALLS)),
+    "Calls of a rollout, mean": (2, of_rollouts("count(*) * 1.0 / count(DISTINCT r.id)", CALLS)),
+    "Answers that were cut off, share": (3, of_rollouts("avg((finish_reason = 'length')::int)", CALLS)),
+    "Lag of trained tokens, versions": (3, of_trainer("policy_lag_mean", "policy_lag_max")),
+    LAGS: (0, of_trainer("trained_tokens")),
+    "Groups refused as stale before the step": (0, "SELECT number, 0 FROM steps WHERE run_id = %(run)s ORDER BY 1"),
+    "A rollout's way to its step, mean seconds": (
+        3,
+        "SELECT step, a, b, c, d, e, f, t FROM ("
+        + of_rollouts(
+            "avg(extract(epoch FROM a.started_at - r.created_at)) a,"
+            " avg(extract(epoch FROM a.finished_at - a.started_at)) b,"
+            " avg(extract(epoch FROM q.settled_at - a.finished_at)) c,"
+            " avg(extract(epoch FROM groups.finished_at - q.settled_at)) d,"
+            " avg(extract(epoch FROM v.created_at - groups.finished_at)) e,"
+            " avg(extract(epoch FROM s.started_at - v.created_at)) f, avg((s.metrics ->> 'step_seconds')::float8) t",
+            WAY,
+        )
+        + ") AS way",
+    ),
+    "A step, seconds": (
+        3,
+        f"SELECT s.number, extract(epoch FROM b.started_at - b.before), (metrics ->> 'load_seconds')::float8,"
+        " (metrics ->> 'gradients_seconds')::float8, (metrics ->> 'optimizer_seconds')::float8,"
+        f" (metrics ->> 'export_seconds')::float8 FROM steps s JOIN ({BETWEEN}) b ON b.number = s.number"
+        " WHERE s.run_id = %(run)s ORDER BY 1",
+    ),
+    "Tokens a second": (
+        1,
+        "SELECT s.number, (SELECT sum(completion_tokens) FROM step_groups g"
+        f" JOIN rollouts r ON r.group_id = g.group_id {CALLS} WHERE g.run_id = %(run)s AND g.step = s.number)"
+        " / extract(epoch FROM b.created_at - b.before),"
+        f" (metrics ->> 'trained_tokens')::float8 / (metrics ->> 'step_seconds')::float8"
+        f" FROM steps s JOIN ({BETWEEN}) b ON b.number = s.number WHERE s.run_id = %(run)s ORDER BY 1",
+    ),
+    "Prompt tokens in the engines' cache, share": (
+        3,
+        of_rollouts("sum(cached_tokens) * 1.0 / sum(prompt_tokens)", CALLS),
+    ),
+    "Tokens of the step's rollouts": (
+        0,
+        of_rollouts("sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens)", CALLS),
+    ),
+}
+"""The charts of a run with graders and evaluations, each with its digits and the SQL of its numbers."""
+
+
+def is_shown(text: str, value: float | Decimal | None, digits: int) -> bool:
+    """Whether a cell shows the number with its digits, or with two of its own where it is smaller."""
+    if value is None or text == "–":
+        return value is None and text == "–"
+    unit = 10.0**-digits
+    error = 0.05 * abs(float(value)) if value and abs(value) < unit else 0.501 * unit
+    return abs(float(text) - float(value)) <= error
+
+
+def test_every_number_of_the_charts_is_that_of_sql(
+    visitor: Visitor, client: Client, platform: Platform, run: Run
+) -> None:
+    page = visitor.page
+    page.goto(console_link(client, platform.facts.url("api"), f"/runs/{run.id}"))
+    expect(page.get_by_role("region", name="Cost").get_by_role("img")).to_be_visible()
+    expect(page.get_by_role("img", name="Mean reward of held-out tasks")).to_be_visible()
+    assert sorted(page.locator("figcaption").all_inner_texts()) == sorted(NUMBERS)
+    for fold in page.get_by_text("Numbers", exact=True).all():
+        fold.click()
+    differences = []
+    with psycopg.connect(platform.facts.database_url) as database:
+        for title, (digits, query) in NUMBERS.items():
+            table = page.get_by_role("region", name=f"{title}: numbers", exact=True)
+            rows = [[*row.locator("th, td").all_inner_texts()] for row in table.locator("tbody tr").all()]
+            found = database.execute(query.encode(), {"run": run.id}).fetchall()
+            if title == LAGS:
+                rows = [[step, str(sum(map(int, tokens)))] for step, *tokens in rows]
+            # An interval stands behind its mean.
+            cells = [
+                (cell.partition(" (")[0], value)
+                for shown, row in zip(rows, found, strict=True)
+                for cell, value in zip(shown, row, strict=True)
+            ]
+            if not all(is_shown(cell, value, digits) for cell, value in cells):
+                differences.append((title, cells))
+    assert differences == []
+    assert visitor.violations() == [] and visitor.complaints == []
+
+
+COMPONENTS_OF = """
+    SELECT component, value, weight, contribution FROM rollout_rewards WHERE rollout_id = %(rollout)s ORDER BY position
+"""
+CREDITS_OF = """
+    SELECT intermediate_reward, return, baseline, advantage FROM credits JOIN model_calls c ON c.id = call_id
+    WHERE c.rollout_id = %(rollout)s ORDER BY c.sequence
+"""
+
+
+def test_the_ledger_of_each_sibling_is_that_of_sql(
+    visitor: Visitor, client: Client, platform: Platform, run: Run
+) -> None:
+    page = visitor.page
+    group = next(iter(client.rollouts(run=run.id, step=STEPS))).group_id
+    page.goto(console_link(client, platform.facts.url("api")))
+    with psycopg.connect(platform.facts.database_url) as database:
+        for rollout in client.rollouts(group=group):
+            page.evaluate(f"location.hash = '#/rollouts/{rollout.id}'")
+            expect(page.get_by_role("heading", name=f"Rollout {rollout.id}")).to_be_visible()
+            scope = {"rollout": rollout.id}
+            reward = cells(page, "Reward")
+            found = database.execute(COMPONENTS_OF, scope).fetchall()
+            assert [row[0] for row in reward] == [*(name for name, *_ in found), "reward"]
+            for row, (_, value, weight, contribution) in zip(reward, found, strict=False):
+                assert is_shown(row[2], value, 3) and float(row[3]) == weight
+                assert is_shown(row[4].replace("−", "-"), contribution, 3)
+            [(total,)] = database.execute("SELECT total FROM gradings WHERE rollout_id = %(rollout)s", scope).fetchall()
+            assert is_shown(reward[-1][2], total, 3)
+            credited = database.execute(CREDITS_OF, scope).fetchall()
+            shown = [[cell.replace("−", "-").partition(" ")[0] for cell in row[1:5]] for row in cells(page, "Credit")]
+            assert len(shown) == len(credited) > 0
+            assert all(
+                is_shown(*pair, 3) for row in zip(shown, credited, strict=True) for pair in zip(*row, strict=True)
+            )
+            expect(page.get_by_text(re.compile("the mean of the (others' values|values below)"))).to_be_visible()
+            expect(page.get_by_text("unknown", exact=False)).to_have_count(0)
+    assert visitor.violations() == [] and visitor.complaints == []
+
+
+def cells(page: Page, table: str) -> list[list[str]]:
+    rows = page.get_by_role("region", name=table, exact=True).locator("tbody tr")
+    expect(rows.first).to_be_visible()
+    return [row.locator("th, td").all_inner_texts() for row in rows.all()]

@@ -55,7 +55,7 @@ class Visitor:
             self.complaints.append(message.text)
 
     def _on_error(self, error: Error) -> None:
-        self.complaints.append(str(error))
+        self.complaints.append(error.stack or str(error))
 
     def violations(self) -> list[str]:
         """The findings of axe, wide in a light theme and 390 pixels wide in a dark one."""

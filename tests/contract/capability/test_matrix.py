@@ -88,6 +88,7 @@ API = {
     # The body holds the token, and the header none.
     ("POST", "/v1/session"): Row(everyone(401), {"token": "unknown"}),
     ("DELETE", "/v1/session"): Row(everyone(204)),
+    ("GET", "/v1/session"): READ,
     ("GET", "/v1/datasets"): READ,
     ("POST", "/v1/datasets"): Row(for_people(403, 422, 422)),
     ("GET", "/v1/datasets/{dataset_id}"): READ,

@@ -58,7 +58,9 @@ def test_two_runs_are_chosen_and_stand_beside_each_other(
     expect(page.get_by_role("region", name="Held-out tasks")).to_contain_text("+0.250")
     expect(page.get_by_role("row", name="Held-out reward").get_by_role("cell")).to_have_text(["0.438", "0.688"])
     held_out = page.get_by_role("img", name="Mean reward of held-out tasks")
-    expect(held_out).to_have_attribute("aria-label", re.compile("rate 1e-06 0.438 at 0; rate 1e-05 0.688 at 0"))
+    expect(held_out).to_have_attribute(
+        "aria-label", re.compile("rate 1e-06 0.438 at version 0; rate 1e-05 0.688 at version 0")
+    )
     page.get_by_label("Series").select_option("loss")
     expect(page.get_by_role("img", name="loss: ")).to_be_visible()
     page.get_by_label("by", exact=True).select_option("seconds")

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 
+import pytest
 from playwright.sync_api import expect
 
 from leyden.libs.contracts.call_counts import CallCounts
+from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from tests.contract.api.test_comparison import measured_run
 from tests.contract.console.conftest import HOSTILE, SHOWN, Insert
+from tests.fakes.served_api import TOKEN
 from tests.support import builders
 from tests.support.browser import Visitor
 
@@ -31,9 +37,164 @@ def test_the_model_calls_of_a_run_are_counted(insert: Insert[str], open_page: Ca
         ("malformed", 3),
         ("beyond the context", 1),
         ("do not train: nobody received the answer", 2),
-        (f"tool {SHOWN}: error", 5),
     ):
         row = table.get_by_role("row").filter(has=visitor.page.get_by_role("rowheader", name=name, exact=True))
         expect(row.get_by_role("cell")).to_have_text(str(count))
-    expect(table.get_by_role("row")).to_have_count(6)
+    expect(table.get_by_role("row")).to_have_count(5)
+    tools = visitor.page.get_by_role("region", name="Tools").locator("tbody tr")
+    expect(tools.get_by_role("rowheader")).to_have_text(SHOWN)
+    expect(tools.get_by_role("cell")).to_have_text(["5", "5", "0", "1.000"])
+    assert visitor.violations() == []
+
+
+async def with_steps(database: Database) -> str:
+    """Three steps; the second one measured no entropy, and no step has a KL."""
+    run = await builders.add_run(database)
+    async with database.session() as session:
+        for number in (1, 2, 3):
+            metrics = {"loss": number / 4, "entropy": None if number == 2 else number / 2, "kl_reference": 0.0}
+            moment = datetime(2026, 1, 1, 0, number, tzinfo=UTC)
+            times = {"started_at": moment, "created_at": moment.replace(second=30)}
+            session.add(tables.Step(run_id=run.id, number=number, metrics=metrics, checkpoint="", **times))
+    return run.id
+
+
+def test_what_was_not_measured_is_a_gap_and_no_chart(insert: Insert[str], open_page: Callable[[str], Visitor]) -> None:
+    visitor = open_page(f"/runs/{insert(with_steps)}")
+    stability = visitor.page.get_by_role("region", name="Stability")
+    entropy = stability.get_by_role("figure").filter(has_text="Entropy")
+    entropy.get_by_text("Numbers").click()
+    assert entropy.locator("tbody td").all_inner_texts() == ["0.500", "–", "1.500"]
+    expect(stability.get_by_role("img", name="KL")).to_have_count(0)
+    expect(stability).to_contain_text("KL, nats a token (algorithm.kl_coefficient is 0)")
+    expect(visitor.page.get_by_role("region", name="Score")).to_contain_text(
+        "Held-out tasks (the document has no evaluation)"
+    )
+    assert visitor.violations() == []
+
+
+def test_a_run_without_a_step_says_why_it_has_no_charts(
+    insert: Insert[str], open_page: Callable[[str], Visitor]
+) -> None:
+    async def new(database: Database) -> str:
+        return (await builders.add_run(database)).id
+
+    visitor = open_page(f"/runs/{insert(new)}")
+    for name in ("Score", "Signal", "Stability", "Freshness", "Speed", "Cost"):
+        group = visitor.page.get_by_role("region", name=name, exact=True)
+        expect(group).to_contain_text("Nothing to draw: the run is running and has made no step.")
+        expect(group.get_by_role("figure")).to_have_count(0)
+    assert visitor.violations() == []
+
+
+def test_excluded_rollouts_are_counted_by_cause(insert: Insert[str], open_page: Callable[[str], Visitor]) -> None:
+    async def excluded(database: Database) -> str:
+        run = await builders.add_run(database)
+        _, rollouts = await builders.add_group(database, run, size=3)
+        async with database.session() as session:
+            for rollout, reason in zip(rollouts, ("infra_error", HOSTILE, "infra_error"), strict=True):
+                row = await session.get_one(tables.Rollout, rollout.id)
+                row.state, row.reason = "excluded", reason
+        return run.id
+
+    table = open_page(f"/runs/{insert(excluded)}").page.get_by_role("region", name="Excluded rollouts")
+    expect(table.locator("tbody tr")).to_have_text([re.compile("infra_error.*2"), re.compile(r"evil.*1")])
+    expect(table).to_contain_text(SHOWN)
+
+
+JUDGE = {"type": "score_model", "provider": "judge", "model": "m", "rubric": "Is it right?"}
+
+
+@pytest.mark.parametrize(
+    ("cost", "unpriced", "told"),
+    [
+        (0.25, 0, "0.2500, at most 2"),
+        (0.25, 3, "0.2500 and 3 tokens without a price"),
+        (0.0, 77, "unknown: no provider"),
+    ],
+)
+def test_what_judges_cost_is_known_or_unknown(
+    insert: Insert[str], open_page: Callable[[str], Visitor], cost: float, unpriced: int, told: str
+) -> None:
+    async def judged(database: Database) -> str:
+        reward = {"components": [{"name": "helpful", "grader": JUDGE}], "judge_tokens": 1000, "judge_cost": 2}
+        run = await builders.add_run(database, config=builders.run_document(reward=reward))
+        async with database.session() as session:
+            session.add(tables.JudgeUsage(run_id=run.id, tokens=77, cost=cost, unpriced_tokens=unpriced))
+        return run.id
+
+    group = open_page(f"/runs/{insert(judged)}").page.get_by_role("region", name="Cost", exact=True)
+    expect(group.get_by_text("77, at most 1000")).to_be_visible()
+    expect(group.get_by_text(told)).to_be_visible()
+
+
+def writer(open_page: Callable[[str], Visitor], page: str) -> Visitor:
+    """A person who signed in with a token that may write."""
+    visitor = open_page(page)
+    visitor.page.get_by_role("button", name="Sign out").click()
+    visitor.page.get_by_role("textbox", name="Token").fill(TOKEN)
+    visitor.page.keyboard.press("Enter")
+    return visitor
+
+
+def test_a_writer_pauses_a_run_after_a_question_and_a_reader_cannot(
+    insert: Insert[str], open_page: Callable[[str], Visitor]
+) -> None:
+    run = insert(with_steps)
+    reader = open_page(f"/runs/{run}")
+    expect(reader.page.get_by_role("region", name="Cost")).to_be_visible()
+    expect(reader.page.get_by_role("button", name="Pause", exact=True)).to_have_count(0)
+    visitor = writer(open_page, f"/runs/{run}")
+    page = visitor.page
+    page.get_by_role("button", name="Pause", exact=True).focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("Rollouts under way end, and no new ones begin.")).to_be_visible()
+    assert visitor.violations() == []
+    page.get_by_role("button", name="No", exact=True).click()
+    expect(page.get_by_text("(asked: paused)")).to_have_count(0)
+    page.get_by_role("button", name="Pause", exact=True).click()
+    page.get_by_role("button", name="Yes, pause").click()
+    expect(page.get_by_text("(asked: paused)")).to_be_visible()
+    expect(page.get_by_role("button", name="Resume", exact=True)).to_be_visible()
+
+
+def test_a_refused_action_shows_the_apis_own_sentence(insert: Insert[str], open_page: Callable[[str], Visitor]) -> None:
+    visitor = writer(open_page, f"/runs/{insert(with_steps)}")
+    page = visitor.page
+    page.get_by_role("button", name="Evaluate now").click()
+    page.get_by_role("button", name="Yes, evaluate now").click()
+    # The document names a dataset that nobody has uploaded.
+    expect(page.get_by_role("alert")).to_contain_text("no dataset has the id or name 'questions'")
+    page.get_by_role("button", name="Cancel the run").click()
+    page.get_by_role("button", name="Yes, cancel the run").click()
+    expect(page.get_by_role("status").filter(has_text="the platform has taken it")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+    # The browser reports the refusal as an error of its own.
+    visitor.complaints[:] = [one for one in visitor.complaints if "404" not in one]
+
+
+def test_a_continued_run_shows_what_it_changed(insert: Insert[str], open_page: Callable[[str], Visitor]) -> None:
+    async def continued(database: Database) -> str:
+        parent = await builders.add_run(database)
+        document = builders.run_document(optimizer={"learning_rate": 5e-7})
+        columns = {"parent_run_id": parent.id, "parent_version": 3}
+        return (await builders.add_run(database, config=document, **columns)).id
+
+    visitor = open_page(f"/runs/{insert(continued)}/document")
+    expect(visitor.page.get_by_text("It continues version 3 of run")).to_be_visible()
+    changes = visitor.page.get_by_role("region", name="Changes").locator("tbody tr")
+    expect(changes).to_have_text(re.compile("optimizer.learning_rate.*5e-07"))
+    expect(visitor.page.get_by_text('"learning_rate": 5e-7')).to_be_visible()
+    assert visitor.violations() == []
+
+
+def test_evaluations_have_their_numbers(insert: Insert[str], open_page: Callable[[str], Visitor]) -> None:
+    async def measured(database: Database) -> str:
+        dataset = (await builders.add_run(database)).dataset_id
+        return (await measured_run(database, dataset, 1e-6, [0.0, 0.5, 1.0, 0.25])).id
+
+    visitor = open_page(f"/runs/{insert(measured)}")
+    visitor.page.get_by_role("link", name="Evaluations").click()
+    row = visitor.page.get_by_role("region", name="Evaluations").locator("tbody tr")
+    expect(row).to_have_text(re.compile(r"^10.*4 finished0\.438"))
     assert visitor.violations() == []

@@ -20,6 +20,9 @@ export function onChange(parts: readonly Part[], call: () => void): () => void {
   return () => window.removeEventListener(CHANGED, onEvent);
 }
 
+/** Lets pages ask again for parts that this page has changed. */
+export const tellChange = (parts: readonly Part[]) => window.dispatchEvent(new CustomEvent(CHANGED, { detail: parts }));
+
 /** Listens to a run while its page is seen: browsers open six connections to an address, which all tabs share. */
 export function useRunEvents(run: string): void {
   useEffect(() => {

@@ -30,14 +30,15 @@ async function signInByLink(): Promise<string> {
 
 function Page({ address }: { address: string }) {
   const [, kind, id, part] = (address.split("?")[0] ?? "").replace(/^#/, "").split("/");
-  if (kind === "runs" && id) return <PageOfRun key={`${id}/${part ?? ""}`} id={decodeURIComponent(id)} part={part} />;
+  // A filter without a part is one of rollouts.
+  if (kind === "runs" && id) return <PageOfRun key={id} id={decodeURIComponent(id)} part={part ?? (address.includes("?") ? "rollouts" : undefined)} />;
   if (kind === "rollouts" && id) return <RolloutPage key={id} id={decodeURIComponent(id)} />;
   if (kind === "groups" && id) return <GroupPage key={id} id={decodeURIComponent(id)} />;
   if (kind === "compare") return <ComparePage />;
   return <Runs />;
 }
 
-const PARTS_OF_RUN = { tasks: "Tasks" };
+const PARTS_OF_RUN = { rollouts: "Rollouts", tasks: "Tasks", evaluations: "Evaluations", document: "Document" };
 
 function PageOfRun({ id, part }: { id: string; part: string | undefined }) {
   return (
@@ -48,7 +49,7 @@ function PageOfRun({ id, part }: { id: string; part: string | undefined }) {
           <a key={name} href={`${link("runs", id)}/${name}`} aria-current={part === name ? "page" : undefined}>{title}</a>
         ))}
       </nav>
-      {part === "tasks" ? <TasksPage run={id} /> : <RunPage id={id} />}
+      {part === "tasks" ? <TasksPage run={id} /> : <RunPage id={id} part={part} />}
     </>
   );
 }

@@ -40,6 +40,14 @@ export function usePlot(plot: Plot) {
   return place;
 }
 
+/** The ends of y. Values that differ by rounding alone are one: uPlot would write marks between them for ever. */
+function span(min: number, max: number): uPlot.Range.MinMax {
+  const middle = (min + max) / 2;
+  if (max - min > 1e-6 * Math.abs(middle)) return uPlot.rangeNum(min, max, 0.1, true);
+  const room = 0.1 * Math.abs(middle) || 1;
+  return [middle - room, middle + room];
+}
+
 function draw(element: HTMLElement, { height, axis, steps, columns, lines }: Plot): uPlot {
   const style = getComputedStyle(element);
   const colour = (name: string) => style.getPropertyValue(name).trim();
@@ -47,7 +55,7 @@ function draw(element: HTMLElement, { height, axis, steps, columns, lines }: Plo
   const options: uPlot.Options = {
     width: element.clientWidth,
     height,
-    scales: { x: { time: false } },
+    scales: { x: { time: false }, y: { range: (_plot, min, max) => span(min, max) } },
     legend: { show: false },
     axes: [{ ...axes, label: axis, labelSize: 20, ...(steps && { incrs: steps }) }, { ...axes, size: 56 }],
     ...lines(colour),

@@ -2,8 +2,8 @@
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { bestVersion, usePolled, wholeEvaluations, type Comparison, type Evaluation, type Page, type Run, type TaskComparison } from "../api";
-import { Curves, type Curve } from "../curves";
+import { bestVersion, usePolled, type Comparison, type Evaluation, type Page, type Run, type TaskComparison } from "../api";
+import { Curves, heldOut, type Curve } from "../curves";
 import { AgentLine, Commands, Loaded, State, Table, link, number, signed, time } from "../parts";
 
 const AXES = { step: 0, seconds: 1 } as const;
@@ -102,14 +102,8 @@ function Beside({ ids, metric, setMetric }: { ids: string[]; metric: string; set
 function curves(found: Comparison, metric: string, axis: keyof typeof AXES): Curve[] {
   return found.runs.map((run, index) => ({
     name: run.name,
-    points: (found.metrics[index]?.series.find((one) => one.name === metric)?.points ?? []).map((point): [number, number] => [point[AXES[axis]], point[2]]),
+    points: (found.metrics[index]?.series.find((one) => one.name === metric)?.points ?? []).map((point) => ({ x: point[AXES[axis]], y: point[2] })),
   }));
-}
-
-function heldOut(evaluations: Evaluation[]): [number, number][] {
-  return wholeEvaluations(evaluations).flatMap(({ measured_version: x, results: { reward } }): [number, number][] =>
-    x === null || reward === null ? [] : [[x, reward.mean]],
-  );
 }
 
 function Figures({ found }: { found: Comparison }) {
@@ -135,7 +129,7 @@ function Figures({ found }: { found: Comparison }) {
   );
 }
 
-const lastHeldOut = (evaluations: Evaluation[]) => heldOut(evaluations).pop()?.[1];
+const lastHeldOut = (evaluations: Evaluation[]) => heldOut(evaluations).pop()?.y;
 
 function Tasks({ found }: { found: Comparison }) {
   const name = (one: TaskComparison) => found.runs.find((run) => run.id === one.run_id)?.name ?? one.run_id;

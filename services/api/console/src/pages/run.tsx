@@ -1,45 +1,52 @@
+import { useState } from "preact/hooks";
 import { Alarms } from "../alarms";
-import { bestVersion, usePolled, wholeEvaluations, type Evaluation, type Metrics, type Page, type Run } from "../api";
-import { Chart, type Point } from "../chart";
+import { bestVersion, usePolled, type Evaluation, type Page, type Run } from "../api";
 import { useRunEvents } from "../live";
-import { AgentLine, Commands, Facts, Loaded, State, Table, number, time } from "../parts";
+import { AgentLine, Commands, Facts, Loaded, Select, State, Table, number, time } from "../parts";
+import { Actions } from "../run/actions";
+import { RunCharts } from "../run/charts";
+import { RunDocument } from "../run/document";
+import { Evaluations } from "../run/evaluations";
+import { safeLine } from "../safe_text";
 import { RolloutList } from "./rollout_list";
 
 const ENDED = new Set(["completed", "failed", "cancelled"]);
 
-export function RunPage({ id }: { id: string }) {
+/** One part of a run's page: its overview, or the one that the address names. */
+export function RunPage({ id, part }: { id: string; part: string | undefined }) {
   const path = `v1/runs/${encodeURIComponent(id)}`;
   useRunEvents(id);
   const run = usePolled<Run>(path, undefined, ["run", "steps", "rollouts"]);
-  const metrics = usePolled<Metrics>(`${path}/metrics?names=reward_mean`, undefined, ["steps"]);
-  const evaluations = usePolled<Page<Evaluation>>(`${path}/evaluations?limit=1000`, undefined, ["evaluations", "rollouts"]);
+  const answer = usePolled<Page<Evaluation>>(`${path}/evaluations?limit=1000`, undefined, ["evaluations", "rollouts"]);
+  const evaluations = answer.data?.items;
   return (
     <>
       <h1><AgentLine text={run.data?.name ?? id} /></h1>
-      <Loaded answer={run}>{(data) => <Overview run={data} />}</Loaded>
-      <h2>Score</h2>
-      <div class="charts">
-        <Loaded answer={metrics}>
-          {(data) => <Chart title="Mean reward in training" axis="step" points={trained(data)} />}
-        </Loaded>
-        <Loaded answer={evaluations}>
-          {(data) => <Chart title="Mean reward of held-out tasks, 95 % interval" axis="version" points={heldOut(data.items)} />}
-        </Loaded>
-      </div>
-      <h2>Rollouts</h2>
-      <RolloutList run={id} evaluations={evaluations.data?.items ?? []} />
+      {part === "rollouts" && <RolloutList run={id} evaluations={evaluations ?? []} />}
+      <Loaded answer={run}>
+        {(data) => (
+          <>
+            {part === "evaluations" && <Loaded answer={answer}>{({ items }) => <Evaluations run={data} evaluations={items} />}</Loaded>}
+            {part === "document" && <RunDocument run={data} />}
+            {part === undefined && <Overview run={data} />}
+            {part === undefined && <Charts run={data} evaluations={evaluations} />}
+          </>
+        )}
+      </Loaded>
     </>
   );
 }
 
-function trained(metrics: Metrics): Point[] {
-  const points = metrics.series.find((one) => one.name === "reward_mean")?.points ?? [];
-  return points.map(([x, , y]) => ({ x, y }));
-}
-
-function heldOut(evaluations: Evaluation[]): Point[] {
-  return wholeEvaluations(evaluations).flatMap(({ measured_version: x, results: { reward } }) =>
-    x === null || reward === null ? [] : [{ x, y: reward.mean, low: reward.low, high: reward.high }],
+function Charts({ run, evaluations }: { run: Run; evaluations: Evaluation[] | undefined }) {
+  const [policy, setPolicy] = useState("");
+  const training = Object.entries(run.policies ?? {}).filter(([, one]) => one.trains).map(([name]) => name);
+  return (
+    <>
+      {training.length > 0 && (
+        <Select id="policy" label="Charts of" value={policy} options={[["", "the run's own model"], ...training.map((name): [string, string] => [name, safeLine(name)])]} onChange={setPolicy} />
+      )}
+      <RunCharts key={policy} run={run} policy={policy} evaluations={policy ? [] : evaluations} />
+    </>
   );
 }
 
@@ -51,6 +58,7 @@ function Overview({ run }: { run: Run }) {
     <>
       {run.reason && <p role="alert" class="problem"><AgentLine text={run.reason} /></p>}
       <Alarms alarms={run.alarms} />
+      <Actions run={run} />
       <Facts
         facts={[
           ["State", <><State state={run.phase} />{wish}</>],
@@ -102,28 +110,54 @@ function Policies({ run }: { run: Run }) {
   );
 }
 
-/** Counts of the model calls of credited groups: odd answers, reasons for which calls do not train, ends of tools. */
+/** Counts of the model calls of credited groups: odd answers, and reasons for which calls do not train. */
 function Calls({ run: { calls } }: { run: Run }) {
   if (!calls?.calls) return null;
   const odd: [string, number][] = [["malformed", calls.malformed ?? 0], ["empty", calls.empty ?? 0], ["cut off", calls.cut ?? 0], ["beyond the context", calls.overflows ?? 0]];
   const untrained = Object.entries(calls.untrainable ?? {}).map(([reason, count]): [string, number] => [`do not train: ${reason}`, count]);
-  const tools = Object.entries(calls.tools ?? {}).flatMap(([tool, statuses]) =>
-    Object.entries(statuses).map(([status, count]): [string, number] => [`tool ${tool}: ${status}`, count]));
-  const rows: [string, number][] = [["all", calls.calls], ...odd.filter(([, count]) => count > 0), ...untrained, ...tools];
+  const rows: [string, number][] = [["all", calls.calls], ...odd.filter(([, count]) => count > 0), ...untrained];
   return (
-    <Table label="Model calls" head={["Model calls", "Count"]} numbers={["Count"]}>
-      {rows.map(([name, count]) => (
-        <tr key={name}>
-          <th scope="row"><AgentLine text={name} /></th>
-          <td class="number">{count}</td>
+    <>
+      <Table label="Model calls" head={["Model calls", "Count"]} numbers={["Count"]}>
+        {rows.map(([name, count]) => (
+          <tr key={name}>
+            <th scope="row"><AgentLine text={name} /></th>
+            <td class="number">{count}</td>
+          </tr>
+        ))}
+      </Table>
+      <Tools tools={calls.tools ?? {}} />
+    </>
+  );
+}
+
+/** The ends of tool calls, the tool that fails most first; the share is that of the calls whose end is known. */
+function Tools({ tools }: { tools: Record<string, Record<string, number>> }) {
+  const rows = Object.entries(tools).map(([name, statuses]) => {
+    const { ok = 0, error = 0 } = statuses;
+    const count = Object.values(statuses).reduce((sum, one) => sum + one, 0);
+    return { name, count, error, unknown: count - ok - error, share: ok + error > 0 ? error / (ok + error) : undefined };
+  });
+  if (rows.length === 0) return null;
+  return (
+    <Table label="Tools" head={["Tools", "Calls", "Failed", "End unknown", "Failed share"]} numbers={["Calls", "Failed", "End unknown", "Failed share"]}>
+      {rows.sort((one, other) => (other.share ?? -1) - (one.share ?? -1)).map((one) => (
+        <tr key={one.name}>
+          <th scope="row"><AgentLine text={one.name} /></th>
+          <td class="number">{one.count}</td>
+          <td class="number">{one.error}</td>
+          <td class="number">{one.unknown}</td>
+          <td class="number">{number(one.share)}</td>
         </tr>
       ))}
     </Table>
   );
 }
 
-/** `resume` of a run that has ended continues it with an amended document. */
+/** `resume` of a run that has ended continues it with an amended document; `export` copies the best version, else the newest. */
 function commands(run: Run): string[] {
   const follow = ENDED.has(run.phase) ? "show" : "watch";
-  return [follow, ...run.allowed_actions].map((action) => `leyden run ${action} ${run.id}`);
+  const version = run.best_version ?? run.progress.policy_version;
+  const copy = version == null ? [] : [`leyden policy export ${run.id} --version ${version} --to ${run.id}-${version}`];
+  return [...[follow, ...run.allowed_actions].map((action) => `leyden run ${action} ${run.id}`), ...copy];
 }

@@ -1,0 +1,73 @@
+// What may be asked of a run: the buttons that its state and the scope of the token allow, each with a confirmation.
+
+import { useState } from "preact/hooks";
+import { ApiError, request, usePolled, type Run, type Session } from "../api";
+import { tellChange } from "../live";
+import { safeLine } from "../safe_text";
+
+interface Action {
+  title: string;
+  /** What it does, for the confirmation. */
+  does: (run: Run) => string;
+  path: string;
+  body?: (run: Run) => object;
+}
+
+const ACTIONS: Record<string, Action> = {
+  pause: { title: "Pause", does: () => "Rollouts under way end, and no new ones begin.", path: "pause" },
+  resume: { title: "Resume", does: () => "New rollouts begin.", path: "resume" },
+  cancel: { title: "Cancel the run", does: () => "The run ends for good.", path: "cancel" },
+  evaluate: {
+    title: "Evaluate now",
+    does: ({ progress: { policy_version: version } }) => `Version ${version ?? 0} is measured on the held-out tasks.`,
+    path: "evaluations",
+    body: ({ progress: { policy_version: version } }) => ({ policy_version: version ?? 0 }),
+  },
+};
+
+export function Actions({ run }: { run: Run }) {
+  const session = usePolled<Session>("v1/session", () => false);
+  const [asked, setAsked] = useState<string>();
+  const [told, setTold] = useState("");
+  const [problem, setProblem] = useState("");
+  const [isBusy, setBusy] = useState(false);
+  const mayWrite = session.data?.scopes.some((scope) => scope === "write" || scope === "admin");
+  const offered = run.allowed_actions.filter((name) => name in ACTIONS);
+  if (!mayWrite) return null;
+  const action = asked === undefined || !offered.includes(asked) ? undefined : ACTIONS[asked];
+  async function act(chosen: Action): Promise<void> {
+    setBusy(true);
+    setProblem("");
+    try {
+      await request("POST", `v1/runs/${encodeURIComponent(run.id)}/${chosen.path}`, chosen.body?.(run));
+      setTold(`${chosen.title}: the platform has taken it.`);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      setProblem(error.message);
+    }
+    setAsked(undefined);
+    setBusy(false);
+    tellChange(["run", "evaluations"]);
+  }
+  function ask(name: string): void {
+    setAsked(name);
+    setTold("");
+    setProblem("");
+  }
+  return (
+    <section aria-label="Actions">
+      <p class="pages">
+        {offered.map((name) => <button key={name} type="button" disabled={isBusy} aria-expanded={name === asked} onClick={() => ask(name)}>{ACTIONS[name]?.title}</button>)}
+      </p>
+      {action && (
+        <p class="warning">
+          {action.does(run)}{" "}
+          <button type="button" disabled={isBusy} onClick={() => void act(action)}>Yes, {action.title.toLowerCase()}</button>{" "}
+          <button type="button" disabled={isBusy} onClick={() => setAsked(undefined)}>No</button>
+        </p>
+      )}
+      {told && <p role="status">{told}</p>}
+      {problem && <p role="alert" class="problem">{safeLine(problem)}</p>}
+    </section>
+  );
+}
