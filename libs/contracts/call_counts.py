@@ -27,18 +27,20 @@ class CallCounts(BaseModel):
     overflows: int = 0
     """Calls that were refused because their messages exceed the model's context."""
     tools: dict[str, dict[str, int]] = {}
-    """Tool calls by tool and status (`ok`, `error` or `unset`)."""
+    """Tool calls by tool and status: `ok`, `error`, `bare` (it returned a text that shows neither), `unset`."""
     roles: dict[str, int] | None = None
     """Calls by role, without those that have none; null where a version counted that did not know roles."""
 
 
 def tool_failures(counts: CallCounts) -> dict[str, tuple[int, int]]:
-    """By tool the calls that failed, and those whose end is known; tools without such a call are left out.
+    """By tool the calls that failed, and those whose end is known; tools without such a call are left out. A bare text
+    is an end that is no known failure.
 
-    >>> tool_failures(CallCounts(tools={"sql": {"ok": 1, "error": 3, "unset": 9}, "search": {"unset": 2}}))
-    {'sql': (3, 4)}
+    >>> tool_failures(CallCounts(tools={"sql": {"ok": 1, "error": 3, "bare": 2, "unset": 9}, "search": {"unset": 2}}))
+    {'sql': (3, 6)}
     """
-    found = {tool: (one.get("error", 0), one.get("ok", 0) + one.get("error", 0)) for tool, one in counts.tools.items()}
+    ends = ("ok", "error", "bare")
+    found = {tool: (one.get("error", 0), sum(one.get(end, 0) for end in ends)) for tool, one in counts.tools.items()}
     return {tool: (failed, known) for tool, (failed, known) in found.items() if known}
 
 

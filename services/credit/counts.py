@@ -28,7 +28,7 @@ def counts_by_policy(
 def _counts(calls: Sequence[Call], uses: Mapping[str, Sequence[ToolUse]]) -> CallCounts:
     tools: dict[str, Counter[str]] = defaultdict(Counter)
     for use in (use for call in calls for use in uses.get(call.id, ())):
-        tools[use.tool][str(use.status)] += 1
+        tools[use.tool]["bare" if use.source == "bare" else str(use.status)] += 1
     bodies = {call.request_sha256 for call in calls if call.id in uses} - {b""}
     found = (_reason(call, has_credit=call.id in uses, is_repeated=call.request_sha256 in bodies) for call in calls)
     reasons = Counter(filter(None, found))

@@ -311,6 +311,7 @@ def test_a_bare_text_is_worth_the_middle_of_success_and_failure(failure: float, 
     assert [one.intermediate_reward for one in found.credits] == [0.0] * 4
     assert not found.has_variance()
     assert [use.source for one in found.credits for use in one.uses] == ["bare", "bare"]
+    assert found.counts[None].tools == {"search": {"bare": 2}}
 
 
 def test_a_lost_span_makes_equal_siblings_no_different() -> None:
