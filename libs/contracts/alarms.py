@@ -153,6 +153,14 @@ _RULES = (
         "read one with `leyden rollout show`, or say by credit.air.failures what a failure of this tool is",
     ),
     AlarmRule(
+        "tool_without_status",
+        "warning",
+        "A tool with an intermediate reward mostly returns texts that show neither a success nor a failure.",
+        "share of the tool's calls whose end is known that return such a text",
+        *(0.5, 20, "steps", 4),
+        "say by credit.air.failures what a failure of this tool is (an empty list: none is), or send its spans",
+    ),
+    AlarmRule(
         "groups_without_variance",
         "warning",
         "The siblings of many groups earn the same reward, so that their advantages are zero.",

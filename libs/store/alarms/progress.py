@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from sqlalchemy import text
@@ -115,7 +115,7 @@ async def of_progress(session: ReadSession, run: JudgedRun) -> AsyncIterator[Fin
             yield finding
     async for finding in _of_exclusions(session, run.id):
         yield finding
-    async for finding in _of_calls(session, run.id, steps):
+    async for finding in _of_calls(session, run, steps):
         yield finding
     async for finding in _of_time(session, run, steps):
         yield finding
@@ -166,6 +166,22 @@ def judge_tools(steps: Mapping[int, CallCounts]) -> Iterator[Finding]:
             yield Finding(rule.name, reason, figures, subject=tool)
 
 
+def judge_texts(steps: Mapping[int, CallCounts], weights: Set[str]) -> Iterator[Finding]:
+    """Tools with an intermediate reward whose results have no status in most calls. Args: weights: tools with one"""
+    rule = ALARM_RULES["tool_without_status"]
+    counts = total(steps.values())
+    known = {tool: calls for tool, (_, calls) in tool_failures(counts).items() if calls >= MIN_TOOL_CALLS}
+    for tool in sorted(weights & known.keys()) if len(steps) >= rule.at_least else ():
+        bare = counts.tools[tool].get("bare", 0)
+        if bare > rule.limit * known[tool]:
+            reason = (
+                f"tool {tool} has an intermediate reward, and {bare} of its {known[tool]} results of the last"
+                f" {len(steps)} steps are texts that show neither a success nor a failure"
+            )
+            figures = {"bare": bare, "calls": known[tool], "share": bare / known[tool], "steps": len(steps)}
+            yield Finding(rule.name, reason, figures, subject=tool)
+
+
 def judge_cut(steps: Mapping[int, CallCounts]) -> Iterator[Finding]:
     """Answers that were cut off in the newest of these steps."""
     rule = ALARM_RULES["answers_cut"]
@@ -186,14 +202,16 @@ async def _of_exclusions(session: ReadSession, run_id: str) -> AsyncIterator[Fin
         yield Finding(rule.name, reason, figures)
 
 
-async def _of_calls(session: ReadSession, run_id: str, steps: Sequence[MadeStep]) -> AsyncIterator[Finding]:
+async def _of_calls(session: ReadSession, run: JudgedRun, steps: Sequence[MadeStep]) -> AsyncIterator[Finding]:
+    run_id, air = run.id, run.config.credit.air
     newest = [step.number for step in steps[-ALARM_RULES["tool_fails"].window :]]
     counts = await of_steps(session, run_id, newest)
     if steps and not steps[-1].metrics.get("trainable_tokens", 1):
         why, remedy = nothing_trains(counts.get(steps[-1].number, CallCounts()))
         reason = f"step {steps[-1].number} had no token that can be trained: {why}"
         yield Finding("nothing_trains", reason, {"trainable_tokens": 0, "step": steps[-1].number}, remedy)
-    for finding in (*judge_tools(counts), *judge_cut(counts)):
+    weights = air.weights.keys() if air is not None else set[str]()
+    for finding in (*judge_tools(counts), *judge_texts(counts, weights), *judge_cut(counts)):
         yield finding
     for absent in (await absent_roles(session, run_id)).values():
         seen = await roles_seen(session, run_id, absent.roles)

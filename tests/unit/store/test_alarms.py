@@ -193,6 +193,23 @@ async def test_each_rule_raises_its_alarm_alone_and_ends_it(
     assert await made.names() == []
 
 
+async def test_a_tool_whose_texts_show_no_status_is_an_alarm_where_it_has_a_reward(database: Database) -> None:
+    air = {"weights": {"search": 0.2, "sql": 0.2}}
+    document = builders.run_document(training={"steps": 500}, credit={"air": air})
+    made = Made(database, await builders.add_run(database, config=document))
+    tools = {"search": {"ok": 1, "bare": 5}, "sql": {"ok": 5, "bare": 1}, "other": {"bare": 9}}
+    await made.steps(3, calls={"calls": 20, "tools": tools})
+    assert await made.names() == []
+    await made.steps(1, calls={"calls": 20, "tools": tools})
+    assert await alarm_lines(database, made.run.id) == [
+        "tool search has an intermediate reward, and 20 of its 24 results of the last 4 steps are texts that show"
+        " neither a success nor a failure: say by credit.air.failures what a failure of this tool is (an empty list:"
+        " none is), or send its spans"
+    ]
+    await made.steps(70)
+    assert await made.names() == []
+
+
 async def test_a_run_stalls_after_three_times_its_usual_pause(made: Made) -> None:
     await made.steps(6)
     changed = update(tables.RunStatus).where(tables.RunStatus.run_id == made.run.id)
