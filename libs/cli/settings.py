@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -52,9 +53,9 @@ def grader_roots(named: Sequence[Path] = ()) -> tuple[Path, ...]:
     return tuple(dict.fromkeys([*map(Path, given), *named]))
 
 
-def provider_names(variable: str) -> tuple[str, ...]:
-    """The names of providers in GRADER_PROVIDERS or GATEWAY_PROVIDERS."""
-    return tuple(json.loads(os.environ.get(variable) or "{}"))
+def provider_names(variable: str, given: Mapping[str, str] = MappingProxyType({})) -> tuple[str, ...]:
+    """The names of providers in GRADER_PROVIDERS or GATEWAY_PROVIDERS. Args: given: further variables of the service"""
+    return tuple(json.loads(given.get(variable) or os.environ.get(variable) or "{}"))
 
 
 def inherited_environment(agents: Sequence[Path] = ()) -> dict[str, str]:

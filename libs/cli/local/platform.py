@@ -307,8 +307,8 @@ class Platform:
             self.options.engine_urls,
             self.options.sglang,
             grader_roots(self.options.graders),
-            provider_names("GRADER_PROVIDERS"),
-            provider_names("GATEWAY_PROVIDERS"),
+            provider_names("GRADER_PROVIDERS", self.options.environment.get("grader", {})),
+            provider_names("GATEWAY_PROVIDERS", self.options.environment.get("gateway", {})),
         )
         if self.options.sglang is not None:
             self._listeners["engine"] = self._listeners["engine"].without_public()

@@ -10,7 +10,7 @@ import pytest
 from leyden.libs.cli.errors import CommandError
 from leyden.libs.cli.local.agent_folders import check_apart, code_folders
 from leyden.libs.cli.local.services import PORTS, Facts, environment, inherited_by
-from leyden.libs.cli.settings import EXAMPLES, grader_roots, inherited_environment
+from leyden.libs.cli.settings import EXAMPLES, grader_roots, inherited_environment, provider_names
 
 
 def test_agents_may_be_in_named_folders_and_in_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,3 +74,11 @@ def test_the_engine_has_no_key_to_the_store(name: str, tmp_path: Path) -> None:
     assert inherited_by("gateway", {name: "secret"}) == {name: "secret"}
     facts = Facts(tmp_path, {"engine": 1}, {}, "postgresql://u:secret@h/n", "redis://:secret@h", tmp_path)
     assert "secret@" not in str(environment("engine", facts)) and "CAPABILITY" not in str(environment("engine", facts))
+
+
+def test_providers_are_those_that_the_service_itself_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADER_PROVIDERS", '{"ours": {}}')
+    assert provider_names("GRADER_PROVIDERS") == ("ours",)
+    assert provider_names("GRADER_PROVIDERS", {"GRADER_PROVIDERS": '{"judge": {}}'}) == ("judge",)
+    monkeypatch.delenv("GRADER_PROVIDERS")
+    assert provider_names("GRADER_PROVIDERS") == ()
