@@ -179,6 +179,11 @@ SELECT r.id, r.reason, m.id, 0 AS seconds FROM rollouts r
 JOIN model_calls m ON m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = r.attempt AND m.created_at < r.finished_at
 WHERE r.run_id = :'run' AND r.state = 'finished' AND r.reason IN ('agent_error', 'timeout') AND m.status = 'failed'
 UNION ALL
+SELECT r.id, r.reason, 'had no call', q.waited_seconds FROM rollouts r
+JOIN deliveries q ON q.run_id = r.run_id AND q.rollout_id = r.id AND q.attempt = r.attempt AND q.created_at < r.finished_at
+WHERE r.run_id = :'run' AND r.state = 'finished' AND r.reason IN ('agent_error', 'timeout') AND NOT q.delivered
+AND NOT EXISTS (SELECT FROM model_calls m WHERE m.run_id = q.run_id AND m.id = q.request_id)
+UNION ALL
 SELECT r.id, r.reason, 'waited', w.seconds FROM rollouts r
 JOIN attempts a ON a.rollout_id = r.id AND a.number = r.attempt
 CROSS JOIN LATERAL (
@@ -266,6 +271,9 @@ SELECT o.rollout_id, o.attempt, o.kind FROM outcomes o JOIN rollouts r ON r.id =
 WHERE o.run_id = :'run' AND o.kind NOT IN ('infra_error', 'cancelled') AND o.attempt <= r.excused_attempt
 AND NOT EXISTS (SELECT FROM model_calls m WHERE m.run_id = o.run_id AND m.rollout_id = o.rollout_id
                 AND m.attempt = o.attempt AND (m.status = 'failed' OR m.queued_seconds > 1))
+AND NOT EXISTS (SELECT FROM deliveries q WHERE q.run_id = o.run_id AND q.rollout_id = o.rollout_id
+                AND q.attempt = o.attempt AND NOT q.delivered
+                AND NOT EXISTS (SELECT FROM model_calls m WHERE m.run_id = q.run_id AND m.id = q.request_id))
 AND coalesce((SELECT coalesce(sum(q.waited_seconds), 0) + count(*) FILTER (WHERE q.seconds IS NULL)
               FROM deliveries q WHERE q.run_id = o.run_id AND q.rollout_id = o.rollout_id AND q.attempt = o.attempt), 0)
     < least(1, (SELECT 0.2 * extract(epoch FROM a.finished_at - a.started_at) FROM attempts a

@@ -111,7 +111,7 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     recording = Database(settings.database_url, CLIENT, pool_size=1, answer_seconds=min(10.0, hold_seconds))
     recorder = Recorder(recording, hold_seconds=hold_seconds, quota=_calls_quota(settings))
     delivering = Database(settings.database_url, CLIENT, pool_size=1, answer_seconds=min(10.0, hold_seconds))
-    deliveries = Deliveries(delivering, hold_seconds=hold_seconds)
+    deliveries = Deliveries(delivering)
     pool, engines = _engines(settings, reader)
     providers = Providers(settings.providers, silence_seconds=settings.engine_silence_seconds)
     renderer = Renderer(settings.render_seconds)
@@ -134,7 +134,7 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     embeddings_key = read_secret(settings.embeddings_api_key, settings.embeddings_api_key_file)
     app.state.reader = reader
     app.state.embeddings = Embeddings(settings.embeddings_url, embeddings_key, settings.providers)
-    app.state.calls, app.state.give_up = calls, calls.close
+    app.state.calls, app.state.deliveries, app.state.give_up = calls, deliveries, calls.close
     app.state.auth = Authenticator(KeyRing(settings.capability_keys_file, liveness.clock.now), liveness)
     app.state.checks.add("store", database.ping)
     app.state.checks.add("schema", lambda: check_schema(database))

@@ -29,29 +29,30 @@ class Authenticator:
         self._liveness = liveness
         self._verified: TTLCache[tuple[str | None, str | None, str], Attempt] = TTLCache(MAX_CACHED, CACHE_TTL_SECONDS)
 
-    async def authenticate(self, headers: Mapping[str, str], rollout_id: str | None, attempt: str) -> Attempt:
-        """Returns the running attempt that both path and key name.
+    def attempt_of(self, headers: Mapping[str, str], rollout_id: str | None, attempt: str) -> Attempt:
+        """Returns the attempt that both path and key name; it may have ended.
 
         Args: rollout_id, attempt: of the path; None and an empty text where the key alone names the attempt
-        Raises: NotServed: the attempt is no number; KeyRefused: the key is missing, bad, expired, or another attempt's,
-            or its attempt has ended; Unavailable: the store is down, so the gateway cannot check whether it has ended
+        Raises: NotServed: the attempt is no number; KeyRefused: the key is missing, bad, expired, or another attempt's
         """
-        found = self._agreed(headers, rollout_id, attempt)
-        try:
-            await self._liveness.confirm(found.rollout_id, found.attempt)
-        except AttemptEnded as error:
-            raise refusal(CapabilityError(Cause.ENDED)) from error
-        except StoreAway as error:
-            message = "The store is down, so the gateway cannot check whether this attempt still runs; try again."
-            raise Unavailable(message, code="store_unavailable", retry_after_seconds=5) from error
-        return found
-
-    def _agreed(self, headers: Mapping[str, str], rollout_id: str | None, attempt: str) -> Attempt:
         claim = (key_from_headers(headers), rollout_id, attempt)
         found = self._verified.get(claim)
         if found is None:
             found = self._verified[claim] = self._verify(*claim)
         return found
+
+    async def confirm(self, attempt: Attempt) -> None:
+        """Returns if the attempt runs.
+
+        Raises: KeyRefused: it has ended; Unavailable: the store is down, so the gateway cannot check that
+        """
+        try:
+            await self._liveness.confirm(attempt.rollout_id, attempt.attempt)
+        except AttemptEnded as error:
+            raise refusal(CapabilityError(Cause.ENDED)) from error
+        except StoreAway as error:
+            message = "The store is down, so the gateway cannot check whether this attempt still runs; try again."
+            raise Unavailable(message, code="store_unavailable", retry_after_seconds=5) from error
 
     def _verify(self, key: str | None, rollout_id: str | None, attempt: str) -> Attempt:
         if rollout_id is not None and not NUMBER.fullmatch(attempt):

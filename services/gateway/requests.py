@@ -1,10 +1,18 @@
-"""Requests of agents: the path and the key that name their attempt, a path that names the model, and the body."""
+"""Requests of agents: the path and the key that name their attempt, a path that names the model, and the body.
+
+A request is watched from its last byte on: what it waits for from then on is the platform's time, and what came before
+was its client's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import orjson
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.routing import Route
 
@@ -12,6 +20,8 @@ from leyden.libs.service import Share
 from leyden.libs.service.body import read_body
 from leyden.services.gateway.calls.context import Attempt
 from leyden.services.gateway.dialects.body import read_object
+from leyden.services.gateway.errors import GatewayError
+from leyden.services.gateway.records.deliveries import Deliveries, Delivery
 
 ATTEMPT = "/r/{rollout}/{attempt}"
 BASE = ATTEMPT + "/v1"
@@ -32,11 +42,63 @@ def at_both_bases(routes: Sequence[Route]) -> list[Route]:
     return [*routes, *moved(routes, ATTEMPT, "")]
 
 
-async def authenticate(request: Request) -> Attempt:
-    """Returns the attempt that the key names, and the path if it names one. Raises: KeyRefused."""
+def attempt_of(request: Request) -> Attempt:
+    """Returns the attempt that the key names, and the path if it names one; it may have ended. Raises: KeyRefused."""
     named = request.path_params.get("rollout"), request.path_params.get("attempt", "")
-    attempt: Attempt = await request.app.state.auth.authenticate(request.headers, *named)
+    attempt: Attempt = request.app.state.auth.attempt_of(request.headers, *named)
     return attempt
+
+
+async def authenticate(request: Request) -> Attempt:
+    """Returns the running attempt that a request without a model call is for. Raises: KeyRefused, Unavailable."""
+    attempt = attempt_of(request)
+    async with watched(request, request.app.state.calls.visit(attempt), is_read=False):
+        await request.app.state.auth.confirm(attempt)
+    return attempt
+
+
+@asynccontextmanager
+async def watched(request: Request, delivery: Delivery, *, is_read: bool = True) -> AsyncIterator[None]:
+    """Ends the watch of a request that gets no call of its own in the block, and notes when its client leaves.
+
+    A refusal of what the agent asked for is an answer; an error of the platform is none.
+
+    Args: is_read: whether the client has sent all of its body, so that nothing but its hang-up can follow
+    """
+    deliveries: Deliveries = request.app.state.deliveries
+    leaving: list[asyncio.Task[None]] = []
+    if is_read:
+        # Only for a request that waits for long: most have their call within a moment.
+        delivery.on_wait = lambda: leaving.append(asyncio.create_task(_note_leaving(request, delivery)))
+    has_failed = False
+    try:
+        yield
+    except BaseException as error:
+        has_failed = not _is_answer(error)
+        raise
+    finally:
+        delivery.on_wait = lambda: None
+        for task in leaving:
+            task.cancel()
+        if not (delivery.has_call or delivery.is_ended):
+            answered = True if delivery.left_at is None else None
+            deliveries.end_early(delivery, delivered=False if has_failed else answered)
+
+
+async def disconnected(request: Request) -> None:
+    """Returns when the client disconnects; call it after reading the body."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _note_leaving(request: Request, delivery: Delivery) -> None:
+    await disconnected(request)
+    delivery.left_at = time.perf_counter()
+
+
+def _is_answer(error: BaseException) -> bool:
+    status = error.status if isinstance(error, GatewayError) else 500
+    return (error.status_code if isinstance(error, HTTPException) else status) < 500
 
 
 async def body_of(request: Request, share: Share) -> bytes:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from leyden.libs.contracts.conversation import Json
-from leyden.libs.service import JsonResponse
+from leyden.libs.service import JsonResponse, Overloaded
 from leyden.services.gateway.calls import streaming
 from leyden.services.gateway.calls.context import Completion, ModelRequest
 from leyden.services.gateway.calls.retries import InFlightCall
@@ -27,7 +27,15 @@ from leyden.services.gateway.dialects.gemini.dialect import Gemini
 from leyden.services.gateway.dialects.messages import Messages
 from leyden.services.gateway.dialects.ollama import OllamaChat
 from leyden.services.gateway.embeddings import Embeddings
-from leyden.services.gateway.requests import ATTEMPT, BASE, authenticate, body_of
+from leyden.services.gateway.requests import (
+    ATTEMPT,
+    BASE,
+    attempt_of,
+    authenticate,
+    body_of,
+    disconnected,
+    watched,
+)
 
 T = TypeVar("T")
 CLIENT_CLOSED_REQUEST = 499
@@ -151,11 +159,22 @@ async def _count(request: Request, wire_format: WireFormat) -> int:
 async def _answer(request: Request, wire_format: WireFormat) -> Response:
     # The error handlers answer in the form of the wire format.
     request.state.wire_format = wire_format
-    attempt = await authenticate(request)
+    attempt = attempt_of(request)
     calls: CallService = request.app.state.calls
     with request.app.state.budget.share() as share:
-        asked, call = await calls.start(attempt, wire_format, await body_of(request, share), request.headers)
-    delivered = partial(calls.deliver, call, attempt, asked.body_sha256)
+        try:
+            body = await body_of(request, share)
+        except Overloaded:
+            calls.give_up(attempt)
+            raise
+        arrival = calls.arrive(attempt, wire_format, body, request.headers)
+        async with watched(request, arrival.delivery):
+            await request.app.state.auth.confirm(attempt)
+            asked, call = await calls.start(arrival)
+    if arrival.delivery.left_at is not None:
+        calls.abandon(call)
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    delivered = partial(calls.deliver, call, attempt, arrival.digest)
     if asked.stream:
         return await _stream(request, wire_format, asked, call, delivered)
     if isinstance(call, Completion):
@@ -244,7 +263,7 @@ async def _joined(events: AsyncGenerator[bytes]) -> bytes:
 
 async def _until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
     """Returns the result; cancels the work and returns None where the client disconnects."""
-    task, hangup = asyncio.create_task(work), asyncio.create_task(_disconnect(request))
+    task, hangup = asyncio.create_task(work), asyncio.create_task(disconnected(request))
     try:
         await asyncio.wait({task, hangup}, return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
@@ -252,12 +271,6 @@ async def _until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T
         task.cancel()
         hangup.cancel()
         await asyncio.wait({task, hangup})
-
-
-async def _disconnect(request: Request) -> None:
-    """Returns when the client disconnects; call it after reading the body."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _model(name: str) -> Json:

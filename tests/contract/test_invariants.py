@@ -109,6 +109,11 @@ BROKEN = [
     ),
     ("agents blamed for what the platform did", DELIVERED.format(waited=1.5, delivered="false")),
     (
+        "agents blamed for what the platform did",
+        "WITH failed AS (UPDATE rollouts SET reason = 'agent_error' RETURNING *)"
+        " INSERT INTO deliveries SELECT run_id, id, id, 1, 'g', 1, '', 0, 0, false, '2000-01-01' FROM failed",
+    ),
+    (
         "requests whose end their gateway never wrote, though it lived on",
         f"WITH alive AS (INSERT INTO gateways VALUES ('g', now() + interval '1 hour'))"
         f" {DELIVERED.format(waited='NULL', delivered='NULL')}",

@@ -1,7 +1,8 @@
 """Deliveries: how long each request to the model waited, and whether its client got the answer.
 
 The gateway writes the row of a request that waits while it waits (ADR 47), and completes it when the answer went out or
-the client is gone. `WAITS` sums the rows of an attempt up, for the controller, which judges whose failure it was.
+the client is gone. A request that the platform failed before it had a call has this row alone. `WAITS` sums the rows of
+an attempt up, for the controller, which judges whose failure it was.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from operator import attrgetter
 
 from sqlalchemy import text
 
+from leyden.libs.contracts.states import CallStatus
 from leyden.libs.store.database import Database
 
 BEGIN_SECONDS = 0.25
@@ -21,6 +23,8 @@ GONE_SECONDS = 10.0
 """A gateway without a sign of life for this long is gone, and its open requests with it."""
 PATIENCE_SECONDS = 60.0
 """So long after its end an attempt is judged by the rows that exist."""
+UNREAD = b""
+"""The digest of a request that the gateway did not read, or that asks for no call: any later one may repeat it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,18 @@ _REQUESTS = f"""
     AND NOT EXISTS (SELECT FROM deliveries q WHERE q.run_id = m.run_id AND q.request_id = m.request_id)
 """  # noqa: S608  # constants alone
 
+# The requests of attempt a of run r that the platform failed: with a call that its gateway gave up, or before they had
+# one.
+FAILED_REQUESTS = f"""
+    SELECT m.sequence, m.request_sha256 FROM model_calls m
+    WHERE m.run_id = r.run_id AND m.rollout_id = a.rollout_id AND m.attempt = a.number AND m.choice = 0
+    AND m.status = '{CallStatus.FAILED}'
+    UNION ALL
+    SELECT q.sequence, q.request_sha256 FROM deliveries q
+    WHERE q.rollout_id = a.rollout_id AND q.attempt = a.number AND q.run_id = r.run_id AND NOT q.delivered
+    AND NOT EXISTS (SELECT FROM model_calls m WHERE m.run_id = q.run_id AND m.id = q.request_id)
+"""  # noqa: S608  # constants alone
+
 
 def _seconds(ranges: str) -> str:
     length = "coalesce(sum(upper(one) - lower(one)), 0) / 1e9"
@@ -128,8 +144,9 @@ WAITS = f"""
                    int8range(sequence + (least(waited, seconds) * 1e9)::bigint, sequence + (seconds * 1e9)::bigint)
                        AS sampled,
                    int8range(sequence, sequence + (seconds * 1e9)::bigint, '[]') AS span,
-                   coalesce(max(sequence) FILTER (WHERE delivered) OVER (PARTITION BY request_sha256) > sequence, false)
-                       AS is_repeated
+                   coalesce(CASE WHEN request_sha256 = '' THEN max(sequence) FILTER (WHERE delivered) OVER ()
+                       ELSE max(sequence) FILTER (WHERE delivered) OVER (PARTITION BY request_sha256) END > sequence,
+                       false) AS is_repeated
             FROM ({_REQUESTS}) AS requests
         ) AS intervals
     ) AS sums

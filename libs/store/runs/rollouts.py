@@ -13,17 +13,20 @@ from sqlalchemy import text
 from leyden.libs.contracts.states import OutcomeKind, RolloutState
 from leyden.libs.store.attempts import MAY_RUN
 from leyden.libs.store.database import ReadSession, Session
-from leyden.libs.store.records.deliveries import UNSETTLED, WAITS
+from leyden.libs.store.records.deliveries import FAILED_REQUESTS, UNSETTLED, WAITS
 from leyden.libs.store.runs import failure_rewards
 
-# Over grouped model calls m of outcome o: true when the platform failed one. An agent that succeeded all the same needs
-# an answer to a later try of the same request.
-_CALL_FAILED = """
-    bool_or(m.status = 'failed' AND (o.kind <> 'succeeded' OR NOT EXISTS (
-        SELECT FROM model_calls n
-        WHERE n.run_id = m.run_id AND n.rollout_id = m.rollout_id AND n.attempt = m.attempt
-        AND n.request_sha256 = m.request_sha256 AND n.sequence > m.sequence AND n.status = 'completed')))
-"""
+# Whether the platform failed a request of attempt a with outcome o. An agent that succeeded all the same needs an
+# answer to a later try of the same request.
+_CALL_FAILED = f"""
+    o.kind IN ('agent_error', 'timeout', 'succeeded') AND EXISTS (
+        SELECT FROM ({FAILED_REQUESTS}) AS f
+        WHERE o.kind <> 'succeeded' OR NOT EXISTS (
+            SELECT FROM model_calls n
+            WHERE n.run_id = r.run_id AND n.rollout_id = r.id AND n.attempt = a.number
+            AND n.sequence > f.sequence AND n.status = 'completed'
+            AND (n.request_sha256 = f.request_sha256 OR f.request_sha256 = '')))
+"""  # noqa: S608  # constants alone
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class AttemptFacts:
     """The last attempt of a queued rollout, ended. `kind` is None when its lease expired.
 
     `failures` counts the rollout's attempts without the cancelled ones. `seconds` is the run time of the attempt.
-    `call_failed` is true when the gateway gave up on a model call and no later try of it made up for that.
+    `call_failed` is true when the gateway failed a request to the model and no later try of it made up for that.
     `waited_seconds`, `lost_seconds`, `unanswered_seconds` and `answered_seconds` are those of
     `leyden.libs.store.records.deliveries.WAITS`. `total` is that of a settled grading, None where it has none.
     """
@@ -84,7 +87,7 @@ _ENDED = text(f"""
            coalesce(extract(epoch FROM a.finished_at - a.started_at), 0)::double precision AS seconds,
            coalesce(w.waited, 0) AS waited, coalesce(w.lost, 0) AS lost, coalesce(w.unanswered, 0) AS unanswered,
            coalesce(w.answered, 0) AS answered,
-           coalesce(c.failed, false) AS call_failed, g.evaluation_id IS NOT NULL AS is_evaluation,
+           coalesce({_CALL_FAILED}, false) AS call_failed, g.evaluation_id IS NOT NULL AS is_evaluation,
            d.rollout_id IS NOT NULL AS is_graded, d.total
     FROM rollouts r
     JOIN groups g ON g.id = r.group_id
@@ -92,10 +95,6 @@ _ENDED = text(f"""
     LEFT JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = a.number
     LEFT JOIN gradings d ON d.rollout_id = r.id AND d.attempt = a.number AND d.settled_at IS NOT NULL
     LEFT JOIN LATERAL ({WAITS}) AS w ON o.kind IN ('agent_error', 'timeout', 'succeeded')
-    LEFT JOIN LATERAL (
-        SELECT {_CALL_FAILED} AS failed FROM model_calls m
-        WHERE m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = a.number AND m.choice = 0
-    ) AS c ON o.kind IN ('agent_error', 'timeout', 'succeeded')
     WHERE r.state = 'queued' AND a.state IN ('settled', 'expired') AND a.number > r.excused_attempt
     AND (r.grading_attempt IS DISTINCT FROM a.number OR d.rollout_id IS NOT NULL)
     AND NOT (o.kind IN ('agent_error', 'timeout', 'succeeded') AND ({UNSETTLED}))

@@ -38,9 +38,9 @@ class InFlightCall:
     context: CallContext
     choices: list[SampledTokens]
     sampler: Sampler
+    delivery: Delivery
     task: asyncio.Task[Completion] | None = None
     listeners: list[Callable[[], None]] = field(default_factory=list)
-    delivery: Delivery | None = None
     abandoned_seconds: float = 0.0
     """How long the call goes on without a listener."""
     gives_up: asyncio.TimerHandle | None = None
@@ -86,20 +86,20 @@ class InFlightCall:
             yield
         finally:
             self.listeners.remove(on_progress)
-            if not self.listeners and self.task is not None and not self.task.done():
-                self._abandoned(self.task)
+            self.abandon()
 
     def _joined(self) -> None:
         if self.gives_up is not None:
             self.gives_up.cancel()
             self.gives_up = None
-        if self.delivery is not None:
-            self.delivery.left_at = None
+        self.delivery.left_at = None
 
-    def _abandoned(self, task: asyncio.Task[Completion]) -> None:
-        if self.delivery is not None:
-            self.delivery.left_at = time.perf_counter()
-        self.gives_up = asyncio.get_running_loop().call_later(self.abandoned_seconds, task.cancel)
+    def abandon(self) -> None:
+        """Begins the grace of a call that runs without a listener."""
+        if self.listeners or self.gives_up is not None or self.task is None or self.task.done():
+            return
+        self.delivery.left_at = self.delivery.left_at or time.perf_counter()
+        self.gives_up = asyncio.get_running_loop().call_later(self.abandoned_seconds, self.task.cancel)
 
     def waited_seconds(self) -> float:
         """How long the client has waited for the platform: for an engine, also one that stops in the middle of an
@@ -107,7 +107,6 @@ class InFlightCall:
 
         Sampling is no wait. A client that left before any token is known of waited for all of its time.
         """
-        assert self.delivery is not None
         arrived, until = self.delivery.arrived_at, self.delivery.left_at or time.perf_counter()
         accepted = [choice.accepted_at for choice in self.choices if choice.accepted_at is not None]
         if len(accepted) < len(self.choices) or max(accepted) >= until:

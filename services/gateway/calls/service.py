@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from leyden.libs.capability import CapabilityError, Cause
@@ -23,7 +23,7 @@ from leyden.libs.contracts.states import CONTEXT_EXCEEDED, CallStatus
 from leyden.libs.faults import fault_point
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.records.calls import EVER, CallDefaults
-from leyden.libs.store.records.deliveries import NewDelivery
+from leyden.libs.store.records.deliveries import UNREAD, NewDelivery
 from leyden.libs.telemetry import logger, parse_traceparent
 from leyden.services.gateway import metrics
 from leyden.services.gateway.auth import refusal
@@ -46,7 +46,7 @@ from leyden.services.gateway.engine.client import EngineClient
 from leyden.services.gateway.errors import BadRequest, GatewayError, TooManyCalls, Unavailable, stopping
 from leyden.services.gateway.prompt.models import PoolModels
 from leyden.services.gateway.prompt.stored import Refusal, StoredCalls
-from leyden.services.gateway.records.deliveries import Deliveries
+from leyden.services.gateway.records.deliveries import Deliveries, Delivery
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import Recorder
 from leyden.services.gateway.samplers.base import Sampler
@@ -64,6 +64,23 @@ class Caller(NamedTuple):
     agent: Agent
     role: str | None
     policy_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request that its client has sent completely. `delivery` watches it, also before it has a call."""
+
+    attempt: Attempt
+    wire_format: WireFormat
+    request: ModelRequest
+    headers: Mapping[str, str]
+    retry: Retry
+    delivery: Delivery
+
+    @property
+    def digest(self) -> bytes:
+        """Identifies repeats of the request."""
+        return self.delivery.row.request_sha256
 
 
 class CallService:
@@ -102,32 +119,54 @@ class CallService:
         self._sequence = 0
         self._started_at = time.monotonic()
 
-    async def start(
-        self, attempt: Attempt, wire_format: WireFormat, body: bytes, headers: Mapping[str, str]
-    ) -> tuple[ModelRequest, InFlightCall | Completion]:
-        """Returns the request with its call in flight, or with the stored answer of an earlier try.
+    def arrive(self, attempt: Attempt, wire_format: WireFormat, body: bytes, headers: Mapping[str, str]) -> Arrival:
+        """Reads a request, and watches how long it waits from now on.
 
-        Raises: BadRequest: the body is invalid or unsupported, or an earlier try was refused; TooManyCalls: the attempt
-            has too many calls in flight; Unavailable: the store is down, or the gateway stops
+        Raises: BadRequest: the body is invalid or unsupported
         """
-        arrived_at, sequence = time.perf_counter(), self._next_sequence()
+        arrived_at = time.perf_counter()
         request = wire_format.parse(body, max_choices=self._settings.max_choices)
         retry = Retry.of(headers)
         digest = hashlib.sha256(retry.key.encode() + body).digest() if retry.key else request.body_sha256
-        with self._retries.starting((attempt.key, digest)) as earlier:
-            if retry.may_be_answered:
-                answered = await self._answered(attempt, request, digest, retry, earlier)
+        delivery = self._watch(attempt, digest, arrived_at)
+        return Arrival(attempt, wire_format, request, headers, retry, delivery)
+
+    def visit(self, attempt: Attempt) -> Delivery:
+        """Watches a request of which only the attempt is known: it gets no call."""
+        return self._watch(attempt, UNREAD, time.perf_counter())
+
+    def give_up(self, attempt: Attempt) -> None:
+        """Notes that the platform refused a request whose body it had no room for."""
+        self._deliveries.end_early(self.visit(attempt), delivered=False)
+
+    def _watch(self, attempt: Attempt, digest: bytes, arrived_at: float) -> Delivery:
+        row = _delivery(attempt, new_call_id(), self._next_sequence(), digest)
+        return self._deliveries.watch(row, arrived_at)
+
+    async def start(self, arrival: Arrival) -> tuple[ModelRequest, InFlightCall | Completion]:
+        """Returns the request with its call in flight, or with the stored answer of an earlier try.
+
+        Raises: BadRequest: the request is unsupported, or an earlier try was refused; TooManyCalls: the attempt has too
+            many calls in flight; Unavailable: the store is down, or the gateway stops
+        """
+        attempt, wire_format, request = arrival.attempt, arrival.wire_format, arrival.request
+        with self._retries.starting((attempt.key, arrival.digest)) as earlier:
+            if arrival.retry.may_be_answered:
+                answered = await self._answered(arrival, earlier)
             else:
-                answered = await self._undeclared(attempt, request, digest)
+                answered = await self._undeclared(arrival)
+            if isinstance(answered, Completion):
+                await wire_format.remember(attempt, request, answered)
+            elif answered is not None:
+                # The row of the call that it joins says whether the answer arrives.
+                self._deliveries.end_early(arrival.delivery, delivered=None)
             if answered is not None:
-                if isinstance(answered, Completion):
-                    await wire_format.remember(attempt, request, answered)
                 return request, answered
             self._recorder.check_room(attempt.key, request.choices)
             self._admit(attempt)
             try:
                 request = await wire_format.expand(attempt, request)
-                call = await self._prepare(attempt, request, digest, headers, arrived_at, sequence)
+                call = await self._prepare(arrival, request)
                 # close() waits only for the calls that run when it starts: a later call would lose its record.
                 if self._is_closing:
                     raise stopping()
@@ -138,8 +177,12 @@ class CallService:
             return request, call
 
     def _next_sequence(self) -> int:
+        now = int(self._clock() * 1e9)
+        if now == 0:
+            # The store has been away since this gateway began. Later calls are ordered by the store's clock again.
+            return time.time_ns()
         # A new reading of the store's clock may set it back a little.
-        self._sequence = max(self._sequence + 1, int(self._clock() * 1e9))
+        self._sequence = max(self._sequence + 1, now)
         return self._sequence
 
     async def count(self, attempt: Attempt, wire_format: WireFormat, body: bytes, headers: Mapping[str, str]) -> int:
@@ -149,6 +192,12 @@ class CallService:
         caller = await self._caller(attempt, request, headers)
         served = await self.models.of_run(caller.policy_id)
         return len((await render(served, self._stored, attempt, request, caller.policy_id)).prompt.ids)
+
+    def abandon(self, call: InFlightCall | Completion) -> None:
+        """Notes that the client left before it could listen to the call: a repeat may join it for a while."""
+        if isinstance(call, InFlightCall):
+            call.abandon()
+            self.lose(call)
 
     def lose(self, call: InFlightCall) -> None:
         """Notes that the call's client hung up before the end of the answer, so that an equal request repeats it."""
@@ -168,11 +217,9 @@ class CallService:
         self._deliveries.replayed(_delivery(attempt, call.request_id, sequence, digest))
 
     def _lose_delivery(self, call: InFlightCall) -> None:
-        assert call.delivery is not None
         self._deliveries.lose(call.delivery, call.waited_seconds(), self._settings.abandoned_seconds)
 
     def _end_delivery(self, call: InFlightCall, *, delivered: bool) -> None:
-        assert call.delivery is not None
         self._deliveries.end(call.delivery, delivered=delivered, waited_seconds=call.waited_seconds())
 
     def end(self, attempt: AttemptKey) -> None:
@@ -203,33 +250,26 @@ class CallService:
         if not self._per_attempt[attempt.key]:
             del self._per_attempt[attempt.key]
 
-    async def _answered(
-        self,
-        attempt: Attempt,
-        request: ModelRequest,
-        digest: bytes,
-        retry: Retry,
-        earlier: Sequence[asyncio.Event],
-    ) -> InFlightCall | Completion | None:
+    async def _answered(self, arrival: Arrival, earlier: Sequence[asyncio.Event]) -> InFlightCall | Completion | None:
+        key, retry = (arrival.attempt.key, arrival.digest), arrival.retry
         for event in earlier:
             await event.wait()
-        call = self._retries.join((attempt.key, digest), retry)
+        call = self._retries.join(key, retry)
         if call is not None and call.may_complete:
             metrics.REPLAYS.labels("in_flight").inc()
             return call
-        stored = await self._stored.completions(attempt, request, digest)
+        stored = await self._stored.completions(arrival.attempt, arrival.request, arrival.digest)
         found = next((done for done in stored if self._retries.claim(done.request_id, retry)), None)
         return None if found is None else _replayed(found)
 
-    async def _undeclared(
-        self, attempt: Attempt, request: ModelRequest, digest: bytes
-    ) -> InFlightCall | Completion | None:
+    async def _undeclared(self, arrival: Arrival) -> InFlightCall | Completion | None:
         """Returns the call or the stored answer that this request repeats without saying so.
 
         The client of that answer hung up before its end, or the gateway that had it died: then its successor asks the
         store, for as long as a repeat may come.
         """
-        key, age = (attempt.key, digest), time.monotonic() - self._started_at
+        attempt, age = arrival.attempt, time.monotonic() - self._started_at
+        key = attempt.key, arrival.digest
         if (running := self._retries.abandoned(key)) is not None:
             metrics.REPLAYS.labels("in_flight").inc()
             return running
@@ -239,21 +279,14 @@ class CallService:
         started_at = self._clock() - age
         # Those of a gateway that died; bounded in the store, because an agent may make many equal calls from then on.
         arrived = (started_at - REPEAT_SECONDS, started_at - 1) if lost is None else EVER
-        for done in await self._stored.completions(attempt, request, digest, arrived):
+        for done in await self._stored.completions(attempt, arrival.request, arrival.digest, arrived):
             if lost in {None, done.request_id} and self._retries.claim(done.request_id, UNDECLARED):
                 self._retries.undelivered.pop(key, None)
                 return _replayed(done)
         return None
 
-    async def _prepare(
-        self,
-        attempt: Attempt,
-        request: ModelRequest,
-        digest: bytes,
-        headers: Mapping[str, str],
-        arrived_at: float,
-        sequence: int,
-    ) -> InFlightCall:
+    async def _prepare(self, arrival: Arrival, request: ModelRequest) -> InFlightCall:
+        attempt, headers, delivery = arrival.attempt, arrival.headers, arrival.delivery
         defaults = await self._reader.defaults(attempt.run_id)
         if defaults.refuses_hosted_tools:
             refuse_hosted(request.parameters)
@@ -267,12 +300,12 @@ class CallService:
         temperature = request.sampling.temperature
         metrics.PROMPTS.labels(sampler.indexed.continuation).inc()
         parent = parse_traceparent(headers.get("traceparent"))
-        choices = _choices(request, attempt.rollout_id)
+        choices = _choices(request, attempt.rollout_id, delivery.row.request_id)
         context = CallContext(
             attempt=attempt,
             request=request,
-            request_id=choices[0].call_id,
-            request_sha256=digest,
+            request_id=delivery.row.request_id,
+            request_sha256=arrival.digest,
             prompt=sampler.indexed.prompt,
             constraint=sampler.constraint,
             temperature=defaults.temperature if temperature is None else temperature,
@@ -284,10 +317,10 @@ class CallService:
             role=caller.role,
             policy_id=caller.policy_id,
             continuation=sampler.indexed.continuation,
-            arrived_at=arrived_at,
-            sequence=sequence,
+            arrived_at=delivery.arrived_at,
+            sequence=delivery.row.sequence,
         )
-        return InFlightCall(context, choices, sampler, abandoned_seconds=self._settings.abandoned_seconds)
+        return InFlightCall(context, choices, sampler, delivery, abandoned_seconds=self._settings.abandoned_seconds)
 
     async def _sampler(
         self, attempt: Attempt, request: ModelRequest, caller: Caller, defaults: CallDefaults
@@ -311,9 +344,7 @@ class CallService:
     def _run(self, call: InFlightCall, wire_format: WireFormat) -> None:
         call.task = asyncio.create_task(self._serve(call, wire_format), name=f"call {call.request_id}")
         self._in_flight[call.task] = call
-        context = call.context
-        row = _delivery(context.attempt, call.request_id, context.sequence, context.request_sha256)
-        call.delivery = self._deliveries.watch(row, context.arrived_at)
+        call.delivery.has_call = True
         self._retries.add((call.context.attempt.key, call.context.request_sha256), call.request_id, call)
         metrics.IN_FLIGHT.inc()
         call.task.add_done_callback(lambda task: self._ended(call, task))
@@ -434,8 +465,8 @@ def _delivery(attempt: Attempt, request_id: str, sequence: int, digest: bytes) -
     return NewDelivery(attempt.run_id, request_id, attempt.rollout_id, attempt.attempt, "", sequence, digest)
 
 
-def _choices(request: ModelRequest, rollout_id: str) -> list[SampledTokens]:
-    seed, call_ids = request.sampling.seed, [new_call_id() for _ in range(request.choices)]
+def _choices(request: ModelRequest, rollout_id: str, first_id: str) -> list[SampledTokens]:
+    seed, call_ids = request.sampling.seed, [first_id, *(new_call_id() for _ in range(request.choices - 1))]
     if seed is None:
         return [SampledTokens(call_id, index, seed_of_call(call_id)) for index, call_id in enumerate(call_ids)]
     first = seed_of_rollout(seed, rollout_id)

@@ -12,6 +12,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -34,21 +35,36 @@ SIGN_SECONDS = 0.5
 IDLE_SECONDS = 600.0
 """A gateway without requests for this long gives no more signs of life."""
 
-limited_log = RateLimitedLogger(logger())
+MAX_HELD = 100_000
+"""Rows that wait for the store; some 50 MB."""
+DRAIN_SECONDS = 5.0
+"""A gateway that stops waits so long for the store, beyond the time that its calls wait."""
+
+log = logger()
+limited_log = RateLimitedLogger(log)
 
 
 @dataclass(slots=True, eq=False)
 class Delivery:
     """The client's side of one request. `arrived_at` and `left_at` are `time.perf_counter()`.
 
-    `left_at`: when the last client left before it had its answer; None while one is there.
+    `left_at`: when the last client left before it had its answer; None while one is there. `has_call`: it has a call of
+    its own, whose end ends it.
     """
 
     row: NewDelivery
     arrived_at: float
     left_at: float | None = None
     begins: asyncio.TimerHandle | None = None
+    on_wait: Callable[[], None] = lambda: None
+    """Called once when the request has waited for `BEGIN_SECONDS`."""
+    is_begun: bool = False
+    has_call: bool = False
     is_ended: bool = False
+
+    def seconds(self) -> float:
+        """From its arrival until its client left, or until now."""
+        return (self.left_at or time.perf_counter()) - self.arrived_at
 
 
 class _Losing(NamedTuple):
@@ -59,13 +75,14 @@ class _Losing(NamedTuple):
 class Deliveries:
     """Watches requests from their arrival to the end of their answers.
 
-    Args: hold_seconds: how long a row waits for a store that is away
+    Rows wait in memory while the store is away, at most `MAX_HELD` of them.
     """
 
-    def __init__(self, database: Database, *, hold_seconds: float) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
         self._gateway = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._commits = GroupCommit[NewDelivery](self._write, max_items=MAX_ROWS, hold_seconds=hold_seconds)
+        self._commits = GroupCommit[NewDelivery](self._write, max_items=MAX_ROWS, hold_seconds=math.inf)
+        self._held = 0
         self._gathered: list[NewDelivery] = []
         self._gathering: asyncio.TimerHandle | None = None
         self._writing: set[asyncio.Task[None]] = set()
@@ -77,11 +94,30 @@ class Deliveries:
     def watch(self, row: NewDelivery, arrived_at: float) -> Delivery:
         """Begins a request: unless it ends before, its row is written after `BEGIN_SECONDS`."""
         delivery = Delivery(replace(row, gateway=self._gateway), arrived_at)
-        delivery.begins = asyncio.get_running_loop().call_later(BEGIN_SECONDS, self._submit, [delivery.row])
+        delivery.begins = asyncio.get_running_loop().call_later(BEGIN_SECONDS, self._begin, delivery)
         self._open.add(delivery)
         return delivery
 
-    def end(self, delivery: Delivery, *, delivered: bool, waited_seconds: float) -> None:
+    def _begin(self, delivery: Delivery) -> None:
+        delivery.is_begun = True
+        self._submit([delivery.row])
+        delivery.on_wait()
+
+    def end_early(self, delivery: Delivery, *, delivered: bool | None) -> None:
+        """Ends a request without a call of its own, all of whose time was a wait for the platform.
+
+        Args: delivered: False: the platform failed it; None: the client left, or joined the call of an earlier try. A
+            short request has a row only where the platform failed it.
+        """
+        if delivery.is_begun or delivered is False:
+            self.end(delivery, delivered=delivered, waited_seconds=delivery.seconds())
+            return
+        delivery.is_ended = True
+        self._open.discard(delivery)
+        if delivery.begins is not None:
+            delivery.begins.cancel()
+
+    def end(self, delivery: Delivery, *, delivered: bool | None, waited_seconds: float) -> None:
         """Ends a request; a later end counts only where its answer was delivered after all."""
         if delivery.begins is not None:
             delivery.begins.cancel()
@@ -92,8 +128,7 @@ class Deliveries:
         if delivery.is_ended and not delivered:
             return
         delivery.is_ended = True
-        seconds = (delivery.left_at or time.perf_counter()) - delivery.arrived_at
-        row = replace(delivery.row, waited_seconds=waited_seconds, seconds=seconds, delivered=delivered)
+        row = replace(delivery.row, waited_seconds=waited_seconds, seconds=delivery.seconds(), delivered=delivered)
         if delivered:
             self._gather(row)
         else:
@@ -132,8 +167,12 @@ class Deliveries:
         """Writes every row and ends the controller's waiting; for a shutdown, while `run` still runs."""
         self.end_lost()
         self._flush()
-        while self._writing:
-            await asyncio.wait(self._writing)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while self._writing:
+                    await asyncio.wait(self._writing)
+        if self._held:
+            log.warning("deliveries lost", rows=self._held, cause="the gateway stops and the store is away")
         self._ended_at = -math.inf
         await self._forget()
 
@@ -165,15 +204,21 @@ class Deliveries:
             self._submit(rows)
 
     def _submit(self, rows: Sequence[NewDelivery]) -> None:
+        if self._held + len(rows) > MAX_HELD:
+            limited_log.warning("deliveries lost", rows=len(rows), cause="too many wait for the store")
+            return
         task = asyncio.create_task(self._stored(rows))
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
 
     async def _stored(self, rows: Sequence[NewDelivery]) -> None:
+        self._held += len(rows)
         try:
             await self._commits.submit(rows)
-        except (StoreAway, Refused) as error:
-            limited_log.warning("deliveries not written", cause=str(error))
+        except Refused as error:
+            limited_log.warning("deliveries lost", rows=len(rows), cause=str(error))
+        finally:
+            self._held -= len(rows)
 
     async def _write(self, rows: Sequence[NewDelivery], _may_exist: bool) -> None:
         # Rows that are submitted while this write waits are in none: its sign of life is as old as its beginning.

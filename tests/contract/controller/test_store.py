@@ -311,14 +311,16 @@ async def add_request(scene: Scene, rollout: tables.Rollout, since: float, **col
     values |= {
         "request_sha256": values.get("request_sha256", b"%d" % arrived),
         "gateway": values.get("gateway", "gone"),
+        "sequence": arrived,
     }
+    if values["delivered"] is not None:
+        same = {name: values[name] for name in ("sequence", "request_sha256")}
+        status = "completed" if values["delivered"] else "aborted"
+        await builders.add_call(scene.database, rollout, id=f"c{since}", status=status, **same)
     async with scene.database.session() as session:
         session.add(
-            tables.Delivery(
-                run_id=rollout.run_id, request_id=f"c{since}", rollout_id=rollout.id, attempt=1, sequence=arrived,
-                **values,
-            )
-        )  # fmt: skip
+            tables.Delivery(run_id=rollout.run_id, request_id=f"c{since}", rollout_id=rollout.id, attempt=1, **values)
+        )
 
 
 @pytest.mark.parametrize(

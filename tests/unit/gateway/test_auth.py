@@ -18,7 +18,7 @@ class Running:
         return None
 
 
-async def test_an_attempt_has_one_spelling(tmp_path: Path) -> None:
+def test_an_attempt_has_one_spelling(tmp_path: Path) -> None:
     write_keys(tmp_path / "keys.json")
     ring = KeyRing(tmp_path / "keys.json")
     capability = Capability(
@@ -29,7 +29,7 @@ async def test_an_attempt_has_one_spelling(tmp_path: Path) -> None:
         expires_at=int(time.time()) + 600,
     )
     auth, headers = Authenticator(ring, cast(Any, Running())), {"authorization": f"Bearer {sign(ring, capability)}"}
-    assert (await auth.authenticate(headers, "run-a.0.1", "1")).attempt == 1
+    assert auth.attempt_of(headers, "run-a.0.1", "1").attempt == 1
     for attempt in (
         "01",
         "001",
@@ -47,7 +47,7 @@ async def test_an_attempt_has_one_spelling(tmp_path: Path) -> None:
         "9" * 10,
     ):
         with pytest.raises(NotServed, match="is no attempt"):
-            await auth.authenticate(headers, "run-a.0.1", attempt)
+            auth.attempt_of(headers, "run-a.0.1", attempt)
 
 
 @pytest.mark.parametrize("version", ["\u0663", "\u00b2", "03", "+3", " 3", "3\n", ""])
