@@ -179,6 +179,10 @@ SELECT r.id, r.reason, m.id, 0 AS seconds FROM rollouts r
 JOIN model_calls m ON m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = r.attempt AND m.created_at < r.finished_at
 WHERE r.run_id = :'run' AND r.state = 'finished' AND r.reason IN ('agent_error', 'timeout') AND m.status = 'failed'
 UNION ALL
+SELECT r.id, r.reason, 'was cut off', 0 FROM rollouts r
+JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = r.attempt AND o.endpoint_down IS NOT NULL
+WHERE r.run_id = :'run' AND r.state = 'finished' AND r.reason = 'no_reward'
+UNION ALL
 SELECT r.id, r.reason, 'had no call', q.waited_seconds FROM rollouts r
 JOIN deliveries q ON q.run_id = r.run_id AND q.rollout_id = r.id AND q.attempt = r.attempt AND q.created_at < r.finished_at
 WHERE r.run_id = :'run' AND r.state = 'finished' AND r.reason IN ('agent_error', 'timeout') AND NOT q.delivered
@@ -269,6 +273,7 @@ GROUP BY o.rollout_id HAVING count(*) > 1;
 \echo question: attempts excused though the platform failed nothing
 SELECT o.rollout_id, o.attempt, o.kind FROM outcomes o JOIN rollouts r ON r.id = o.rollout_id
 WHERE o.run_id = :'run' AND o.kind NOT IN ('infra_error', 'cancelled') AND o.attempt <= r.excused_attempt
+AND o.endpoint_down IS NULL
 AND NOT EXISTS (SELECT FROM model_calls m WHERE m.run_id = o.run_id AND m.rollout_id = o.rollout_id
                 AND m.attempt = o.attempt AND (m.status = 'failed' OR m.queued_seconds > 1))
 AND NOT EXISTS (SELECT FROM deliveries q WHERE q.run_id = o.run_id AND q.rollout_id = o.rollout_id

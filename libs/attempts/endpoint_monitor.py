@@ -150,12 +150,18 @@ async def _check_for_ever(one: _Endpoint | _Store) -> None:
 
 
 async def attribute_failure(outcome: Outcome, started: float, endpoints: EndpointMonitor) -> Outcome:
-    """The outcome, or `infra_error` when an agent failed while one of its endpoints was down."""
-    if outcome.kind not in {OutcomeKind.AGENT_ERROR, OutcomeKind.TIMEOUT}:
+    """The outcome, or `infra_error` when an agent failed while one of its endpoints was down.
+
+    One that ended well without a reward keeps the endpoint's name: a reward may have come in another way.
+    """
+    is_failure = outcome.kind in {OutcomeKind.AGENT_ERROR, OutcomeKind.TIMEOUT}
+    if not is_failure and (outcome.kind is not OutcomeKind.SUCCEEDED or outcome.reward is not None):
         return outcome
     await endpoints.check()
     down = endpoints.down_since(started)
     if down is None:
         return outcome
+    if not is_failure:
+        return replace(outcome, endpoint_down=down)
     detail = f"{down} did not answer while the agent ran ({outcome.kind}: {outcome.detail})"
     return replace(outcome, kind=OutcomeKind.INFRA_ERROR, detail=detail)

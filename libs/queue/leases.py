@@ -167,6 +167,8 @@ class Outcome:
     detail: str | None = None
     stdout_tail: str = ""
     stderr_tail: str = ""
+    endpoint_down: str | None = None
+    """The endpoint that did not answer while the agent ran, where it ended well and printed no reward."""
 
     def __post_init__(self) -> None:
         if self.reward is not None and not math.isfinite(self.reward):
@@ -312,6 +314,7 @@ def outcome_row(rollout_id: str, attempt: int, run_id: str, outcome: Outcome) ->
         "detail": _storable(outcome.detail),
         "stdout_tail": _storable(outcome.stdout_tail),
         "stderr_tail": _storable(outcome.stderr_tail),
+        "endpoint_down": outcome.endpoint_down,
     }
 
 

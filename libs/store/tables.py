@@ -571,6 +571,10 @@ class Outcome(Base):
     detail: Mapped[str | None] = mapped_column(comment="Cause, for people.")
     stdout_tail: Mapped[str] = mapped_column(comment="The end of the agent's output.")
     stderr_tail: Mapped[str] = mapped_column(comment="The end of the agent's output.")
+    endpoint_down: Mapped[str | None] = mapped_column(
+        comment="The endpoint of the agent, or the store, that did not answer while an attempt ran that ended well"
+        " without a reward of its own; null: none, or unknown."
+    )
     created_at: Mapped[datetime] = _created()
     __table_args__ = (
         _one_of("kind", OutcomeKind),

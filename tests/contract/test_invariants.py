@@ -98,6 +98,10 @@ BROKEN = [
     ),
     (
         "agents blamed for what the platform did",
+        "WITH failed AS (UPDATE rollouts SET reason = 'no_reward') UPDATE outcomes SET endpoint_down = 'the store'",
+    ),
+    (
+        "agents blamed for what the platform did",
         "WITH failed AS (UPDATE model_calls SET status = 'failed', created_at = '2000-01-01')"
         " UPDATE rollouts SET reason = 'agent_error'",
     ),

@@ -21,6 +21,9 @@ BEGIN_SECONDS = 0.25
 """A request that waits for longer has a row while it waits."""
 GONE_SECONDS = 10.0
 """A gateway without a sign of life for this long is gone, and its open requests with it."""
+RETURN_SECONDS, AWAY_SECONDS = 2.0, 600.0
+"""After an outage of the store all gateways look gone: one that was seen within `AWAY_SECONDS` may return within
+`RETURN_SECONDS`, with the rows that it held."""
 PATIENCE_SECONDS = 60.0
 """So long after its end an attempt is judged by the rows that exist."""
 UNREAD = b""
@@ -76,8 +79,10 @@ UNSETTLED = f"""
             AND g.seen_at > clock_timestamp() - interval '{GONE_SECONDS} seconds')
         OR EXISTS (
             SELECT FROM gateways g
-            WHERE g.seen_at > clock_timestamp() - interval '{GONE_SECONDS} seconds'
-            AND g.seen_at < a.finished_at + interval '{2 * BEGIN_SECONDS} seconds'))
+            WHERE g.seen_at < a.finished_at + interval '{2 * BEGIN_SECONDS} seconds'
+            AND (g.seen_at > clock_timestamp() - interval '{GONE_SECONDS} seconds'
+                 OR g.seen_at > clock_timestamp() - interval '{AWAY_SECONDS} seconds'
+                 AND a.finished_at > clock_timestamp() - interval '{RETURN_SECONDS} seconds')))
 """  # noqa: S608  # constants alone
 
 # The refusal of a request is its answer.

@@ -37,6 +37,7 @@ class AttemptFacts:
     `call_failed` is true when the gateway failed a request to the model and no later try of it made up for that.
     `waited_seconds`, `lost_seconds`, `unanswered_seconds` and `answered_seconds` are those of
     `leyden.libs.store.records.deliveries.WAITS`. `total` is that of a settled grading, None where it has none.
+    `was_cut_off`: an endpoint did not answer while the attempt ran, which ended well without a reward of its own.
     """
 
     rollout_id: str
@@ -55,6 +56,7 @@ class AttemptFacts:
     is_evaluation: bool = False
     is_graded: bool = False
     total: float | None = None
+    was_cut_off: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ _ENDED = text(f"""
            coalesce(w.waited, 0) AS waited, coalesce(w.lost, 0) AS lost, coalesce(w.unanswered, 0) AS unanswered,
            coalesce(w.answered, 0) AS answered,
            coalesce({_CALL_FAILED}, false) AS call_failed, g.evaluation_id IS NOT NULL AS is_evaluation,
-           d.rollout_id IS NOT NULL AS is_graded, d.total
+           d.rollout_id IS NOT NULL AS is_graded, d.total, o.endpoint_down IS NOT NULL AS was_cut_off
     FROM rollouts r
     JOIN groups g ON g.id = r.group_id
     CROSS JOIN LATERAL (SELECT * FROM attempts WHERE rollout_id = r.id ORDER BY number DESC LIMIT 1) a
@@ -158,6 +160,7 @@ async def ended_attempts(session: ReadSession) -> list[AttemptFacts]:
             is_evaluation=row.is_evaluation,
             is_graded=row.is_graded,
             total=row.total,
+            was_cut_off=row.was_cut_off,
         )
         for row in await session.execute(_ENDED)
     ]

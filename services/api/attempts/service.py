@@ -96,7 +96,7 @@ async def end(
         outcome = replace(outcome, kind=OutcomeKind.CANCELLED, reward=None, detail=CANCELLED)
     elif status.seconds > lease.runner.timeout_seconds:
         outcome = _timeout(status, outcome)
-    elif asked.outcome == "failed":
+    elif asked.outcome != "given_back":
         outcome = await _judged(outcome, status.seconds, context)
     await leases.settle_all(session, [(lease, outcome)])
     return _ended(lease, outcome), True
@@ -121,9 +121,9 @@ def outcome_of(asked: EndRequest, lease: Lease) -> Outcome:
 
 
 async def _judged(outcome: Outcome, seconds: float, context: AttemptContext) -> Outcome:
-    """A failure, as the platform's where an endpoint of the agent was down, or may have been."""
+    """A failure, as the platform's where an endpoint of the agent was down, or may have been; another end with that."""
     started = time.monotonic() - seconds
-    if started < context.watching_since:
+    if outcome.kind is OutcomeKind.AGENT_ERROR and started < context.watching_since:
         return replace(outcome, kind=OutcomeKind.INFRA_ERROR, detail=f"{UNWATCHED} ({outcome.detail})")
     return await attribute_failure(outcome, started, context.monitor)
 

@@ -300,6 +300,20 @@ async def test_a_failure_while_an_endpoint_is_down_is_not_the_agents(bench: Benc
         assert "did not answer while the agent ran" in (outcome.detail or "")
 
 
+@pytest.mark.parametrize(("line", "is_noted"), [("", True), ("print('{\"reward\": 0}')", False)])
+async def test_an_agent_without_a_reward_that_swallowed_an_endpoint_being_down_is_noted(
+    bench: Bench, line: str, is_noted: bool
+) -> None:
+    async with stopped(await bench.start()):
+        [rollout] = await bench.enqueue(WAITS + line, timeout_seconds=120)
+        await bench.pids(1)
+        bench.endpoints.close()
+        for folder in (bench.folder / "attempts").glob("*/*/work"):
+            (folder / "go").touch()
+        outcome = await bench.outcome(rollout)
+    assert (outcome.kind, outcome.endpoint_down is not None) == ("succeeded", is_noted)
+
+
 @pytest.mark.parametrize("code", ["import sys; sys.exit(1)", "print('{\"reward\": 0}')"])
 async def test_an_agent_whose_key_the_gateway_refuses_is_not_blamed(bench: Bench, code: str) -> None:
     bench.endpoints.status = "401 Unauthorized"

@@ -65,6 +65,14 @@ def ended(kind: OutcomeKind | None, **changes: object) -> AttemptFacts:
         ),
         ("timeout", {"unanswered_seconds": 1.9, "answered_seconds": 0.5}, None),
         ("timeout", {"unanswered_seconds": 1.9}, None),
+        # Its requests may have reached nobody.
+        ("succeeded", {"was_cut_off": True}, None),
+        ("succeeded", {"was_cut_off": True, "failures": 3}, Resolution("r", EXCLUDED, None, None, "held")),
+        (
+            "succeeded",
+            {"was_cut_off": True, "has_explicit_reward": True},
+            Resolution("r", FINISHED, 2, 0.0, "succeeded"),
+        ),
         # Answers that came late are no excuse for a reward; lost ones are.
         ("succeeded", {"reward": 0.0, "waited_seconds": 6.0}, Resolution("r", FINISHED, 2, 0.0, "succeeded")),
         ("succeeded", {"reward": 0.0, "waited_seconds": 6.0, "lost_seconds": 3.0}, None),
