@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from prometheus_client import Counter
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.datastructures import State
 
@@ -29,7 +30,7 @@ from leyden.libs.service import Budget, JsonResponse, Problem, Share
 from leyden.libs.service.body import read_body
 from leyden.libs.service.json_body import JsonRoute
 from leyden.libs.store.database import Database
-from leyden.libs.store.records.spans import ENDPOINT, FEEDBACK, NewReward, unknown_place
+from leyden.libs.store.records.spans import ENDPOINT, FEEDBACK, NewReward, unknown_answers, unknown_place
 from leyden.services.collector.batch import TelemetryCommit
 from leyden.services.collector.conventions import Sender
 from leyden.services.collector.decode import Decode, Rows, decode_logs, decode_traces
@@ -50,6 +51,7 @@ BODY_SECONDS = 30.0
 ROW_BYTES = 1024
 """Memory of a row without its texts."""
 
+MISPLACED = Counter("collector_misplaced_rewards_total", "Rewards in telemetry for answers that their attempt lacks.")
 router = APIRouter(route_class=JsonRoute)
 
 # Postgres stores no NUL.
@@ -205,6 +207,7 @@ async def decoded_and_stored(
     rows = await _decoded(read, len(body), state.decoding)
     if Scope.REWARD not in capability.scopes:
         rows.rewards = [one._replace(source=FEEDBACK) for one in rows.rewards]
+    await _leave_out_misplaced(state, rows)
     # Rows wait for their commit longer than they take to decode.
     share.acquire(len(rows) * ROW_BYTES)
     quotas: Quotas = state.quotas
@@ -285,11 +288,35 @@ def _reward_rows(body: RewardBody, key: str, sender: Sender) -> list[NewReward]:
     ]
 
 
+async def _leave_out_misplaced(state: State, rows: Rows) -> None:
+    """Leaves out rewards that name an answer which the attempt does not have, and counts them.
+
+    Those on a span of an answer name none themselves: the span may be of another model, and its agent's reward counts
+    for the rollout.
+    """
+    of_spans = {span.response_id for span in rows.spans}
+    named = {one.response_id for one in rows.rewards if one.response_id is not None} - of_spans
+    if not named:
+        return
+    database: Database = state.database
+    first = rows.rewards[0]
+    async with database.read() as session:
+        unknown = await unknown_answers(session, first.run_id, first.rollout_id, first.attempt, named)
+    kept = [one for one in rows.rewards if one.response_id not in unknown]
+    if len(kept) < len(rows.rewards):
+        MISPLACED.inc(len(rows.rewards) - len(kept))
+        rows.rejected += 0 if rows.spans else len(rows.rewards) - len(kept)
+        rows.rewards, rows.message = kept, rows.message or _no_answer(f"response_id {min(unknown)!r}")
+
+
+def _no_answer(has: str) -> str:
+    return f"no answer of this attempt has {has}: send an id of one, or none for a reward of the rollout"
+
+
 async def _check_place(state: State, reward: NewReward) -> None:
     """Raises: Problem: 422: no answer of the attempt has the id that the reward names."""
     database: Database = state.database
     async with database.read() as session:
         unknown = await unknown_place(session, reward)
     if unknown is not None:
-        detail = f"no answer of this attempt has {unknown}: send an id of one, or none for a reward of the rollout"
-        raise Problem(422, detail, cause="unknown_call")
+        raise Problem(422, _no_answer(unknown), cause="unknown_call")

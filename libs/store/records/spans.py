@@ -7,7 +7,7 @@ Refused            the store will never take these rows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import psycopg
@@ -60,6 +60,10 @@ _HAS_PLACE = {
                                                       jsonb_build_object('id', CAST(:id AS text))))
     """),
 }
+_UNKNOWN_ANSWERS = text(f"""
+    SELECT named FROM unnest(CAST(:ids AS text[])) AS named
+    WHERE NOT EXISTS ({_CALLS} AND right(named, length(request_id)) = request_id)
+""")  # noqa: S608  # constants alone
 _STORED_REWARDS = text("""
     SELECT (SELECT count(*) FROM rewards WHERE rollout_id = :rollout AND attempt = :attempt)
          + (SELECT count(*) FROM feedback WHERE rollout_id = :rollout AND attempt = :attempt)
@@ -141,6 +145,14 @@ async def unknown_place(session: ReadSession, reward: NewReward) -> str | None:
         if value is not None and not await session.scalar(_HAS_PLACE[name], {**names, "id": value}):
             return f"{name} {value!r}"
     return None
+
+
+async def unknown_answers(
+    session: ReadSession, run_id: str, rollout_id: str, attempt: int, response_ids: Iterable[str]
+) -> set[str]:
+    """Those of the ids that no answer of the attempt has."""
+    names = {"run": run_id, "rollout": rollout_id, "attempt": attempt}
+    return set(await session.scalars(_UNKNOWN_ANSWERS, {**names, "ids": sorted(response_ids)}))
 
 
 async def stored_rewards(session: ReadSession, rollout_id: str, attempt: int) -> int:

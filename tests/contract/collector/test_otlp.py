@@ -320,6 +320,7 @@ def evaluation(value: float, response_id: str = "chatcmpl-c1") -> dict[str, Any]
 
 
 async def test_rewards_in_telemetry_are_stored_once_and_only_when_granted(collector: Collector) -> None:
+    await add_call(collector.database, collector.rollout, request_id="c1")
     sent = body(
         {"attributes": [{"key": "rl.reward", "value": {"double_value": 0.5}}]},
         {"events": [evaluation(1.0), evaluation(float("nan"))]},
@@ -334,6 +335,24 @@ async def test_rewards_in_telemetry_are_stored_once_and_only_when_granted(collec
         ("rl.reward", 0.5, None, "telemetry"),
         ("correct", 1.0, "chatcmpl-c1", "telemetry"),
     ]
+
+
+async def test_a_reward_in_telemetry_for_an_answer_that_the_attempt_does_not_have_is_left_out(
+    collector: Collector,
+) -> None:
+    await add_call(collector.database, collector.rollout, request_id="c1")
+    sent = body({"events": [evaluation(1.0), evaluation(2.0, "chatcmpl-c2")]})
+    given = await collector.post("/v1/traces", sent)
+    partial = ExportTraceServiceResponse.FromString(given.content).partial_success
+    assert (given.status_code, partial.rejected_spans) == (200, 0)
+    assert "no answer of this attempt has response_id 'chatcmpl-c2'" in partial.error_message
+    assert [(value, answer) for _, value, answer, _ in await collector.rewards()] == [(1.0, "chatcmpl-c1")]
+    # An instrument's span of another model's answer names no answer of this attempt's by itself.
+    chat = {"key": "gen_ai.response.id", "value": {"string_value": "chatcmpl-other"}}
+    operation = {"key": "gen_ai.operation.name", "value": {"string_value": "chat"}}
+    reward = {"key": "rl.reward", "value": {"double_value": 3.0}}
+    await collector.post("/v1/traces", body({"span_id": b"otherone", "attributes": [chat, operation, reward]}))
+    assert len(await collector.rewards()) == 2
 
 
 async def test_evaluation_results_arrive_as_log_records(collector: Collector) -> None:
