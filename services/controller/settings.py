@@ -79,7 +79,7 @@ class Settings(ServiceSettings):
     """How often all waiting rollouts enter the task queue again, since Redis may be wiped; none enters twice."""
     groups_without_success: int = Field(default=16, ge=1)
     """A run fails with the cause when so many training groups in a row hold no success, since its agent cannot work, or
-    when credit excluded so many."""
+    when credit excluded so many. Without steps, its evaluations' groups count."""
     retention_days: float | None = Field(default=None, gt=0)
     """Days after its end that a run keeps its calls, spans, credits, samples and outputs; unset: for ever."""
     webhook_url: SecretStr | None = None

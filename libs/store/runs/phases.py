@@ -59,9 +59,17 @@ _PHASES = text("""
         updated_at = CASE WHEN s.phase = excluded.phase THEN s.updated_at ELSE now() END
 """)
 
+# Over rollout r: the cause of its end, for people.
+_LATEST = """LEFT JOIN LATERAL (
+        SELECT concat_ws(': ', coalesce(nullif(r.reason, 'succeeded'), o.kind), d.reason, o.detail,
+                         nullif(right(o.stderr_tail, 500), '')) AS detail
+        FROM outcomes o LEFT JOIN gradings d ON d.rollout_id = o.rollout_id AND d.attempt = o.attempt
+        WHERE o.rollout_id = r.id ORDER BY o.attempt DESC LIMIT 1
+    ) latest ON true"""
+
 # A run whose groups never had a success ends after all its groups, where it has fewer than the limit. Otherwise the
 # groups of the present phase count, so that a resumed run has a chance.
-_WITHOUT_SUCCESS = text("""
+_WITHOUT_SUCCESS = text(f"""
     SELECT s.run_id, (array_agg(latest.detail ORDER BY r.finished_at DESC))[1] AS detail
     FROM run_status s
     JOIN runs u ON u.id = s.run_id
@@ -78,16 +86,29 @@ _WITHOUT_SUCCESS = text("""
         ORDER BY number DESC LIMIT :groups
     ) g
     JOIN rollouts r ON r.group_id = g.id
-    LEFT JOIN LATERAL (
-        SELECT concat_ws(': ', coalesce(nullif(r.reason, 'succeeded'), o.kind), d.reason, o.detail,
-                         nullif(right(o.stderr_tail, 500), '')) AS detail
-        FROM outcomes o LEFT JOIN gradings d ON d.rollout_id = o.rollout_id AND d.attempt = o.attempt
-        WHERE o.rollout_id = r.id ORDER BY o.attempt DESC LIMIT 1
-    ) latest ON true
+    {_LATEST}
     WHERE s.phase = 'running'
     GROUP BY s.run_id, needed.groups
     HAVING count(DISTINCT g.id) >= needed.groups AND NOT bool_or(r.reason = 'succeeded')
-""")
+""")  # noqa: S608  # constants alone
+
+# A run without steps has the groups of its evaluations alone.
+_EVALUATED_WITHOUT_SUCCESS = text(f"""
+    SELECT s.run_id, (array_agg(latest.detail ORDER BY r.finished_at DESC))[1] AS detail
+    FROM run_status s
+    JOIN runs u ON u.id = s.run_id AND u.steps = 0
+    CROSS JOIN LATERAL (
+        SELECT least(:groups, sum(least(d.task_count, coalesce(e.max_tasks, d.task_count)))) AS groups
+        FROM evaluations e JOIN datasets d ON d.id = e.dataset_id WHERE e.run_id = s.run_id
+    ) AS needed
+    JOIN groups g ON g.run_id = s.run_id AND g.evaluation_id IS NOT NULL AND g.state = 'complete'
+    JOIN rollouts r ON r.group_id = g.id
+    {_LATEST}
+    WHERE s.phase IN ('running', 'evaluating')
+    AND NOT EXISTS (SELECT FROM rollouts o WHERE o.run_id = s.run_id AND o.reason = 'succeeded')
+    GROUP BY s.run_id, needed.groups
+    HAVING count(DISTINCT g.id) >= needed.groups
+""")  # noqa: S608  # constants alone
 
 # The groups of the present phase count, so that a resumed run has a chance.
 _EXCLUDED_BY_CREDIT = text("""
@@ -143,8 +164,15 @@ async def step_rewards(session: ReadSession, run_id: str) -> list[tuple[int, flo
 
 
 async def runs_without_success(session: ReadSession, groups: int) -> dict[str, str]:
-    """Running runs without a success in their last `groups` training groups of this phase, with the last cause."""
-    rows = await session.execute(_WITHOUT_SUCCESS, {"groups": groups})
+    """Running runs without a success in their last `groups` training groups of this phase, with the last cause.
+
+    Those without steps have none in all of their evaluations, or in the first `groups` groups of them.
+    """
+    rows = [
+        row
+        for statement in (_WITHOUT_SUCCESS, _EVALUATED_WITHOUT_SUCCESS)
+        for row in await session.execute(statement, {"groups": groups})
+    ]
     return {row.run_id: row.detail or "every lease was lost" for row in rows}
 
 

@@ -730,6 +730,21 @@ async def add_evaluation(scene: Scene, run: tables.Run, number: int, version: in
         )
 
 
+@pytest.mark.parametrize(("works", "phase"), [(False, "failed"), (True, "completed")])
+async def test_a_run_that_only_evaluates_fails_where_its_agent_never_works(
+    scene: Scene, works: bool, phase: str
+) -> None:
+    run = await add_run(scene, config=document(steps=0))
+    await add_evaluation(scene, run, 1, 0)
+    await scene.tick(2)
+    first, *others = await scene.rollouts(run)
+    await scene.attempt(first, kind="succeeded" if works else "agent_error", reward=0.0 if works else None)
+    for rollout in others:
+        await scene.attempt(rollout, kind="agent_error", reward=None)
+    await scene.tick(2)
+    assert await scene.phase(run) == (phase, None if works else "no rollout succeeds: agent_error")
+
+
 async def test_evaluations_run_before_and_after_training_on_their_versions(scene: Scene) -> None:
     run = await add_run(scene, config=document(steps=1, max_policy_lag=0))
     await add_evaluation(scene, run, 1, 0)
