@@ -15,6 +15,7 @@ from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
+MACHINE = Path("/proc/vmstat")
 LAST_LINE = "leyden: for want of memory the kernel killed {} processes of this container"
 TOLD = re.compile(r"^leyden: for want of memory the kernel killed (\d+) processes of this container\n?", re.MULTILINE)
 
@@ -35,6 +36,12 @@ def memory_kills() -> int | None:
             if (count := _count(file)) is not None:
                 return count
     return None
+
+
+def machine_memory_kills() -> int | None:
+    """The processes of the whole machine that the kernel has killed so far for want of memory; None where no file tells
+    it. For a program that has its machine for itself, and no cgroup that counts."""
+    return _count(MACHINE)
 
 
 def told(output: str) -> tuple[int | None, str]:

@@ -11,7 +11,7 @@ from collections import deque
 from pathlib import Path
 
 from leyden.libs.embedded.launch import tied
-from leyden.libs.embedded.memory_kills import memory_kills
+from leyden.libs.embedded.memory_kills import machine_memory_kills, memory_kills
 from leyden.libs.telemetry import logger
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainers.backend import (
@@ -46,7 +46,7 @@ class ProcessTrainers:
         # The API has seen the models of this machine.
         if attempt in self._processes:
             return
-        self._memory_kills[attempt] = deque([(time.monotonic(), memory_kills())], maxlen=2)
+        self._memory_kills[attempt] = deque([(time.monotonic(), _kills())], maxlen=2)
         try:
             process = await self._spawn(attempt.run_id)
         except OSError as error:
@@ -63,7 +63,7 @@ class ProcessTrainers:
         output = await asyncio.to_thread(_last_lines, self._log_file(attempt.run_id))
         # The trainer has the cgroup of this process, as agents and engines of a laptop do.
         (_, before), *_ = self._memory_kills[attempt]
-        after = memory_kills()
+        after = _kills()
         kills = None if before is None or after is None else after - before
         return end_of(code, output, "give this machine more memory", memory_kills=kills)
 
@@ -98,10 +98,16 @@ class ProcessTrainers:
     def _count_memory_kills(self, attempt: TrainerAttempt) -> None:
         counts = self._memory_kills[attempt]
         if time.monotonic() - counts[-1][0] > RECENT_SECONDS:
-            counts.append((time.monotonic(), memory_kills()))
+            counts.append((time.monotonic(), _kills()))
 
     def _log_file(self, run_id: str) -> Path:
         return log_file(self._settings.log_folder, run_id)
+
+
+def _kills() -> int | None:
+    """The kernel's kills for want of memory around the trainer: of a machine without counting cgroups, all of them."""
+    own = memory_kills()
+    return machine_memory_kills() if own is None else own
 
 
 def log_file(folder: Path, run_id: str) -> Path:

@@ -148,10 +148,14 @@ async def failures(made: TrainerSupervisor) -> dict[str, str]:
     return failed
 
 
+@pytest.mark.parametrize("counts", ["its cgroup", "the machine alone"])
 async def test_a_trainer_that_the_kernel_kills_for_memory_twice_fails_its_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counts: str
 ) -> None:
     counter = own_cgroup(tmp_path, monkeypatch)
+    if counts != "its cgroup":
+        monkeypatch.setattr(memory_kills, "OWN", tmp_path / "absent")
+        monkeypatch.setattr(memory_kills, "MACHINE", counter)
     kill = (
         "kills = int(open('memory.events').read().split()[1]);"
         " open('memory.events', 'w').write(f'oom_kill {kills + 1}\\n'); os.kill(os.getpid(), 9)"
