@@ -39,7 +39,9 @@ def _train(settings: Settings) -> None:
     configure_logs("trainer", settings.log_level)
     configure_tracing("trainer", settings.otlp_endpoint)
     with bind(run_id=settings.run_id):
-        ranks = join_ranks(settings.world_size, on_cpu=on_cpu, timeout_seconds=settings.rank_timeout_seconds)
+        ranks = join_ranks(
+            settings.world_size, on_cpu=on_cpu, timeout_seconds=settings.rank_timeout_seconds, copies=settings.copies
+        )
         if ranks.rank == 0:
             run_worker("trainer", settings, lambda stop, checks: run_trainer(settings, stop, checks, ranks))
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from leyden.libs.service import ServiceSettings
@@ -41,6 +41,16 @@ class Settings(ServiceSettings):
     """Processes of this trainer, as `torchrun` sets it."""
     rank: int = Field(default=0, ge=0, validation_alias="RANK")
     """The number of this process among them, as `torchrun` sets it. Rank 0 leads."""
+    copies: int = Field(default=1, ge=1)
+    """Copies of the model among the processes of this trainer, each divided among consecutive ones. As many as
+    machines: each machine gathers layers from its own memory, and gradients alone travel between machines."""
     rank_timeout_seconds: float = Field(default=600.0, gt=0)
     """Longest wait of a trainer's processes for each other within a step or a checkpoint; then they end, and the
     trainer fails."""
+
+    @field_validator("copies")
+    @classmethod
+    def _divided_alike(cls, copies: int, info: ValidationInfo) -> int:
+        if info.data.get("world_size", copies) % copies:
+            raise ValueError(f"should divide the number of processes, {info.data['world_size']}")
+        return copies

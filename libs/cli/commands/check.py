@@ -54,6 +54,7 @@ def check(
     gpu_memory: Annotated[int | None, _size("Memory of a GPU, such as 80GB.")] = None,
     host_memory: Annotated[int | None, _size("Memory of a trainer's host, or its pod's limit.")] = None,
     hosts: Annotated[int, typer.Option(min=1, help="The trainer's hosts.")] = 1,
+    copies: Annotated[int, typer.Option(min=1, help="Copies of the model (trainer.copies), such as one a host.")] = 1,
     engine_gpus: Annotated[int, typer.Option(min=1, help="GPUs of an engine.")] = 1,
     shared: Annotated[bool, typer.Option("--shared", help="The engine is on the trainer's GPUs.")] = False,
     as_json: AsJson = False,
@@ -65,7 +66,7 @@ def check(
 
     Example: leyden run check run.json --gpus 8 --gpu-memory 80GB --host-memory 512GiB
     """
-    machine = Machine(gpus, gpu_memory, host_memory, hosts, engine_gpus, shared)
+    machine = Machine(gpus, gpu_memory, host_memory, hosts, engine_gpus, shared, copies)
     run, found = _read(read_document(file, changes or []))
     folder, needs = model or _model(run, context_of(ctx)), list[Need]()
     if run is not None:

@@ -1,6 +1,6 @@
 """The memory that a run's trainer and engine need, by arithmetic from the document and the shape of its model.
 
-    state         bytes a parameter  one process            each of n processes
+    state         bytes a parameter  one process            each of n processes that divide a copy
     weights       of the model       4 (LoRA's base: 2)     4/n
     gradients     of trained ones    4                      4/n
     moments       of trained ones    8, 4 or 2 (8bit)       the same divided by n; none with `optimizer.offload`
@@ -65,7 +65,8 @@ class Machine:
     """Hosts that are alike; memory of None is not judged.
 
     Args: gpus: of each host, one trainer process on each, 0 for a CPU; engine_gpus: over which one engine divides its
-        weights, None for an engine that is not judged; shared: the engine is on the trainer's GPUs and host
+        weights, None for an engine that is not judged; shared: the engine is on the trainer's GPUs and host; copies: of
+        the model among all processes
     """
 
     gpus: int = 1
@@ -74,11 +75,17 @@ class Machine:
     hosts: int = 1
     engine_gpus: int | None = None
     shared: bool = False
+    copies: int = 1
 
     @property
     def ranks(self) -> int:
         """Processes of the trainer."""
         return max(1, self.gpus * self.hosts)
+
+    @property
+    def shards(self) -> int:
+        """Processes among which a copy of the model is divided."""
+        return max(1, self.ranks // self.copies)
 
     @property
     def device(self) -> Device:
@@ -137,24 +144,24 @@ def trained_parameters(run: RunConfig, shape: Shape) -> int:
 
 
 def _states(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Iterator[Need]:
-    ranks, trained, lora = machine.ranks, trained_parameters(run, shape), run.training.lora is not None
+    shards, trained, lora = machine.shards, trained_parameters(run, shape), run.training.lora is not None
     held, critic = shape.size + (trained if lora else 0), run.algorithm.critic
     if critic is not None and critic.trunk == "own" and critic.model is None:
         held, trained = held + shape.size, trained + shape.size
     narrow = shape.matrices if lora and run.training.lora and run.training.lora.base_dtype == "bfloat16" else 0
-    yield Need(place, "weights", (FULL * held - (FULL - HALF) * narrow) // ranks)
-    yield Need(place, "gradients", FULL * trained // ranks)
-    if ranks > 1:
+    yield Need(place, "weights", (FULL * held - (FULL - HALF) * narrow) // shards)
+    yield Need(place, "gradients", FULL * trained // shards)
+    if machine.ranks > 1:
         width = _compute_bytes(run, machine)
         yield Need(place, "gathered weights", width * (shape.outside + 2 * shape.layer))
         if not lora:
             yield Need(place, "gathered gradients", (width + FULL) * max(shape.outside, shape.layer))
     if not run.optimizer.offload:
-        yield Need(place, "moments", _moment_bytes(run, trained) // ranks)
+        yield Need(place, "moments", _moment_bytes(run, trained) // shards)
     if run.algorithm.kl_coefficient > 0 and not lora:
-        yield Need(place, "reference", FULL * shape.size // ranks)
+        yield Need(place, "reference", FULL * shape.size // shards)
     if run.algorithm.distillation is not None and run.algorithm.distillation.model is None:
-        yield Need(place, "teacher", FULL * shape.size // ranks)
+        yield Need(place, "teacher", FULL * shape.size // shards)
 
 
 def _moment_bytes(run: RunConfig, trained: int) -> int:
@@ -203,8 +210,8 @@ def _host(run: RunConfig, shape: Shape, machine: Machine) -> Iterator[Need]:
     in float64."""
     if run.optimizer.offload:
         moments = _moment_bytes(run, trained_parameters(run, shape))
-        yield Need("host", "offloaded moments", moments * machine.gpus // machine.ranks)
-    reading = FULL * max(shape.outside, shape.layer) // machine.hosts
+        yield Need("host", "offloaded moments", moments * machine.gpus // machine.shards)
+    reading = FULL * max(shape.outside, shape.layer) * machine.gpus // machine.shards
     trying = 2 * FULL * (shape.outside + CHECKED_LAYERS * shape.layer)
     # One after the other: a run tries and reads before it exports.
     yield Need("host", "reading the model", max(reading, trying, EXPORT_PARTS))

@@ -20,12 +20,16 @@ from leyden.services.trainer.model.forward import Policy
 warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
 
 
-def shard(policy: Policy, device: torch.device, size: int, *, bfloat16: bool = False) -> None:
+def shard(policy: Policy, device: torch.device, size: int, *, copies: int = 1, bfloat16: bool = False) -> None:
     """Divides the policy's parameters among `size` processes, in place. All ranks call it.
 
-    Args: bfloat16: compute in bfloat16; parameters, summed gradients and moments stay float32
+    Args: copies: so many groups of consecutive processes have a copy each, which they divide, and sum gradients over
+        all; bfloat16: compute in bfloat16; parameters, summed gradients and moments stay float32
     """
-    mesh = init_device_mesh(device.type, (size,))
+    if copies == 1:
+        mesh = init_device_mesh(device.type, (size,))
+    else:
+        mesh = init_device_mesh(device.type, (copies, size // copies), mesh_dim_names=("copy", "shard"))
     precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bfloat16 else MixedPrecisionPolicy()
     layers: list[nn.Module] = [one for one in policy.modules() if isinstance(one, GradientCheckpointingLayer)]
     if policy.value_head is not None:

@@ -53,9 +53,9 @@ def first_row(tensor: Tensor) -> int:
     """The number of the first row that this process has."""
     if not isinstance(tensor, DTensor):
         return 0
-    # As `torch.chunk` divides them, and with it FSDP.
-    rows, mesh = tensor.shape[0], tensor.device_mesh
-    return min(rows, mesh.get_local_rank() * math.ceil(rows / mesh.size()))
+    # As `torch.chunk` divides them, and with it FSDP. Copies of a model are the mesh's first axis.
+    rows, mesh, axis = tensor.shape[0], tensor.device_mesh, tensor.device_mesh.ndim - 1
+    return min(rows, mesh.get_local_rank(axis) * math.ceil(rows / mesh.size(axis)))
 
 
 def rounds_to(complete: Tensor, rounded: Tensor, dtype: torch.dtype) -> bool:

@@ -52,7 +52,8 @@ class Ranks:
     """This process's place among the trainer's processes, and what they say to each other.
 
     Args: rank, size: this process and the number of all; store: `torchrun`'s key-value store, None for one process;
-        timeout_seconds: bound on one collective; background: the group of the threads that write checkpoints
+        timeout_seconds: bound on one collective; background: the group of the threads that write checkpoints; copies:
+        of the model, each divided among so many consecutive processes
 
     Every method raises RankLost if another process is gone or silent.
     """
@@ -64,9 +65,10 @@ class Ranks:
         store: Store | None = None,
         timeout_seconds: float = 600.0,
         background: dist.ProcessGroup | None = None,
+        copies: int = 1,
     ) -> None:
         self.rank, self.size, self._store, self._timeout = rank, size, store, timeout_seconds
-        self.background = background
+        self.background, self.copies = background, copies
         self._lock = threading.Lock()
         self._beat_seconds = min(WAIT_SECONDS, timeout_seconds / 4)
 
@@ -215,8 +217,8 @@ ALONE = Ranks()
 """A trainer of one process."""
 
 
-def join_ranks(size: int, *, on_cpu: bool, timeout_seconds: float) -> Ranks:
-    """Meets the trainer's other processes, as `torchrun`'s variables name them.
+def join_ranks(size: int, *, on_cpu: bool, timeout_seconds: float, copies: int = 1) -> Ranks:
+    """Meets the trainer's other processes, as `torchrun`'s variables name them. Args: copies: of the model
 
     Control messages travel by gloo, gradients by the device's own library.
     """
@@ -232,4 +234,4 @@ def join_ranks(size: int, *, on_cpu: bool, timeout_seconds: float) -> Ranks:
     dist.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=timeout)
     log.info("joined the trainer's processes", rank=rank, ranks=size, backend=backend)
     background = dist.new_group(backend="gloo", timeout=timeout)
-    return Ranks(rank, size, PrefixStore("leyden", store), timeout_seconds, background)
+    return Ranks(rank, size, PrefixStore("leyden", store), timeout_seconds, background, copies)

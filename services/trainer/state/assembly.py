@@ -215,7 +215,7 @@ def _place(policy: Policy, folder: Path, config: RunConfig, accelerator: Acceler
     device = accelerator.device
     if ranks.size > 1:
         bfloat16 = _computation(config, device).precision == "bfloat16" and device.type != "cpu"
-        shard(policy, device, ranks.size, bfloat16=bfloat16)
+        shard(policy, device, ranks.size, copies=ranks.copies, bfloat16=bfloat16)
     place(policy, WeightFiles(folder), device)
 
 

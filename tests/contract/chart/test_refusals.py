@@ -34,6 +34,7 @@ WRONG = [
     ("model.source=none", "set model.path"),
     ("model.path=/var/lib/leyden/models/base", "model.path is for model.source none"),
     ("trainer.nodes=2,storage.accessModes={ReadWriteOnce}", "ReadWriteMany"),
+    ("trainer.nodes=2,trainer.gpusPerNode=8,trainer.copies=3", "trainer.copies"),
     ("api.ingress.enabled=true", "set api.ingress.host"),
     ("api.httpRoute.enabled=true", "set api.httpRoute.parentRefs"),
     ("runner.warmPool.enabled=true", "set runner.warmPool.image.repository"),

@@ -155,7 +155,7 @@ def another(name: str, schema: Schema, before: Any) -> Any:
         return not before
     if kind in {"integer", "number"}:
         return max((before or 2) + 1, schema.get("minimum", 0))
-    return TEXTS.get(name, "7Gi" if "[0-9.]+(m|k" in schema.get("pattern", "") else "other")
+    return TEXTS.get(name, "7Gi" if schema.get("pattern", "").startswith("^[0-9.]+(") else "other")
 
 
 def value_at(values: Values, path: tuple[str, ...]) -> Any:

@@ -61,6 +61,7 @@ def test_states_of_eight_billion_parameters() -> None:
         "weights": 4.1, "gradients": 4.1, "gathered weights": 3.3, "gathered gradients": 7.5, "moments": 8.2,
     }  # fmt: skip
     assert sizes(BFLOAT16, Machine(gpus=8)) == sizes(BFLOAT16, Machine(gpus=4, hosts=2)) == eight
+    assert sizes(BFLOAT16, Machine(gpus=8, hosts=2, copies=2)) == eight
     assert sizes(FLOAT32, Machine(gpus=8))["gathered weights"] == 6.5
     assert sizes({}, Machine(gpus=8)) == eight
     # 15.1 for matrices in bfloat16, 2.5 for embeddings and norms, 0.3 for adapters.

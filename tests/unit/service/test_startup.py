@@ -16,6 +16,7 @@ from leyden.libs.service.startup import exit_on_config_error
 from leyden.services.controller.settings import Settings as ControllerSettings
 from leyden.services.gateway.settings import Settings as GatewaySettings
 from leyden.services.runner.settings import Settings as RunnerSettings
+from leyden.services.trainer.settings import Settings as TrainerSettings
 
 SERVICES = ("api", "collector", "controller", "credit", "engine", "gateway", "runner", "trainer")
 ROOT = Path(__file__).parents[3]
@@ -63,6 +64,13 @@ def test_a_wrong_value_is_one_line_with_its_variable(
 ) -> None:
     assert config_error(settings, monkeypatch, **{name: value}).startswith(f"{name}: {wanted}")
     assert config_error(settings, monkeypatch, **{name: value}).endswith(END)
+
+
+def test_processes_that_cannot_divide_copies_alike_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = {"TRAINER_RUN_ID": "run-a", "WORLD_SIZE": "8", "TRAINER_COPIES": "3"}
+    error = config_error(TrainerSettings, monkeypatch, **wrong)
+    assert error.startswith("TRAINER_COPIES: should divide the number of processes, 8")
+    assert TrainerSettings(run_id="run-a", WORLD_SIZE=8, copies=2).copies == 2
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def start(model: str, ranks: Ranks = ALONE) -> tuple[Learner, RunConfig]:
     values = ValueModel(make(2)) if model == "own critic" else None
     if ranks.size > 1:
         for one in filter(None, (policy, other, values)):
-            shard(one, torch.device("cpu"), ranks.size)
+            shard(one, torch.device("cpu"), ranks.size, copies=ranks.copies)
     references = {
         "lora": Reference(BasePolicy(policy)),
         "refreshed lora": Reference(policy, 2, copied(adapter_parameters(own))),
@@ -187,14 +187,14 @@ def as_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(optimizers, name, least)
 
 
-def join(rank: int, size: int, port: int) -> Ranks:
+def join(rank: int, size: int, port: int, copies: int = 1) -> Ranks:
     """Makes this process one of `size`, with the variables that `torchrun` sets."""
     torch.set_num_threads(1)
     tree.LEAST_PREFIX, shards.FILE_BYTES, folders.FILE_BYTES = 1, 4000, 4000
     optimizers.LEAST_VALUES, optimizers.LEAST_ROW = SMALL
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"})
-    return join_ranks(size, on_cpu=True, timeout_seconds=60)
+    return join_ranks(size, on_cpu=True, timeout_seconds=60, copies=copies)
 
 
 def save_all(rank: int, size: int, port: int, folder: Path) -> None:
@@ -210,9 +210,9 @@ def resume_all(rank: int, size: int, port: int, folder: Path, found: Path) -> No
     ranks.close()
 
 
-def main(rank: int, size: int, port: int, folder: Path) -> None:
+def main(rank: int, size: int, port: int, folder: Path, copies: int = 1) -> None:
     """One process of `size`; writes what it found to `folder`."""
-    ranks = join(rank, size, port)
+    ranks = join(rank, size, port, copies)
     found = {model: train(*start(model, ranks)) for model in MODELS}
     for model in RESUMED:
         found[f"resumed {model}"] = resume(model, folder / "one", ranks)

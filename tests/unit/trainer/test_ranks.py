@@ -30,14 +30,16 @@ PER_RANK = ("computed_tokens", "row_tokens", "sharing_ratio")
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=long_only)])
+@pytest.mark.parametrize(
+    ("size", "copies"), [(2, 1), pytest.param(4, 1, marks=long_only), pytest.param(4, 2, marks=long_only)]
+)
 def test_weights_and_metrics_of_several_ranks_are_those_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, copies: int
 ) -> None:
     ranked.as_the_ranks(monkeypatch)
     for model in RESUMED:
         save(model, tmp_path / "one")
-    run_forked(ranked.main, size, free_port(), tmp_path, processes=size)
+    run_forked(ranked.main, size, free_port(), tmp_path, copies, processes=size)
     of_ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(size)]
     expected = {model: train(*start(model)) for model in MODELS}
     # Checkpoints of one process continue at several, and those of several at one.

@@ -53,24 +53,29 @@ def _states(folder: Path, change: str, ranks: ranked.Ranks = ranked.ALONE) -> di
     return ranked.gather(found, wanted=True) | buffers
 
 
-def _assemble(rank: int, size: int, port: int, folder: Path) -> None:
-    ranks = ranked.join(rank, size, port)
+def _assemble(rank: int, size: int, port: int, folder: Path, copies: int) -> None:
+    ranks = ranked.join(rank, size, port, copies)
     with pytest.MonkeyPatch.context() as patch:
         # Whoever reads a whole model fails.
         patch.setattr("leyden.services.trainer.state.assembly.read_model", None)
-        for family, change in CASES:
+        for family, change in _cases(copies):
             torch.save(_states(folder / family, change, ranks), folder / f"{family}.{change}.{rank}.pt")
     ranks.close()
 
 
-def test_ranks_that_read_their_rows_have_the_weights_of_one_process(tmp_path: Path) -> None:
+def _cases(copies: int) -> list[tuple[str, str]]:
+    return CASES if copies == 1 else [("smollm2", "plain"), ("smollm2", "lora"), ("qwen3 moe", "plain")]
+
+
+@pytest.mark.parametrize(("size", "copies"), [(3, 1), (4, 2)])
+def test_ranks_that_read_their_rows_have_the_weights_of_one_process(tmp_path: Path, size: int, copies: int) -> None:
     for family in FAMILIES:
         # Published weights are bfloat16.
         tiny(family).to(torch.bfloat16 if family.startswith("qwen") else torch.float32).save_pretrained(
             tmp_path / family
         )
-    run_forked(_assemble, 3, free_port(), tmp_path, processes=3)
-    for family, change in CASES:
+    run_forked(_assemble, size, free_port(), tmp_path, copies, processes=size)
+    for family, change in _cases(copies):
         alone = _states(tmp_path / family, change)
         if change == "plain":
             read = read_model(tmp_path / family)
@@ -78,7 +83,7 @@ def test_ranks_that_read_their_rows_have_the_weights_of_one_process(tmp_path: Pa
             expected |= {f"buffer.{name}": one for name, one in read.named_buffers(prefix="model")}
             assert alone.keys() == expected.keys()
             assert not [key for key, tensor in expected.items() if not torch.equal(alone[key], tensor)], family
-        for rank in range(3):
+        for rank in range(size):
             found = torch.load(tmp_path / f"{family}.{change}.{rank}.pt")
             assert found.keys() == alone.keys()
             assert not [key for key, tensor in alone.items() if not torch.equal(found[key], tensor)], (family, change)

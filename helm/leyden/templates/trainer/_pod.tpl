@@ -43,6 +43,8 @@ spec:
       value: {{ ternary "auto" "cpu" (gt (int $trainer.gpusPerNode) 0) }}
     - name: PET_NPROC_PER_NODE
       value: {{ max 1 (int $trainer.gpusPerNode) | quote }}
+    - name: TRAINER_COPIES
+      value: {{ $trainer.copies | quote }}
     {{- include "leyden.cacheEnv" . | nindent 4 }}
     {{- with $trainer.extraEnv }}
     {{- toYaml . | nindent 4 }}
