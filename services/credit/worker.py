@@ -265,9 +265,13 @@ async def _write(session: Session, results: list[tuple[PendingGroup, Result]]) -
         [row for group, result in results for row in credit_rows(group, result)],
         [row for group, result in results for row in sample_rows(group, result)],
     )
-    by_name = [group for group, _ in results if any(one.get("agent_name") for one in group.config.get("roles", ()))]
+    by_name = [group for group, _ in results if _has_roles_by_name(RunConfig.read(group.config))]
     if by_name:
         await learn_names(session, [group.id for group in by_name], {group.run_id for group in by_name})
+
+
+def _has_roles_by_name(config: RunConfig | BrokenDocument) -> bool:
+    return isinstance(config, RunConfig) and any(role.agent_name for role in config.roles)
 
 
 async def _batch(database: Database, notifications: Notifications, settings: Settings, *, recent: bool) -> int | None:

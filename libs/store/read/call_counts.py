@@ -9,6 +9,7 @@ from sqlalchemy import text
 
 from leyden.libs.contracts.alarms import ALARM_RULES
 from leyden.libs.contracts.call_counts import CallCounts, total
+from leyden.libs.contracts.config import BrokenDocument, RunConfig
 from leyden.libs.store.database import ReadSession
 
 _OF_STEPS = text("""
@@ -139,6 +140,8 @@ async def roles_seen(session: ReadSession, run_id: str, roles: Sequence[str]) ->
 
 
 def _trained_roles(config: Mapping[str, Any]) -> list[str]:
-    """The roles in `train` whose calls the run's own policy answers."""
-    own = [role["name"] for role in config.get("roles", ()) if role.get("policy") is None]
-    return [role for role in own if role in (config.get("train") or ())]
+    """The roles in `train` whose calls the run's own policy answers; none where the document does not parse."""
+    found = RunConfig.read(config)
+    if isinstance(found, BrokenDocument):
+        return []
+    return [role.name for role in found.roles if role.policy is None and role.name in (found.train or ())]

@@ -971,9 +971,18 @@ async def test_a_document_that_does_not_parse_fails_its_own_run_alone(scene: Sce
         assert judged.judged_end == judged.finished_at is not None
 
 
-async def breaks(database: Database, run: tables.Run) -> None:
+DAMAGES = [
+    {"algorithm": {"type": "of another version"}},
+    {"roles": ["a"], "train": ["a"]},
+    {"policies": "none"},
+    {"reward": {"components": 1}},
+    {"evaluation": [], "agent": None},
+]
+
+
+async def breaks(database: Database, run: tables.Run, damage: dict[str, Any] = DAMAGES[0]) -> None:
     async with database.session() as session:
-        config = {**run.config, "algorithm": {"type": "of another version"}}
+        config = {**run.config, **damage}
         await session.execute(update(tables.Run).where(tables.Run.id == run.id).values(config=config))
 
 
@@ -1008,12 +1017,17 @@ async def test_a_document_that_breaks_after_the_end_fails_its_own_evaluation_alo
         assert (await session.get_one(tables.RunStatus, broken.id)).updated_at == before
 
 
-async def test_a_document_that_breaks_at_work_stops_no_other_run(scene: Scene) -> None:
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: next(iter(damage)))
+async def test_a_document_that_breaks_at_work_stops_no_other_run(scene: Scene, damage: dict[str, Any]) -> None:
     broken, good = await add_run(scene), await add_run(scene)
     await scene.tick(2)
     await scene.finish_all(broken)
-    await breaks(scene.database, broken)
+    await scene.tick()
+    await scene.credit_and_train(broken, 1, calls=SILENT)
+    await scene.tick()
+    await scene.finish_all(broken)
+    await breaks(scene.database, broken, damage)
     await scene.tick(2)
     phase, reason = await scene.phase(broken)
-    assert (phase, str(reason)[:51]) == ("failed", "the stored document does not parse: algorithm: Inpu")
+    assert (phase, str(reason)[:34]) == ("failed", "the stored document does not parse")
     assert await scene.phase(good) == ("running", None)

@@ -686,13 +686,19 @@ async def test_a_group_that_takes_long_stops_no_other_group_and_no_reward(
     assert (verdicts[slow.id].reward_mean, verdicts[quick.id].reward_mean) == (1.0, 0.5)
 
 
-async def test_a_document_that_does_not_parse_excludes_its_own_groups_alone(database: Database) -> None:
+@pytest.mark.parametrize(
+    ("damage", "field"),
+    [({"credit": {"rule": {"type": "of another version"}}}, "credit.rule"), ({"roles": ["a"]}, "roles.0")],
+)
+async def test_a_document_that_does_not_parse_excludes_its_own_groups_alone(
+    database: Database, damage: dict[str, Any], field: str
+) -> None:
     broken, other = await add_run_with_credit(database), await add_run_with_credit(database)
     lost, good = await add_complete_group(database, broken), await add_complete_group(database, other)
     async with database.session() as session:
-        config = {**broken.config, "credit": {"rule": {"type": "of another version"}}}
+        config = {**broken.config, **damage}
         await session.execute(update(tables.Run).where(tables.Run.id == broken.id).values(config=config))
     assert await credit_pending(database, 8) == [lost.id, good.id]
     verdicts = {row.group_id: row for row in await rows(database, tables.GroupCredit)}
     assert [verdicts[one.id].verdict for one in (lost, good)] == ["excluded", "credited"]
-    assert str(verdicts[lost.id].reason).startswith("the stored document does not parse: credit.rule: Input")
+    assert str(verdicts[lost.id].reason).startswith(f"the stored document does not parse: {field}: Input")
