@@ -28,6 +28,7 @@ from leyden.services.gateway.auth import Authenticator
 from leyden.services.gateway.azure import azure_routes
 from leyden.services.gateway.calls.service import CallService
 from leyden.services.gateway.dialects.base import WireFormat
+from leyden.services.gateway.dialects.responses.compaction import Compaction
 from leyden.services.gateway.dialects.responses.dialect import Responses
 from leyden.services.gateway.dialects.responses.routes import RESPONSE_ROUTES
 from leyden.services.gateway.embeddings import Embeddings
@@ -131,6 +132,7 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     )
     app.state.agent_objects = AgentObjects(database, hold_seconds=hold_seconds, quota=_objects_quota(settings))
     app.state.responses = Responses(stored, app.state.agent_objects)
+    app.state.compaction = Compaction(stored, app.state.agent_objects)
     embeddings_key = read_secret(settings.embeddings_api_key, settings.embeddings_api_key_file)
     app.state.reader = reader
     app.state.embeddings = Embeddings(settings.embeddings_url, embeddings_key, settings.providers)

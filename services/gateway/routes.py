@@ -57,6 +57,11 @@ async def responses(request: Request) -> Response:
     return await _answer(request, request.app.state.responses)
 
 
+async def compact(request: Request) -> Response:
+    """Answers with the context that takes the place of a conversation, which the model sums up."""
+    return await _answer(request, request.app.state.compaction)
+
+
 async def completions(request: Request) -> Response:
     """Continues a raw prompt, in one body or as a stream."""
     return await _answer(request, COMPLETIONS)
@@ -130,6 +135,7 @@ OPENAI_ROUTES = (
     *(Route(BASE + path, responses, methods=["POST"]) for path in ("/responses", "/responses/")),
     *(Route(BASE + path, completions, methods=["POST"]) for path in ("/completions", "/completions/")),
     Route(BASE + "/responses/input_tokens", input_tokens, methods=["POST"]),
+    Route(BASE + "/responses/compact", compact, methods=["POST"]),
     *(Route(BASE + path, embeddings, methods=["POST"]) for path in ("/embeddings", "/embeddings/")),
     *(Route(BASE + path, models, methods=["GET"]) for path in ("/models", "/models/")),
     Route(BASE + "/models/{name:path}", model, methods=["GET"]),

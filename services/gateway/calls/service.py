@@ -161,7 +161,8 @@ class CallService:
                 # The row of the call that it joins says whether the answer arrives.
                 self._deliveries.end_early(arrival.delivery, delivered=None)
             if answered is not None:
-                return request, answered
+                # The body of the answer may repeat turns that the request refers to.
+                return await wire_format.expand(attempt, request), answered
             self._recorder.check_room(attempt.key, request.choices)
             self._admit(attempt)
             try:

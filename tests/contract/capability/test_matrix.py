@@ -149,6 +149,7 @@ GATEWAY = {
     ("POST", "/r/{rollout}/{attempt}/v1/responses"): Row(for_agents(200), RESPONSE),
     ("POST", "/r/{rollout}/{attempt}/v1/responses/"): Row(for_agents(200), RESPONSE),
     ("POST", "/r/{rollout}/{attempt}/v1/responses/input_tokens"): Row(for_agents(200), RESPONSE),
+    ("POST", "/r/{rollout}/{attempt}/v1/responses/compact"): Row(for_agents(200), RESPONSE),
     ("GET", "/r/{rollout}/{attempt}/v1/responses/{response_id}"): Row(for_agents(404)),
     ("DELETE", "/r/{rollout}/{attempt}/v1/responses/{response_id}"): Row(for_agents(404)),
     ("POST", "/r/{rollout}/{attempt}/v1/conversations"): Row(for_agents(200), {}),

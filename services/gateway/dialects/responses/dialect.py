@@ -21,7 +21,6 @@ from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, 
 from leyden.services.gateway.dialects.chat_completions import logprobs_of
 from leyden.services.gateway.dialects.hosted import without_hosted
 from leyden.services.gateway.dialects.responses.items import (
-    HOSTED_ITEMS,
     NO_TOOLS,
     Item,
     ObjectId,
@@ -135,7 +134,7 @@ class Responses(WireFormat):
         tools = tuple(map(_neutral_tool, offered))
         if wire := wire_tools(given):
             marks["wire_tools"] = wire
-        if hosted := [item.kind for item in items if item.kind in HOSTED_ITEMS]:
+        if hosted := [item.kind for item in items if item.is_hosted]:
             marks["hosted_items"] = hosted
         return ResponsesRequest(
             dialect=Dialect.RESPONSES,
@@ -373,14 +372,19 @@ def response_of(parameters: Json, tools: Sequence[Json], completion: Completion)
         "incomplete" if is_cut else "completed",
         _output(completion.request_id, answer, parameters),
         incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
-        usage={
-            "input_tokens": completion.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": completion.cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": completion.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": completion.prompt_tokens + completion.completion_tokens,
-        },
+        usage=usage_of(completion),
     )
+
+
+def usage_of(completion: Completion) -> Json:
+    """Returns the `usage` object of an answer."""
+    return {
+        "input_tokens": completion.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": completion.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": completion.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": completion.prompt_tokens + completion.completion_tokens,
+    }
 
 
 def input_items(stored: StoredAnswer) -> list[Json]:

@@ -36,6 +36,10 @@ HOSTED_ITEMS = frozenset(
     }
 )
 """Types of items that the model is not shown: their content has no place in a conversation of functions."""
+SUMMARY = "leyden:"
+"""The begin of the content of this gateway's own compactions; the rest is the model's summary."""
+SUMMARY_TURN = "The conversation so far, but for the user's messages, summed up:\n"
+"""The begin of the user's message that shows a summary to the model."""
 T = TypeVar("T")
 ObjectId = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]
 """An id that the store can hold."""
@@ -61,18 +65,33 @@ class Item(Wire):
     input: str | None = None
     output: str | list[_Part] | None = None
     tools: list[dict[str, Any]] | None = None
+    encrypted_content: str | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _hosted_ones_are_not_read(cls, item: Any) -> Any:
         """Their fields have the names of others, and other types."""
         is_hosted = isinstance(item, dict) and isinstance(item.get("type"), str) and item["type"] in HOSTED_ITEMS
-        return {"type": item["type"]} if is_hosted else item
+        if not is_hosted:
+            return item
+        kept = {"encrypted_content": item.get("encrypted_content")} if item["type"] == "compaction" else {}
+        return {"type": item["type"], **kept}
 
     @property
     def kind(self) -> str:
         """Its type; OpenAI's clients may leave out `message` and `item_reference`."""
         return self.type or ("item_reference" if self.role is None and self.id is not None else "message")
+
+    @property
+    def summary(self) -> str | None:
+        """The summary in a compaction of this gateway's; None for every other item, and those of other servers."""
+        content = self.encrypted_content if self.kind == "compaction" else None
+        return content.removeprefix(SUMMARY) if content is not None and content.startswith(SUMMARY) else None
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether only a vendor's server can read it."""
+        return self.kind in HOSTED_ITEMS and self.summary is None
 
 
 def call_of(item_id: str | None) -> str | None:
@@ -121,8 +140,10 @@ class _Conversation:
             # The tools of the latter are among those of the request.
             case "reasoning" | "additional_tools":
                 pass
-            case hosted if hosted in HOSTED_ITEMS:
+            case _ if item.is_hosted:
                 pass
+            case "compaction":
+                self.turns.append(Turn("user", f"{SUMMARY_TURN}{item.summary}"))
             case other:
                 raise BadRequest(
                     f"{where} has the type '{other[:100]}': this model reads messages, function calls and their"
