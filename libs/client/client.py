@@ -18,6 +18,7 @@ from leyden.libs.client.chains import Chains
 from leyden.libs.client.errors import NotFound, Refused
 from leyden.libs.client.export import Export
 from leyden.libs.client.transport import Content, Parameters, Transport, file_chunks
+from leyden.libs.client.weights import check_free, unpack_version
 from leyden.libs.contracts.api.alarms import Alarm
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.call_tokens import CallTokens
@@ -50,6 +51,7 @@ from leyden.libs.contracts.api.runs import (
     Run,
     RunAgent,
     Step,
+    VersionFiles,
 )
 from leyden.libs.contracts.api.tasks import RunTask
 from leyden.libs.contracts.api.tokens import ApiScope, AuditEntry, IssuedToken, RotateRequest, Token, TokenRequest
@@ -145,9 +147,9 @@ class Client:
                 raise NotFound(f"no run has the id or name {id_or_name!r}: list runs to find it") from None
             return newest
 
-    def runs(self, *, name: str | None = None, phase: str | None = None) -> Iterator[Run]:
-        """Lists runs, newest first."""
-        return self._pages("/v1/runs", Run, {"name": name, "phase": phase})
+    def runs(self, *, name: str | None = None, phase: str | None = None, dataset: str | None = None) -> Iterator[Run]:
+        """Lists runs, newest first. Args: dataset: id or name: those that train on it, or evaluate a version on it"""
+        return self._pages("/v1/runs", Run, {"name": name, "phase": phase, "dataset": dataset})
 
     def pause_run(self, run_id: str) -> Run:
         """Pauses a run: it starts no new rollouts, and running ones finish."""
@@ -247,6 +249,27 @@ class Client:
         Args: policy: see `steps`
         """
         return self._pages(f"/v1/runs/{_part(run_id)}/policies", PolicyVersion, {"policy": policy})
+
+    def version_files(self, run_id: str, version: int, *, policy: str | None = None) -> VersionFiles:
+        """Returns the files of a policy version, or the reason why the API cannot read them.
+
+        Args: policy: see `steps`
+        """
+        path = f"/v1/runs/{_part(run_id)}/policies/{version}/files"
+        return VersionFiles.model_validate_json(self._http.get(path, {"policy": policy}))
+
+    def download_version(self, run_id: str, version: int, to: Path, *, policy: str | None = None) -> Path:
+        """Downloads a policy version as a Hugging Face folder, which has its name once its weights are checked.
+
+        Args: to: the folder to make; policy: see `steps`
+        Raises: Refused: the folder exists, or the weights are damaged; Conflict: the API has no files of the version
+        """
+        check_free(to)
+        found = self.version_files(run_id, version, policy=policy)
+        path = f"/v1/runs/{_part(run_id)}/policies/{version}/weights"
+        with self._http.stream(path, {"policy": policy}) as chunks:
+            unpack_version(chunks, to, found.content_sha256)
+        return to
 
     def samples(
         self,

@@ -6,6 +6,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -37,6 +38,22 @@ class Transport:
     def get(self, path: str, parameters: Parameters | None = None) -> bytes:
         """Returns the body of a successful answer."""
         return self._send("GET", path, parameters=parameters)
+
+    @contextmanager
+    def stream(self, path: str, parameters: Parameters | None = None) -> Iterator[Iterator[bytes]]:
+        """Gives the chunks of a successful answer inside the block; it is not repeated.
+
+        Raises: Unreachable: no answer, or the connection is lost before its end
+        """
+        given = {name: value for name, value in (parameters or {}).items() if value is not None}
+        try:
+            with self._client.stream("GET", path, params=given) as response:
+                if not response.is_success:
+                    response.read()
+                    raise error_of(response)
+                yield response.iter_raw(CHUNK_BYTES)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
 
     def delete(self, path: str) -> None:
         """Sends a DELETE request, which is idempotent."""

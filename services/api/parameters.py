@@ -14,6 +14,10 @@ MAX_NUMBER = 2**31 - 1
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="Items on a page.")]
 
+PolicyName = Annotated[
+    str | None, Query(description="A further policy of the run; when left out, the run's own model.")
+]
+
 
 def _database(request: Request) -> Database:
     return cast(Database, request.app.state.database)

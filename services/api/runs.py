@@ -33,6 +33,7 @@ from leyden.libs.queue.external import EXTERNAL
 from leyden.libs.service import JsonResponse, Problem
 from leyden.libs.store.alarms.stored import list_alarms
 from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.datasets import find_dataset
 from leyden.libs.store.engines import read_pools
 from leyden.libs.store.read import agents, results, runs, views
 from leyden.libs.store.read.best import best_version
@@ -59,15 +60,12 @@ from leyden.services.api.models import (
     check_teacher,
     check_trainable,
 )
-from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
+from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, PolicyName, Store
 from leyden.services.api.settings import Settings
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=GuardedRoute)
 
 Number = Annotated[int, Path(ge=1, le=MAX_NUMBER)]
-PolicyName = Annotated[
-    str | None, Query(description="A further policy of the run; when left out, the run's own model.")
-]
 
 
 @router.post("", response_model=Run, status_code=201)
@@ -154,12 +152,16 @@ async def get_runs(
     caller: Reader,
     name: str | None = None,
     phase: RunPhase | None = None,
+    dataset: Annotated[
+        str | None, Query(description="Id or name of a dataset: runs that train on it, or evaluate a version on it.")
+    ] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> Page[Run]:
     """List runs, newest first."""
     async with store.read() as session:
-        return await runs.list_runs(session, name=name, phase=phase, cursor=cursor, limit=limit)
+        dataset_id = None if dataset is None else (await find_dataset(session, dataset)).id
+        return await runs.list_runs(session, name=name, phase=phase, dataset_id=dataset_id, cursor=cursor, limit=limit)
 
 
 class _OfTrainer(TypedDict):

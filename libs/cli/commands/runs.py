@@ -84,12 +84,15 @@ def create(
 def list_(
     ctx: typer.Context,
     phase: Annotated[str | None, typer.Option(help="Only runs in this phase.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Id or name: only runs that train on it, or evaluate a version on it.")
+    ] = None,
     limit: Count = 20,
     as_json: AsJson = False,
 ) -> None:
     """List runs, newest first."""
     with context_of(ctx).client() as leyden:
-        found = list(itertools.islice(leyden.runs(phase=phase), limit))
+        found = list(itertools.islice(leyden.runs(phase=phase, dataset=dataset), limit))
     rows = [
         (
             r.id,
@@ -392,26 +395,27 @@ def export(
     policy: PolicyName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a policy version as an ordinary Hugging Face folder."""
+    """Copy a policy version as an ordinary Hugging Face folder.
+
+    From another machine the API sends it, if that has the trainer's files; with --context, the cluster's storage.
+    """
     context = context_of(ctx)
     with context.client() as leyden:
-        available = [p for p in leyden.policies(leyden.find_run(run).id, policy=policy) if p.pruned_at is None]
-    matching = [p for p in available if version is None or p.version == version]
-    if not matching:
-        versions = ", ".join(str(p.version) for p in available) or "none yet"
-        raise CommandError(f"no weights of that version; there are: {versions}", Exit.NOT_FOUND)
-    chosen = matching[-1]
-    if to.exists():
-        raise CommandError(f"{to} exists: name a folder that does not", Exit.REFUSED)
-    if context.on_cluster:
-        copy_from_storage(context.release(), chosen.path, to)
-    elif Path(chosen.path).is_dir():
-        shutil.copytree(chosen.path, to)
-    else:
-        raise CommandError(
-            f"{chosen.path} is not on this machine: run this where the trainer writes, or with --context",
-            Exit.NOT_FOUND,
-        )
+        run_id = leyden.find_run(run).id
+        available = [p for p in leyden.policies(run_id, policy=policy) if p.pruned_at is None]
+        matching = [p for p in available if version is None or p.version == version]
+        if not matching:
+            versions = ", ".join(str(p.version) for p in available) or "none yet"
+            raise CommandError(f"no weights of that version; there are: {versions}", Exit.NOT_FOUND)
+        chosen = matching[-1]
+        if to.exists():
+            raise CommandError(f"{to} exists: name a folder that does not", Exit.REFUSED)
+        if context.on_cluster:
+            copy_from_storage(context.release(), chosen.path, to)
+        elif Path(chosen.path).is_dir():
+            shutil.copytree(chosen.path, to)
+        else:
+            leyden.download_version(run_id, chosen.version, to, policy=policy)
     print_result(
         as_json,
         {**chosen.model_dump(mode="json"), "exported_to": str(to.resolve())},

@@ -300,6 +300,26 @@ class PolicyVersion(Body):
     created_at: datetime
 
 
+class VersionFile(Body):
+    """One file of a policy version."""
+
+    name: str
+    """Its path within the folder, such as `adapter/adapter_model.safetensors`."""
+    size_bytes: int
+
+
+class VersionFiles(Body):
+    """The files of a policy version, as the API's machine sees them."""
+
+    version: int
+    content_sha256: str
+    """Digest over the weight files, as the trainer recorded it."""
+    files: list[VersionFile] | None
+    """By name; null where the API cannot read them."""
+    reason: str | None = None
+    """Why it cannot, with the remedy."""
+
+
 class Series(Body):
     """One metric over the steps of a run."""
 

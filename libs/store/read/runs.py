@@ -145,13 +145,22 @@ async def policy_id(session: ReadSession, run_id: str, name: str | None) -> str:
 
 
 async def list_runs(
-    session: ReadSession, *, name: str | None, phase: RunPhase | None, cursor: str | None, limit: int
+    session: ReadSession,
+    *,
+    name: str | None,
+    phase: RunPhase | None,
+    dataset_id: str | None = None,
+    cursor: str | None,
+    limit: int,
 ) -> Page[Run]:
-    """Runs, newest first."""
+    """Runs, newest first. Args: dataset_id: those that train on its tasks, or evaluate a version on them"""
     table, status = tables.Run, tables.RunStatus
     conditions: list[ColumnElement[bool]] = [IS_RUN, *([table.name == name] if name else [])]
     if phase is not None:
         conditions.append(func.coalesce(status.phase, str(RunPhase.PENDING)) == str(phase))
+    if dataset_id is not None:
+        evaluated = select(tables.Evaluation.run_id).where(tables.Evaluation.dataset_id == dataset_id)
+        conditions.append((table.dataset_id == dataset_id) | table.id.in_(evaluated))
     if key := decode_cursor(cursor, "runs", datetime, str):
         conditions.append(tuple_(table.created_at, table.id) < tuple_(*key))
     query = select(table).outerjoin(status, status.run_id == table.id).where(*conditions)

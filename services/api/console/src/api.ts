@@ -28,6 +28,10 @@ export type Sibling = Schemas["Sibling"];
 export type SiblingCall = Schemas["SiblingCall"];
 export type RunTask = Schemas["RunTask"];
 export type RunTaskPage = Schemas["RunTaskPage"];
+export type PolicyVersion = Schemas["PolicyVersion"];
+export type VersionFiles = Schemas["VersionFiles"];
+export type Dataset = Schemas["Dataset"];
+export type Task = Schemas["Task"];
 export interface Page<Item> {
   items: Item[];
   next_cursor?: string | null;

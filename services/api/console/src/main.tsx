@@ -4,12 +4,14 @@ import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, SIGNED_OUT, signIn, signOut } from "./api";
 import { ComparePage } from "./pages/compare";
+import { DatasetPage, Datasets } from "./pages/datasets";
 import { GroupPage } from "./pages/group";
 import { RolloutPage } from "./pages/rollout";
 import { RunPage } from "./pages/run";
 import { Runs } from "./pages/runs";
 import { SignIn } from "./pages/sign_in";
 import { TasksPage } from "./pages/tasks";
+import { VersionsPage } from "./pages/versions";
 import { link } from "./parts";
 import "./style.css";
 
@@ -34,11 +36,14 @@ function Page({ address }: { address: string }) {
   if (kind === "runs" && id) return <PageOfRun key={id} id={decodeURIComponent(id)} part={part ?? (address.includes("?") ? "rollouts" : undefined)} />;
   if (kind === "rollouts" && id) return <RolloutPage key={id} id={decodeURIComponent(id)} />;
   if (kind === "groups" && id) return <GroupPage key={id} id={decodeURIComponent(id)} />;
+  if (kind === "datasets") return id ? <DatasetPage key={id} id={decodeURIComponent(id)} /> : <Datasets />;
   if (kind === "compare") return <ComparePage />;
   return <Runs />;
 }
 
-const PARTS_OF_RUN = { rollouts: "Rollouts", tasks: "Tasks", evaluations: "Evaluations", document: "Document" };
+const PARTS_OF_RUN = {
+  rollouts: "Rollouts", tasks: "Tasks", versions: "Versions", evaluations: "Evaluations", document: "Document",
+};
 
 function PageOfRun({ id, part }: { id: string; part: string | undefined }) {
   return (
@@ -49,9 +54,15 @@ function PageOfRun({ id, part }: { id: string; part: string | undefined }) {
           <a key={name} href={`${link("runs", id)}/${name}`} aria-current={part === name ? "page" : undefined}>{title}</a>
         ))}
       </nav>
-      {part === "tasks" ? <TasksPage run={id} /> : <RunPage id={id} part={part} />}
+      <PartOfRun id={id} part={part} />
     </>
   );
+}
+
+function PartOfRun({ id, part }: { id: string; part: string | undefined }) {
+  if (part === "tasks") return <TasksPage run={id} />;
+  if (part === "versions") return <VersionsPage run={id} />;
+  return <RunPage id={id} part={part} />;
 }
 
 function App({ problem }: { problem: string }) {
@@ -75,6 +86,7 @@ function App({ problem }: { problem: string }) {
           <nav aria-label="Main">
             <a href="#/">Runs</a>
             <a href="#/compare">Compare</a>
+            <a href="#/datasets">Datasets</a>
             <button type="button" onClick={() => void signOut().then(() => setSignedIn(false))}>Sign out</button>
           </nav>
         )}

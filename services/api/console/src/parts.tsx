@@ -12,9 +12,16 @@ export const number = (value: number | null | undefined, digits = 3) =>
 
 export const signed = (value: number) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}`;
 
+const UNITS = ["bytes", "KiB", "MiB", "GiB", "TiB"];
+
+export function bytes(value: number): string {
+  const power = Math.min(UNITS.length - 1, Math.floor(Math.log2(Math.max(1, value)) / 10));
+  return power === 0 ? `${value} bytes` : `${(value / 1024 ** power).toFixed(1)} ${UNITS[power]}`;
+}
+
 export const time = (value: string | null | undefined) => (value ? new Date(value).toLocaleString() : "–");
 
-export const link = (kind: "runs" | "groups" | "rollouts", id: string) => `#/${kind}/${encodeURIComponent(id)}`;
+export const link = (kind: "runs" | "groups" | "rollouts" | "datasets", id: string) => `#/${kind}/${encodeURIComponent(id)}`;
 
 /** A text of an agent, cut where it is long: a million characters would take the browser seconds. */
 export function AgentText({ text }: { text: string }) {
