@@ -55,6 +55,7 @@ from leyden.libs.contracts.api.runs import (
 )
 from leyden.libs.contracts.api.tasks import RunTask
 from leyden.libs.contracts.api.tokens import ApiScope, AuditEntry, IssuedToken, RotateRequest, Token, TokenRequest
+from leyden.libs.contracts.api.waiting import Platform, WaitingRollout
 from leyden.libs.contracts.config import Reward as RewardConfig
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.ids import new_id
@@ -301,12 +302,18 @@ class Client:
         reward_min: float | None = None,
         reward_max: float | None = None,
         text: str | None = None,
+        role: str | None = None,
+        tool: str | None = None,
+        component: str | None = None,
+        component_min: float | None = None,
+        component_max: float | None = None,
         sort: str | None = None,
     ) -> Iterator[Rollout]:
         """Lists rollouts, newest first; `evaluation="none"` selects training rollouts.
 
-        Args: text: a part of the reason, the output, the task or an answer; needs `run`; sort: newest, oldest, highest
-            or lowest
+        Args: text: a part of the reason, the output, the task or an answer; role, tool: of one of its calls; these need
+            `run`; component: one that has a value, from `component_min` to `component_max`; sort: newest, oldest,
+            highest or lowest
         """
         parameters: Parameters = {
             "run": run,
@@ -320,6 +327,11 @@ class Client:
             "reward_min": reward_min,
             "reward_max": reward_max,
             "text": text,
+            "role": role,
+            "tool": tool,
+            "component": component,
+            "component_min": component_min,
+            "component_max": component_max,
             "sort": sort,
         }
         return self._pages("/v1/rollouts", Rollout, parameters)
@@ -423,6 +435,14 @@ class Client:
         request = FeedbackRequest(key=key or new_id("rating"), component=component, value=value, comment=comment)
         body = self._http.create(f"/v1/rollouts/{_part(rollout_id)}/feedback", request.model_dump_json().encode())
         return Feedback.model_validate_json(body)
+
+    def waiting(self, run_id: str | None = None) -> Iterator[WaitingRollout]:
+        """Lists rollouts that wait for people's grades, of one run or of all; those that ended first come first."""
+        return self._pages("/v1/feedback", WaitingRollout, {"run": run_id}, page=CALL_PAGE)
+
+    def platform(self) -> Platform:
+        """Returns the services as the database sees them, the work that waits, and disk space."""
+        return Platform.model_validate_json(self._http.get("/v1/platform"))
 
     def grade(self, rollout_id: str, reward: RewardConfig, *, against: str | None = None) -> Graded:
         """Grades a stored rollout with these components, and stores nothing. Judges and code may take minutes.

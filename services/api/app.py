@@ -33,7 +33,7 @@ from leyden.libs.store.schema import check_schema
 from leyden.services.api import access, audit, console_page, datasets, docs_page, platform, rollouts, runs, session
 from leyden.services.api.attempts import routes as attempts
 from leyden.services.api.attempts.context import attempt_context
-from leyden.services.api.read import call_tokens, comparison, events, groups, tasks, weights
+from leyden.services.api.read import call_tokens, comparison, events, groups, tasks, waiting, weights
 from leyden.services.api.refusals import on_refused
 from leyden.services.api.settings import Settings
 from leyden.services.api.upload import BadUpload, UploadTooLarge
@@ -107,7 +107,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.first_admin_token = settings.first_admin_token()
-    read = (call_tokens, groups, comparison, events, tasks, weights)
+    read = (call_tokens, groups, comparison, events, tasks, waiting, weights)
     for module in (datasets, runs, attempts, rollouts, *read, platform, access, session, audit):
         app.include_router(module.router)
     app.include_router(session.signed_in)

@@ -76,14 +76,24 @@ async def get_rollouts(
         str | None,
         Query(min_length=1, max_length=200, description="Part of reason, output, task or answers; needs `run`."),
     ] = None,
+    role: Annotated[str | None, Query(max_length=200, description="A role of one of its calls; needs `run`.")] = None,
+    tool: Annotated[
+        str | None, Query(max_length=200, description="A tool that an answer calls, or that ran; needs `run`.")
+    ] = None,
+    component: Annotated[str | None, Query(max_length=100, description="A component that has a value.")] = None,
+    component_min: Annotated[float | None, Query(allow_inf_nan=False, description="Its least value.")] = None,
+    component_max: Annotated[float | None, Query(allow_inf_nan=False, description="Its largest value.")] = None,
     sort: Annotated[RolloutSort, Query(description="`highest` and `lowest` sort by reward.")] = "newest",
     count: Annotated[bool, Query(description="Whether the first page gives `total`.")] = False,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> RolloutPage:
     """List rollouts, newest first."""
-    if text is not None and run is None:
-        raise Problem(422, "text: name the run whose rollouts it is searched in, as `run`", cause="invalid")
+    for name, value in (("text", text), ("role", role), ("tool", tool)):
+        if value is not None and run is None:
+            raise Problem(422, f"{name}: name the run whose rollouts it is searched in, as `run`", cause="invalid")
+    if component is None and (component_min is not None or component_max is not None):
+        raise Problem(422, "component: name the one that component_min and component_max bound", cause="invalid")
     wanted = RolloutFilter(
         run_id=run,
         group_id=group,
@@ -96,6 +106,11 @@ async def get_rollouts(
         reward_min=reward_min,
         reward_max=reward_max,
         text=text,
+        role=role,
+        tool=tool,
+        component=component,
+        component_min=component_min,
+        component_max=component_max,
     )
     async with store.read() as session:
         return await list_rollouts(session, wanted, sort=sort, count=count, cursor=cursor, limit=limit)

@@ -13,6 +13,8 @@ import typer
 
 from leyden.libs.cli.commands.exports import export
 from leyden.libs.cli.commands.filters import (
+    ComponentMax,
+    ComponentMin,
     Failed,
     OfEvaluation,
     OfStep,
@@ -20,7 +22,10 @@ from leyden.libs.cli.commands.filters import (
     OfVersion,
     RewardMax,
     RewardMin,
+    WithComponent,
+    WithRole,
     WithText,
+    WithTool,
 )
 from leyden.libs.cli.commands.runs import Changes, RunFile
 from leyden.libs.cli.context import context_of
@@ -76,6 +81,11 @@ def list_(
     reward_min: RewardMin = None,
     reward_max: RewardMax = None,
     text: WithText = None,
+    role: WithRole = None,
+    tool: WithTool = None,
+    component: WithComponent = None,
+    component_min: ComponentMin = None,
+    component_max: ComponentMax = None,
     sort: Annotated[
         str | None, typer.Option(help="newest, oldest, highest or lowest reward.", show_default="newest")
     ] = None,
@@ -96,6 +106,11 @@ def list_(
             reward_min=reward_min,
             reward_max=reward_max,
             text=text,
+            role=role,
+            tool=tool,
+            component=component,
+            component_min=component_min,
+            component_max=component_max,
             sort=sort,
         )
         found = list(itertools.islice(listed, limit))
@@ -172,6 +187,28 @@ def _advantages(sibling: Sibling) -> str | None:
     """One number where all calls have the same, else the least and the largest."""
     found = sorted({one.credit.advantage for one in sibling.calls if one.credit is not None})
     return None if not found else " to ".join(f"{value:+.3f}" for value in dict.fromkeys((found[0], found[-1])))
+
+
+@app.command("waiting")
+def waiting(
+    ctx: typer.Context,
+    run: Annotated[str | None, typer.Option(help="Id or name of a run.", show_default="all runs")] = None,
+    limit: Count = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List the rollouts that wait for people's grades, those that ended first at the top."""
+    with context_of(ctx).client() as leyden:
+        of_run = None if run is None else leyden.find_run(run).id
+        found = list(itertools.islice(leyden.waiting(of_run), limit))
+    rows = [
+        (
+            *(one.rollout_id, one.run_name, one.task),
+            ", ".join(f"{part.component} ({part.given} of {part.needed})" for part in one.missing),
+            one.due_at,
+        )
+        for one in found
+    ]
+    print_result(as_json, found, table(("rollout", "run", "task", "waits for", "until"), rows))
 
 
 # A value may be negative: without the setting it would be taken for an option.

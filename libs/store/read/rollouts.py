@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, cast
 
-from sqlalchemy import ColumnElement, Row, Select, String, bindparam, func, literal_column, select, text, tuple_
+from sqlalchemy import ColumnElement, Double, Row, Select, String, bindparam, func, literal_column, select, text, tuple_
 
 from leyden.libs.contracts.api.rollouts import Rollout, RolloutPage
 from leyden.libs.contracts.states import ShownRolloutState
@@ -44,6 +45,19 @@ _FOUND = """
 """
 
 
+_COUNTED = "run_id = :of_run AND rollout_id = rollouts.id AND attempt = coalesce(rollouts.attempt, attempt)"
+_WITH_ROLE = f"EXISTS (SELECT FROM model_calls WHERE {_COUNTED} AND role = :role)"  # constants alone
+# An answer asks for a tool, or a span shows that it ran.
+_WITH_TOOL = f"""(EXISTS (SELECT FROM model_calls WHERE {_COUNTED} AND answer @> CAST(:call_of_tool AS jsonb))
+    OR EXISTS (SELECT FROM spans WHERE {_COUNTED} AND tool = :tool))"""  # noqa: S608  # constants alone
+_WITH_COMPONENT = """(
+    SELECT value FROM rollout_rewards
+    WHERE rollout_id = rollouts.id AND attempt = coalesce(rollouts.attempt, rollouts.grading_attempt)
+        AND component = :component
+    ORDER BY revision DESC LIMIT 1
+) BETWEEN :component_min AND :component_max"""
+
+
 @dataclass(frozen=True)
 class RolloutFilter:
     """The rollouts that a list shows; a field that is None filters nothing.
@@ -64,6 +78,11 @@ class RolloutFilter:
     reward_min: float | None = None
     reward_max: float | None = None
     text: str | None = None
+    role: str | None = None
+    tool: str | None = None
+    component: str | None = None
+    component_min: float | None = None
+    component_max: float | None = None
 
 
 def select_rollouts() -> RolloutQuery:
@@ -122,14 +141,28 @@ def _conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
         found.append(cast("ColumnElement[float]", _REWARD) <= wanted.reward_max)
     if wanted.text:
         found.append(_has_text(wanted.run_id, wanted.text))
+    if wanted.role is not None:
+        found.append(_bound(_WITH_ROLE, of_run=wanted.run_id, role=wanted.role))
+    if wanted.tool is not None:
+        call = json.dumps({"tool_calls": [{"name": wanted.tool}]})
+        found.append(_bound(_WITH_TOOL, of_run=wanted.run_id, tool=wanted.tool, call_of_tool=call))
+    if wanted.component is not None:
+        low = -math.inf if wanted.component_min is None else wanted.component_min
+        high = math.inf if wanted.component_max is None else wanted.component_max
+        found.append(_bound(_WITH_COMPONENT, component=wanted.component, component_min=low, component_max=high))
     return found
+
+
+def _bound(condition: str, **values: str | float | None) -> ColumnElement[bool]:
+    parameters = [
+        bindparam(name, value, Double if isinstance(value, float) else String) for name, value in values.items()
+    ]
+    return cast("ColumnElement[bool]", text(condition).bindparams(*parameters))
 
 
 def _has_text(run_id: str | None, words: str) -> ColumnElement[bool]:
     as_json = json.dumps(words, ensure_ascii=False)[1:-1]
-    values = {"run_id": run_id, "words": _pattern(words), "json_words": _pattern(as_json)}
-    parameters = [bindparam(name, value, String) for name, value in values.items()]
-    return cast("ColumnElement[bool]", text(f"({_FOUND})").bindparams(*parameters))
+    return _bound(f"({_FOUND})", run_id=run_id, words=_pattern(words), json_words=_pattern(as_json))
 
 
 def _pattern(words: str) -> str:

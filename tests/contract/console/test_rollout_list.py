@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import psycopg
 from playwright.sync_api import expect
 
 from leyden.libs.store.database import Database
+from tests.contract.api.test_rollout_filters import filtered_run
 from tests.contract.console.conftest import HOSTILE, SHOWN, Insert
 from tests.support import builders
 from tests.support.browser import Visitor
@@ -120,4 +122,38 @@ def test_the_rollouts_of_a_filter_are_downloaded(insert: Insert[str], open_page:
     visitor = open_page(f"/runs/{run}?reward_min=0.5&sort=highest")
     rows = downloaded(visitor)
     assert [(row["run_id"], row["reward"]) for row in rows] == [(run, 1.0), (run, 0.5)]
+    assert visitor.violations() == []
+
+
+def test_rollouts_are_filtered_by_role_tool_and_component_and_downloaded_as_csv(
+    insert: Insert[str], open_page: Callable[[str], Visitor]
+) -> None:
+    async def hostile(database: Database) -> str:
+        run, rollouts = await filtered_run(database)
+        async with database.session() as session:
+            (await session.get_one(type(rollouts[0]), rollouts[0].id)).reason = '=HYPERLINK("x"),'
+        return run.id
+
+    run = insert(hostile)
+    visitor = open_page(f"/runs/{run}/rollouts")
+    page, rows = visitor.page, visitor.page.get_by_role("region", name="Rollouts").locator("tbody tr")
+    expect(rows).to_have_count(4)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download as CSV").click()
+    assert download.value.suggested_filename == f"{run}-rollouts.csv"
+    with Path(download.value.path()).open(newline="") as file:
+        found = {row["id"]: row for row in csv.DictReader(file)}
+    assert len(found) == 4
+    assert found[f"{run}.0.0"]["reason"] == '\'=HYPERLINK("x"),'
+    assert found[f"{run}.0.1"]["reward"] == "-0.5"
+    page.get_by_label("Tool", exact=True).fill("search")
+    expect(rows).to_have_count(3)
+    page.get_by_label("Role", exact=True).fill("writer")
+    expect(rows).to_have_count(1)
+    page.get_by_label("Role", exact=True).fill("")
+    page.get_by_label("Component", exact=True).fill("right")
+    page.get_by_label("Value from").fill("0.5")
+    expect(page).to_have_url(re.compile(r"\?tool=search&component=right&component_min=0.5$"))
+    expect(rows).to_have_count(1)
+    expect(page.get_by_text("--tool search --component right --component-min 0.5")).to_be_visible()
     assert visitor.violations() == []

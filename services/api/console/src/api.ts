@@ -32,6 +32,11 @@ export type PolicyVersion = Schemas["PolicyVersion"];
 export type VersionFiles = Schemas["VersionFiles"];
 export type Dataset = Schemas["Dataset"];
 export type Task = Schemas["Task"];
+export type Health = Schemas["Health"];
+export type Platform = Schemas["Platform"];
+export type Pool = Schemas["Pool"];
+export type WaitingPage = Schemas["WaitingPage"];
+export type WaitingRollout = Schemas["WaitingRollout"];
 export interface Page<Item> {
   items: Item[];
   next_cursor?: string | null;

@@ -6,6 +6,8 @@ import { ApiError, SIGNED_OUT, signIn, signOut } from "./api";
 import { ComparePage } from "./pages/compare";
 import { DatasetPage, Datasets } from "./pages/datasets";
 import { GroupPage } from "./pages/group";
+import { PlatformPage } from "./pages/platform";
+import { RatePage } from "./pages/rate";
 import { RolloutPage } from "./pages/rollout";
 import { RunPage } from "./pages/run";
 import { Runs } from "./pages/runs";
@@ -37,12 +39,14 @@ function Page({ address }: { address: string }) {
   if (kind === "rollouts" && id) return <RolloutPage key={id} id={decodeURIComponent(id)} />;
   if (kind === "groups" && id) return <GroupPage key={id} id={decodeURIComponent(id)} />;
   if (kind === "datasets") return id ? <DatasetPage key={id} id={decodeURIComponent(id)} /> : <Datasets />;
+  if (kind === "platform") return <PlatformPage />;
+  if (kind === "rate") return <RatePage />;
   if (kind === "compare") return <ComparePage />;
   return <Runs />;
 }
 
 const PARTS_OF_RUN = {
-  rollouts: "Rollouts", tasks: "Tasks", versions: "Versions", evaluations: "Evaluations", document: "Document",
+  rollouts: "Rollouts", tasks: "Tasks", versions: "Versions", evaluations: "Evaluations", document: "Document", rate: "Rate",
 };
 
 function PageOfRun({ id, part }: { id: string; part: string | undefined }) {
@@ -62,6 +66,7 @@ function PageOfRun({ id, part }: { id: string; part: string | undefined }) {
 function PartOfRun({ id, part }: { id: string; part: string | undefined }) {
   if (part === "tasks") return <TasksPage run={id} />;
   if (part === "versions") return <VersionsPage run={id} />;
+  if (part === "rate") return <RatePage run={id} />;
   return <RunPage id={id} part={part} />;
 }
 
@@ -87,6 +92,8 @@ function App({ problem }: { problem: string }) {
             <a href="#/">Runs</a>
             <a href="#/compare">Compare</a>
             <a href="#/datasets">Datasets</a>
+            <a href="#/rate">Rate</a>
+            <a href="#/platform">Platform</a>
             <button type="button" onClick={() => void signOut().then(() => setSignedIn(false))}>Sign out</button>
           </nav>
         )}

@@ -1,7 +1,7 @@
-// The rollouts of a filter as a file of JSON lines, read page by page.
+// The rollouts of a filter as a file of JSON lines or of CSV, read page by page.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { request, type RolloutPage } from "../api";
+import { request, type Rollout, type RolloutPage } from "../api";
 
 const PAGE = "1000";
 
@@ -10,13 +10,14 @@ export function Download({ asked, run }: { asked: string; run: string }) {
   const [problem, setProblem] = useState("");
   const stop = useRef<AbortController | undefined>(undefined);
   useEffect(() => () => stop.current?.abort(), []);
-  async function download(): Promise<void> {
+  async function download(form: Form): Promise<void> {
     stop.current = new AbortController();
     setProblem("");
     setRead(0);
     try {
-      const lines = await allLines(asked, stop.current.signal, setRead);
-      save(new Blob(lines, { type: "application/x-ndjson" }), `${run}-rollouts.jsonl`);
+      const { head, line, type, suffix } = FORMS[form];
+      const lines = await allLines(asked, line, stop.current.signal, setRead);
+      save(new Blob([head, ...lines], { type }), `${run}-rollouts.${suffix}`);
     } catch (error) {
       if (!stop.current.signal.aborted) setProblem(error instanceof Error ? error.message : String(error));
     }
@@ -24,22 +25,47 @@ export function Download({ asked, run }: { asked: string; run: string }) {
   }
   return (
     <p>
-      <button type="button" disabled={read !== undefined} onClick={() => void download()}>Download all that pass the filter</button>{" "}
+      <button type="button" disabled={read !== undefined} onClick={() => void download("jsonl")}>Download all that pass the filter</button>{" "}
+      <button type="button" disabled={read !== undefined} onClick={() => void download("csv")}>Download as CSV</button>{" "}
       {read !== undefined && <span role="status">{read.toLocaleString()} read …</span>}
       {problem && <span role="alert" class="problem">{problem}</span>}
     </p>
   );
 }
 
+const COLUMNS = [
+  "id", "run_id", "group_id", "evaluation_id", "sibling", "greedy", "dataset_id", "task_number", "admitted_version", "step",
+  "state", "attempt", "reward", "reason", "created_at", "finished_at",
+] as const satisfies readonly (keyof Rollout)[];
+
+/** A cell of CSV. A spreadsheet would run a text that begins like a formula. */
+function cell(value: string | number | boolean | null | undefined): string {
+  if (value === null || value === undefined) return "";
+  if (typeof value !== "string") return String(value);
+  const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value;
+  return /[",\r\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
+}
+
+const FORMS = {
+  jsonl: { head: "", line: (one: Rollout) => `${JSON.stringify(one)}\n`, type: "application/x-ndjson", suffix: "jsonl" },
+  csv: {
+    head: `${COLUMNS.join(",")}\r\n`,
+    line: (one: Rollout) => `${COLUMNS.map((name) => cell(one[name])).join(",")}\r\n`,
+    type: "text/csv",
+    suffix: "csv",
+  },
+};
+type Form = keyof typeof FORMS;
+
 /** One text for each page. */
-async function allLines(asked: string, signal: AbortSignal, tell: (read: number) => void): Promise<string[]> {
+async function allLines(asked: string, line: (one: Rollout) => string, signal: AbortSignal, tell: (read: number) => void): Promise<string[]> {
   const words = new URLSearchParams(asked);
   words.set("limit", PAGE);
   words.delete("count");
   const pages: string[] = [];
   for (let read = 0; ; ) {
     const { items, next_cursor } = await request<RolloutPage>("GET", `v1/rollouts?${words}`, undefined, signal);
-    pages.push(items.map((one) => `${JSON.stringify(one)}\n`).join(""));
+    pages.push(items.map(line).join(""));
     tell((read += items.length));
     if (!next_cursor) return pages;
     words.set("cursor", next_cursor);

@@ -1,6 +1,7 @@
 // A run's rollouts: the API filters, sorts and pages; the page's address holds the filter.
 
 import { useEffect, useRef, useState } from "preact/hooks";
+import { useChoice, type Choice } from "../address";
 import { usePolled, type Evaluation, type RolloutPage } from "../api";
 import { AgentLine, Commands, Loaded, State, Table, link, number } from "../parts";
 import { Download } from "./rollout_download";
@@ -11,41 +12,23 @@ const TRAINING = "none";
 const ALL = "all";
 
 /** The fields of the address; an empty one filters nothing. */
-const FIELDS = ["of", "state", "failed", "task", "step", "version", "reward_min", "reward_max", "text", "sort"] as const;
+const FIELDS = ["of", "state", "failed", "task", "step", "version", "reward_min", "reward_max", "role", "tool", "component", "component_min", "component_max", "text", "sort"] as const;
 type Field = (typeof FIELDS)[number];
-type Filter = Partial<Record<Field, string>>;
+type Filter = Choice<Field>;
 
-function readFilter(): Filter {
-  const words = new URLSearchParams(location.hash.split("?")[1] ?? "");
-  return Object.fromEntries(FIELDS.flatMap((field) => (words.get(field) ? [[field, words.get(field)]] : [])));
-}
-
-function useFilter(): [Filter, (field: Field, value: string) => void] {
-  const [filter, setFilter] = useState(readFilter);
-  useEffect(() => {
-    const onMove = () => setFilter(readFilter());
-    window.addEventListener("hashchange", onMove);
-    return () => window.removeEventListener("hashchange", onMove);
-  }, []);
-  function change(field: Field, value: string): void {
-    const next = { ...readFilter(), [field]: value };
-    const words = new URLSearchParams(FIELDS.flatMap((name) => (next[name] ? [[name, next[name]]] : [])));
-    history.replaceState(null, "", `${location.hash.split("?")[0] || "#/"}${words.size ? `?${words}` : ""}`);
-    setFilter(readFilter());
-  }
-  return [filter, change];
-}
+/** Bounds of a component mean nothing before it is named. */
+const isAsked = (field: string, filter: Filter) => !field.startsWith("component_") || Boolean(filter.component);
 
 function query(run: string, filter: Filter): URLSearchParams {
   const { of = TRAINING, ...others } = filter;
   const words = new URLSearchParams({ run, limit: String(SHOWN), count: "true" });
   if (of !== ALL) words.set("evaluation", of);
-  for (const [field, value] of Object.entries(others)) if (value) words.set(field, value);
+  for (const [field, value] of Object.entries(others)) if (value && isAsked(field, filter)) words.set(field, value);
   return words;
 }
 
 export function RolloutList({ run, evaluations }: { run: string; evaluations: Evaluation[] }) {
-  const [filter, change] = useFilter();
+  const [filter, change] = useChoice(FIELDS);
   const asked = query(run, filter).toString();
   return (
     <>
@@ -92,6 +75,11 @@ function Filters({ filter, change, evaluations }: Filters) {
       {input("version", "Version", whole)}
       {input("reward_min", "Reward from", real)}
       {input("reward_max", "to", real)}
+      {input("role", "Role", { type: "search", maxLength: 200 })}
+      {input("tool", "Tool", { type: "search", maxLength: 200 })}
+      {input("component", "Component", { type: "search", maxLength: 100 })}
+      {filter.component && input("component_min", "Value from", real)}
+      {filter.component && input("component_max", "Value to", real)}
       {input("text", "Text", { type: "search", maxLength: 200 })}
       {select("sort", "Sort", [["", "newest"], ["oldest", "oldest"], ["highest", "highest reward"], ["lowest", "lowest reward"]])}
     </form>
@@ -171,11 +159,12 @@ function Nothing({ isFiltered }: { isFiltered: boolean }) {
   );
 }
 
-function command(run: string, { of = TRAINING, failed, ...others }: Filter): string {
+function command(run: string, filter: Filter): string {
+  const { of = TRAINING, failed, ...others } = filter;
   const words = ["leyden rollout list --run", run];
   if (of !== ALL) words.push("--evaluation", of);
   if (failed) words.push(failed === "true" ? "--failed" : "--succeeded");
-  for (const [field, value] of Object.entries(others)) if (value) words.push(`--${field.replace("_", "-")}`, quoted(value));
+  for (const [field, value] of Object.entries(others)) if (value && isAsked(field, filter)) words.push(`--${field.replace("_", "-")}`, quoted(value));
   return words.join(" ");
 }
 

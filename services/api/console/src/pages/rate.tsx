@@ -1,0 +1,128 @@
+// The rollouts that wait for a person's grade, one at a time: a number and Enter grade it and show the next one.
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import { request, usePolled, type Session, type WaitingPage, type WaitingRollout } from "../api";
+import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, link, time } from "../parts";
+
+const SHOWN = 100;
+
+export function RatePage({ run }: { run?: string }) {
+  const answer = usePolled<WaitingPage>(`v1/feedback?limit=${SHOWN}${run ? `&run=${encodeURIComponent(run)}` : ""}`);
+  const session = usePolled<Session>("v1/session", () => false);
+  const [graded, setGraded] = useState<ReadonlySet<string>>(new Set());
+  const [skipped, setSkipped] = useState<ReadonlySet<string>>(new Set());
+  const mayWrite = session.data && session.data.scopes.some((scope) => scope === "write" || scope === "admin");
+  return (
+    <>
+      <h1>Rate {run ?? "rollouts"}</h1>
+      {session.data && !mayWrite && (
+        <>
+          <p class="warning">This sign-in may read and nothing else. To grade, sign out and paste a token that may write:</p>
+          <Commands commands={[`leyden token create ${session.data.name} --scope write --expires 30d`]} />
+        </>
+      )}
+      <Loaded answer={answer}>
+        {({ items, total }) => {
+          // The list is as old as the last answer; a rollout that waits for several people is graded once by each.
+          const left = items.filter((one) => !graded.has(one.rollout_id));
+          const first = left.find((one) => !skipped.has(one.rollout_id));
+          if (!first) return <Nothing isAll={left.length === 0} onAgain={() => setSkipped(new Set())} />;
+          return (
+            <>
+              <p role="status">
+                {(total ?? items.length).toLocaleString()} wait{answer.at && `, as of ${answer.at.toLocaleTimeString()}`}
+              </p>
+              <One key={first.rollout_id} rollout={first} isOpen={mayWrite === true}
+                onGraded={() => setGraded(new Set([...graded, first.rollout_id]))} onSkip={() => setSkipped(new Set([...skipped, first.rollout_id]))} />
+            </>
+          );
+        }}
+      </Loaded>
+      <Commands commands={[`leyden rollout waiting${run ? ` --run ${run}` : ""}`]} />
+    </>
+  );
+}
+
+function Nothing({ isAll, onAgain }: { isAll: boolean; onAgain: () => void }) {
+  if (!isAll) return <p>You have skipped all that wait. <button type="button" onClick={onAgain}>Show them again</button></p>;
+  return (
+    <>
+      <p>No rollout waits for your grade. A run asks for them by a component of its reward:</p>
+      <Commands commands={["leyden run create run.json --set reward.components='[{\"name\": \"helpful\", \"from\": \"feedback\"}]'"]} />
+    </>
+  );
+}
+
+interface OneProperties {
+  rollout: WaitingRollout;
+  isOpen: boolean;
+  onGraded: () => void;
+  onSkip: () => void;
+}
+
+function One({ rollout, isOpen, onGraded, onSkip }: OneProperties) {
+  const [values, setValues] = useState<Record<string, string>>({});
+  const [comment, setComment] = useState("");
+  const [problem, setProblem] = useState("");
+  const [isSending, setSending] = useState(false);
+  const first = useRef<HTMLInputElement>(null);
+  // A repeat after a lost answer must not grade twice.
+  const key = useRef(`console-${[...crypto.getRandomValues(new Uint8Array(8))].map((one) => one.toString(16).padStart(2, "0")).join("")}`);
+  useEffect(() => first.current?.focus(), [isOpen]);
+  const given = rollout.missing.filter((one) => (values[one.component] ?? "") !== "");
+  async function send(event: Event): Promise<void> {
+    event.preventDefault();
+    if (given.length === 0) return;
+    setSending(true);
+    setProblem("");
+    try {
+      for (const { component } of given) {
+        const body = { key: `${key.current}-${component}`.slice(0, 200), component, value: Number(values[component]), comment: comment || null };
+        await request("POST", `v1/rollouts/${encodeURIComponent(rollout.rollout_id)}/feedback`, body);
+      }
+      onGraded();
+    } catch (error) {
+      setProblem(error instanceof Error ? error.message : String(error));
+      setSending(false);
+    }
+  }
+  return (
+    <article aria-label={`Rollout ${rollout.rollout_id}`}>
+      <h2><a href={link("rollouts", rollout.rollout_id)}>{rollout.rollout_id}</a></h2>
+      <Facts
+        facts={[
+          ["Run", <a href={link("runs", rollout.run_id)}><AgentLine text={rollout.run_name} /></a>],
+          ["Task", rollout.task_number],
+          ["Waits since", time(rollout.since)],
+          ["Graded without you", time(rollout.due_at)],
+        ]}
+      />
+      <Fold title="Task" open>{() => <AgentText text={rollout.task} />}</Fold>
+      <Fold title="Output" open>{() => rollout.output ? <AgentText text={rollout.output} /> : <p class="quiet">It printed nothing; its calls are on its page.</p>}</Fold>
+      {problem && <p role="alert" class="problem"><AgentLine text={problem} /></p>}
+      <form class="filters" aria-label="Grade" onSubmit={(event) => void send(event)} onKeyDown={(event) => event.key === "Escape" && onSkip()}>
+        {rollout.missing.map((one, place) => (
+          <span key={one.component}>
+            <label for={`value-${place}`}><AgentLine text={one.component} />{one.needed > 1 && ` (${one.given} of ${one.needed})`}</label>{" "}
+            <input
+              id={`value-${place}`}
+              ref={place === 0 ? first : undefined}
+              type="number"
+              step="any"
+              class="short"
+              disabled={!isOpen}
+              value={values[one.component] ?? ""}
+              onInput={(event) => setValues({ ...values, [one.component]: event.currentTarget.value })}
+            />
+          </span>
+        ))}
+        <span>
+          <label for="comment">Comment</label>{" "}
+          <input id="comment" maxLength={10_000} disabled={!isOpen} value={comment} onInput={(event) => setComment(event.currentTarget.value)} />
+        </span>
+        <button type="submit" disabled={!isOpen || isSending || given.length === 0}>Grade (Enter)</button>
+        <button type="button" onClick={onSkip}>Skip (Escape)</button>
+      </form>
+    </article>
+  );
+}

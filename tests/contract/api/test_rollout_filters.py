@@ -1,0 +1,82 @@
+"""Rollouts by the role and tools of their calls, and by the value of a component, through the typed client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from leyden.libs.client import Client, Refused
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from tests.contract.api.test_groups import add_component
+from tests.fakes.served_api import TOKEN
+from tests.support import builders
+
+
+@pytest.fixture
+def leyden(api_url: str) -> Iterator[Client]:
+    with Client(api_url, TOKEN, patience_seconds=0.0) as client:
+        yield client
+
+
+async def filtered_run(database: Database) -> tuple[tables.Run, list[tables.Rollout]]:
+    """A run of four rollouts.
+
+    0: a writer that calls search; right is 1. 1: search ran as a span; right is 0. 2: a writer in an attempt that does
+    not count, then search. 3: it waits, and has called open.
+    """
+    run = await builders.add_run(database)
+    _, rollouts = await builders.add_group(database, run, size=4)
+
+    def calls(tool: str) -> dict[str, Any]:
+        tools = [{"id": "1", "name": "other", "arguments": "{}"}, {"id": "2", "name": tool, "arguments": "{}"}]
+        return {"answer": {"role": "assistant", "content": "", "tool_calls": tools}}
+
+    await builders.add_call(database, rollouts[0], role="writer", **calls("search"))
+    await builders.add_call(database, rollouts[1], role="reader")
+    await builders.add_tool_span(database, rollouts[1], "search")
+    await builders.add_call(database, rollouts[2], attempt=2, role="writer")
+    await builders.add_call(database, rollouts[2], role="reader", **calls("search"))
+    await builders.add_call(database, rollouts[3], role="reader", **calls("open"))
+    for rollout, reward in zip(rollouts[:3], (0.5, -0.5, 0.0), strict=True):
+        await builders.finish_rollout(database, rollout, reward=reward)
+    for rollout, value in zip(rollouts[:2], (1.0, 0.0), strict=True):
+        await add_component(database, rollout, value)
+    return run, rollouts
+
+
+async def test_rollouts_are_found_by_role_tool_and_value_of_a_component(leyden: Client, database: Database) -> None:
+    run, rollouts = await filtered_run(database)
+    await filtered_run(database)
+
+    async def found(**wanted: Any) -> list[int]:
+        listed = await asyncio.to_thread(lambda: list(leyden.rollouts(run=run.id, **wanted)))
+        return sorted(one.sibling for one in listed)
+
+    assert await found(role="writer") == [0]
+    assert await found(role="reader") == [1, 2, 3]
+    assert await found(tool="search") == [0, 1, 2]
+    assert await found(tool="open") == [3]
+    assert await found(tool="sear") == []
+    assert await found(tool='search"}]} OR true --') == []
+    assert await found(tool="search", role="reader") == [1, 2]
+    assert await found(component="right") == [0, 1]
+    assert await found(component="right", component_min=0.5) == [0]
+    assert await found(component="right", component_max=0.5, text="2+2") == [1]
+    assert await found(component="wrong") == []
+    async with database.session() as session:
+        keys = {"rollout_id": rollouts[0].id, "attempt": 1, "component": "right", "run_id": run.id, "position": 0}
+        words = {"explanation": "", "source": "exact", "duration_seconds": 0.0}
+        session.add(tables.RolloutReward(**keys, **words, revision=2, state="scored", weight=1.0, value=0.25))
+    assert await found(component="right", component_min=0.5) == []
+
+
+async def test_a_filter_without_what_it_needs_is_refused(leyden: Client, api_http: httpx.AsyncClient) -> None:
+    with pytest.raises(Refused, match="tool: name the run"):
+        await asyncio.to_thread(lambda: list(leyden.rollouts(tool="search")))
+    answer = await api_http.get("/v1/rollouts", params={"component_min": 1})
+    assert (answer.status_code, answer.json()["detail"][:10]) == (422, "component:")

@@ -1,0 +1,134 @@
+"""The page on which people grade rollouts one after another by keyboard, and the page of the platform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from playwright.sync_api import Browser, expect
+
+from leyden.libs.client import Client
+from leyden.libs.contracts.api.tokens import ApiScope
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from tests.contract.api.test_waiting import run_that_waits
+from tests.contract.console.conftest import HOSTILE, SHOWN, Insert
+from tests.fakes.served_api import TOKEN
+from tests.support.browser import Visitor
+
+
+async def waiting_run(database: Database) -> tuple[str, list[str]]:
+    run, rollouts = await run_that_waits(database, output=HOSTILE)
+    return run.id, [one.id for one in rollouts]
+
+
+def test_a_person_grades_one_rollout_after_the_other_by_keyboard(
+    insert: Insert[tuple[str, list[str]]], browser: Browser, api_url: str
+) -> None:
+    run, [first, second] = insert(waiting_run)
+    with Client(api_url, TOKEN) as leyden:
+        secret = leyden.create_token("ann", [ApiScope.WRITE]).token
+        visitor = Visitor(browser.new_context().new_page())
+        page = visitor.page
+        page.goto(f"{api_url}/#/runs/{run}/rate")
+        page.get_by_label("Token", exact=True).fill(secret)
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("article", name=f"Rollout {first}")).to_contain_text(SHOWN)
+        expect(page.get_by_label("thumbs")).to_be_focused()
+        assert visitor.violations() == []
+        page.keyboard.type("0.5")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("article", name=f"Rollout {second}")).to_be_visible()
+        expect(page.get_by_label("thumbs")).to_be_focused()
+        page.keyboard.press("Escape")
+        expect(page.get_by_text("You have skipped all that wait.")).to_be_visible()
+        page.get_by_role("button", name="Show them again").click()
+        expect(page.get_by_label("thumbs")).to_be_focused()
+        page.keyboard.type("-1")
+        page.keyboard.press("Tab")
+        page.keyboard.type("rude")
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("No rollout waits for your grade.")).to_be_visible()
+        [given] = leyden.rollout(first).feedback
+        assert (given.component, given.value, given.comment, given.given_by) == ("thumbs", 0.5, None, "ann")
+        [given] = leyden.rollout(second).feedback
+        assert (given.value, given.comment) == (-1.0, "rude")
+    assert (visitor.violations(), visitor.complaints, page.evaluate("window.hacked")) == ([], [], None)
+    page.context.close()
+
+
+def test_a_reader_is_told_which_token_grades(
+    insert: Insert[tuple[str, list[str]]], open_page: Callable[[str], Visitor]
+) -> None:
+    insert(waiting_run)
+    visitor = open_page("/rate")
+    expect(visitor.page.get_by_text("--scope write --expires 30d")).to_be_visible()
+    expect(visitor.page.get_by_label("thumbs")).to_be_disabled()
+    expect(visitor.page.get_by_role("button", name="Grade (Enter)")).to_be_disabled()
+    assert visitor.violations() == []
+
+
+def test_a_grade_that_comes_too_late_is_refused_with_the_reason(
+    insert: Insert[tuple[str, list[str]]], browser: Browser, api_url: str
+) -> None:
+    run, _ = insert(waiting_run)
+
+    async def cancel(database: Database) -> tuple[str, list[str]]:
+        async with database.session() as session:
+            (await session.get_one(tables.Run, run)).intent = "cancelled"
+        return run, []
+
+    with Client(api_url, TOKEN) as leyden:
+        secret = leyden.create_token("ann", [ApiScope.WRITE]).token
+    page = browser.new_context().new_page()
+    page.goto(f"{api_url}/#/rate")
+    page.get_by_label("Token", exact=True).fill(secret)
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("thumbs")).to_be_focused()
+    insert(cancel)
+    page.keyboard.type("1")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("feedback for its rollouts counts nowhere")
+    page.context.close()
+
+
+def test_the_platform_shows_services_pools_and_what_is_unknown(
+    insert: Insert[str], open_page: Callable[[str], Visitor]
+) -> None:
+    async def pools(database: Database) -> str:
+        run, _ = await run_that_waits(database)
+        async with database.session() as session:
+            (await session.get_one(tables.Pool, "default")).run_ids = [run.id]
+            session.add(tables.Pool(name="spare", waiting=[run.id]))
+            session.add(
+                tables.Engine(url="http://one", pool="default", run_id=run.id, policy_version=3, state="serving")
+            )
+            session.add(tables.Engine(url="http://two", pool="default", state="unreachable", detail=HOSTILE))
+        return run.id
+
+    run = insert(pools)
+    visitor = open_page("/")
+    page = visitor.page
+    page.get_by_role("link", name="Platform").focus()
+    page.keyboard.press("Enter")
+    services = page.get_by_role("region", name="Services")
+    expect(services.get_by_role("row").filter(has_text="api")).to_contain_text("connected")
+    expect(services.get_by_role("row").filter(has_text="trainer")).to_contain_text("not connected")
+    engines = page.get_by_role("region", name="Engines of default").locator("tbody tr")
+    expect(engines.nth(0)).to_contain_text(f"serving{run}3")
+    expect(engines.nth(1)).to_contain_text("unreachableunknownunknown")
+    expect(engines.nth(1)).to_contain_text(SHOWN)
+    expect(page.get_by_text("No engine of this pool has been seen")).to_be_visible()
+    expect(page.get_by_text("Checkpoints, free diskunknown")).to_be_visible()
+    assert visitor.violations() == []
+    page.get_by_role("definition").get_by_role("link", name="2").click()
+    expect(page.get_by_role("heading", name="Rate rollouts")).to_be_visible()
+
+
+def test_pages_without_data_name_the_next_command(open_page: Callable[[str], Visitor]) -> None:
+    visitor = open_page("/rate")
+    expect(visitor.page.get_by_text("No rollout waits for your grade.")).to_be_visible()
+    assert visitor.violations() == []
+    visitor.page.evaluate("location.hash = '#/platform'")
+    expect(visitor.page.get_by_text("No engine of this pool has been seen")).to_be_visible()
+    expect(visitor.page.get_by_text("leyden doctor")).to_be_visible()
+    assert visitor.violations() == []
