@@ -47,10 +47,13 @@ class Settings(BaseSettings):
     """Hugging Face folder of the base model for `leyden up`; SmolLM2-135M-Instruct when unset."""
 
 
-def grader_roots(named: Sequence[Path] = ()) -> tuple[Path, ...]:
-    """Folders below which the `directory` of a grader may lie: those of GRADER_CODE_ROOTS, and the named ones."""
-    given = json.loads(os.environ.get("GRADER_CODE_ROOTS") or "[]")
-    return tuple(dict.fromkeys([*map(Path, given), *named]))
+def grader_roots(named: Sequence[Path] = (), given: Mapping[str, str] = MappingProxyType({})) -> tuple[Path, ...]:
+    """Folders below which the `directory` of a grader may lie: those of GRADER_CODE_ROOTS, and the named ones.
+
+    Args: given: further variables of the service
+    """
+    roots = json.loads(given.get("GRADER_CODE_ROOTS") or os.environ.get("GRADER_CODE_ROOTS") or "[]")
+    return tuple(dict.fromkeys([*map(Path, roots), *named]))
 
 
 def provider_names(variable: str, given: Mapping[str, str] = MappingProxyType({})) -> tuple[str, ...]:

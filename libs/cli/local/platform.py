@@ -306,7 +306,7 @@ class Platform:
             model_path.resolve(),
             self.options.engine_urls,
             self.options.sglang,
-            grader_roots(self.options.graders),
+            grader_roots(self.options.graders, self.options.environment.get("grader", {})),
             provider_names("GRADER_PROVIDERS", self.options.environment.get("grader", {})),
             provider_names("GATEWAY_PROVIDERS", self.options.environment.get("gateway", {})),
         )

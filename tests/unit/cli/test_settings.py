@@ -42,6 +42,8 @@ def test_a_home_is_no_folder_of_agents(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_graders_lie_in_folders_that_agents_cannot_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GRADER_CODE_ROOTS", '["/srv/graders"]')
+    given = {"GRADER_CODE_ROOTS": '["/srv/own"]'}
+    assert grader_roots([tmp_path], given) == (Path("/srv/own"), tmp_path)
     roots = grader_roots([tmp_path, Path("/srv/graders")])
     assert roots == (Path("/srv/graders"), tmp_path)
     facts = Facts(
