@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from leyden.libs.store.records.deliveries import NewDelivery
 from leyden.services.gateway.calls.context import Completion, Prompt, SampledTokens
 from leyden.services.gateway.calls.retries import InFlightCall
 from leyden.services.gateway.calls.streaming import follow
@@ -16,6 +17,7 @@ from leyden.services.gateway.dialects.chat_completions import ChatCompletionChun
 from leyden.services.gateway.errors import GatewayError, Unavailable
 from leyden.services.gateway.prompt.answer import finish_answer
 from leyden.services.gateway.prompt.template import ChatModel
+from leyden.services.gateway.records.deliveries import Delivery
 from tests.fakes.chat_model import EOS, make_chat_model
 
 LONG = 60.0
@@ -38,7 +40,8 @@ class Growing:
         prompt_ids = model.tokenizer.encode("<|im_start|>assistant\n")
         self.prompt = Prompt(prompt_ids, parent_call_id=None, shared_turns=0, shared_tokens=0, is_fork=False)
         context = SimpleNamespace(request=self.request, prompt=self.prompt, request_id="c1", sequence=0)
-        self.call = InFlightCall(cast(Any, context), [self.sampled], cast(Any, None))
+        delivery = Delivery(NewDelivery("run", "c1", "run.0.0", 1, "", 0, b""), 0.0)
+        self.call = InFlightCall(cast(Any, context), [self.sampled], cast(Any, None), delivery)
         self.call.task = asyncio.create_task(self._answer())
 
     async def _answer(self) -> Completion:
