@@ -66,8 +66,8 @@ _RULES = (
     AlarmRule(
         "engines_stale",
         "warning",
-        "An engine still serves an older version of the weights.",
-        "seconds since the newest version, in medians of the time between two steps",
+        "An engine serves an older version of the weights, or none.",
+        "seconds since the newest version, or since the engine served any, in medians of the time between two steps",
         *(3, 20, "steps", 4),
         "read the engine's cause with `leyden status`; an engine that cannot load weights needs a restart",
         lasts=False,

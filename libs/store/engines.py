@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from sqlalchemy import delete, func, select, text, true
+from sqlalchemy import Boolean, bindparam, case, delete, func, select, text, true
 from sqlalchemy.dialects.postgresql import insert
 
 from leyden.libs.contracts.config import DEFAULT_POOL
@@ -126,9 +126,21 @@ async def write_engines(session: Session, engines: Sequence[EngineStatus], pool:
     statement = insert(tables.Engine)
     columns = ("url", "state", "run_id", "policy_version", "detail")
     written = {name: statement.excluded[name] for name in ("pool", *columns[1:])}
+    silent = statement.excluded.silent_since
+    first = func.coalesce(tables.Engine.silent_since, silent)
+    changed = {**written, "updated_at": func.now(), "silent_since": case((silent.is_not(None), first))}
     await session.execute(
-        statement.on_conflict_do_update(index_elements=["url"], set_={**written, "updated_at": func.now()}),
-        [{**{name: getattr(engine, name) for name in columns}, "pool": pool} for engine in engines],
+        statement.values(silent_since=case((bindparam("is_silent", type_=Boolean), func.now()))).on_conflict_do_update(
+            index_elements=["url"], set_=changed
+        ),
+        [
+            {
+                **{name: getattr(engine, name) for name in columns},
+                "pool": pool,
+                "is_silent": engine.state is not EngineState.SERVING,
+            }
+            for engine in engines
+        ],
     )
     table = tables.EngineAdapter
     await session.execute(delete(table).where(table.url.in_([engine.url for engine in engines])))

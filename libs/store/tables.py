@@ -481,6 +481,9 @@ class Engine(Base):
     state: Mapped[str] = mapped_column(comment="serving, updating, draining or unreachable.")
     detail: Mapped[str | None] = mapped_column(comment="Cause, for people.")
     updated_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="The time of the last poll.")
+    silent_since: Mapped[datetime | None] = mapped_column(
+        comment="Since when it serves no weights; null while it serves some."
+    )
     __table_args__ = (_one_of("state", EngineState),)
 
 

@@ -76,6 +76,17 @@ _OLD_ENGINES = text("""
     ORDER BY e.url
 """)
 
+# Draining engines end on purpose.
+_SILENT_ENGINES = text("""
+    SELECT e.url, e.detail, extract(epoch FROM clock_timestamp() - greatest(s.updated_at, e.silent_since))::float8
+        AS seconds
+    FROM run_status s
+    JOIN pools p ON s.run_id = ANY(p.run_ids)
+    JOIN engines e ON e.pool = p.name AND e.state IN ('updating', 'unreachable') AND e.silent_since IS NOT NULL
+    WHERE s.run_id = :run
+    ORDER BY e.url
+""")
+
 _MERGES = text("SELECT adapters IS NULL FROM pools WHERE name = :pool")
 
 _DAMAGED = text("""
@@ -249,6 +260,11 @@ async def _of_time(session: ReadSession, run: JudgedRun, steps: Sequence[MadeSte
             reason = f"engine {row.url} still serves {behind}{cause}"
             figures = {"version": row.version, "newest": row.newest, "seconds": row.seconds, "limit_seconds": limit}
             yield Finding("engines_stale", reason, figures, subject=row.url)
+    for row in await session.execute(_SILENT_ENGINES, {"run": run.id}):
+        if row.seconds > limit:
+            cause = f": {row.detail[:MAX_CAUSE]}" if row.detail else ""
+            reason = f"engine {row.url} has served no weights for {row.seconds:.0f} s{cause}"
+            yield Finding("engines_stale", reason, {"seconds": row.seconds, "limit_seconds": limit}, subject=row.url)
 
 
 async def _of_trainers(session: ReadSession, run: JudgedRun, steps: Sequence[MadeStep]) -> AsyncIterator[Finding]:

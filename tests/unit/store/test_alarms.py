@@ -11,12 +11,14 @@ from sqlalchemy import update
 
 from leyden.libs.contracts.alarms import ALARM_RULES
 from leyden.libs.contracts.call_counts import CallCounts
+from leyden.libs.contracts.states import EngineState
 from leyden.libs.store import tables
 from leyden.libs.store.alarms.attempts import judge_attempts
 from leyden.libs.store.alarms.judging import judge_run, runs_to_judge
 from leyden.libs.store.alarms.progress import judge_groups
 from leyden.libs.store.alarms.stored import list_alarms, runs_by_alarm
 from leyden.libs.store.database import Database
+from leyden.libs.store.engines import Assignment, EngineStatus, Pool, write_assignments, write_engines, write_pools
 from leyden.libs.store.read import results, runs
 from tests.support import builders
 from tests.support.alarms import alarm_lines, alarms
@@ -240,6 +242,33 @@ async def test_an_engine_that_keeps_an_older_version_is_an_alarm(made: Made, ada
     found = await alarms(made.database, made.run.id)
     assert list(found) == ["stalled", "engines_stale http://old"]
     assert found["engines_stale http://old"].reason.startswith("engine http://old still serves version 5, 9")
+
+
+async def test_an_engine_that_serves_nothing_for_long_is_an_alarm(made: Made) -> None:
+    await made.steps(6)
+    serves, loads, away = (
+        EngineStatus("http://new", EngineState.SERVING, made.run.id, 6),
+        EngineStatus("http://old", EngineState.UPDATING, detail="loading 6"),
+        EngineStatus("http://old", EngineState.UNREACHABLE, detail="ReadTimeout (2 tries)"),
+    )
+    async with made.database.session() as session:
+        await session.execute(update(tables.RunStatus).values(updated_at=BEGIN))
+        await write_pools(session, [Pool("default")])
+        await write_assignments(session, {"default": Assignment((made.run.id,))})
+        await write_engines(session, [serves, loads])
+    silent = "engines_stale http://old"
+    assert silent not in await alarms(made.database, made.run.id)
+    async with made.database.session() as session:
+        earlier = tables.Engine.silent_since - timedelta(seconds=90)
+        await session.execute(update(tables.Engine).values(silent_since=earlier))
+        # Each further failure is another status of the same silence.
+        await write_engines(session, [away])
+    alarm = (await alarms(made.database, made.run.id))[silent]
+    assert alarm.reason.startswith("engine http://old has served no weights for 9")
+    assert alarm.reason.endswith(" s: ReadTimeout (2 tries)")
+    async with made.database.session() as session:
+        await write_engines(session, [EngineStatus("http://old", EngineState.SERVING, made.run.id, 6)])
+    assert silent not in await alarms(made.database, made.run.id)
 
 
 async def test_groups_that_the_trainer_refuses_are_an_alarm(made: Made) -> None:
