@@ -45,11 +45,18 @@ _FOUND = """
 """
 
 
-_COUNTED = "run_id = :of_run AND rollout_id = rollouts.id AND attempt = coalesce(rollouts.attempt, attempt)"
-_WITH_ROLE = f"EXISTS (SELECT FROM model_calls WHERE {_COUNTED} AND role = :role)"  # constants alone
+# Why: one pass over the run's calls; a search for each rollout takes eight times as long.
+_OF_CALLS = """rollouts.id IN (
+    SELECT c.rollout_id FROM {table} c JOIN rollouts counted ON counted.id = c.rollout_id
+    WHERE c.run_id = :of_run AND c.attempt = coalesce(counted.attempt, c.attempt) AND {condition})"""
+_WITH_ROLE = _OF_CALLS.format(table="model_calls", condition="c.role = :role")
 # An answer asks for a tool, or a span shows that it ran.
-_WITH_TOOL = f"""(EXISTS (SELECT FROM model_calls WHERE {_COUNTED} AND answer @> CAST(:call_of_tool AS jsonb))
-    OR EXISTS (SELECT FROM spans WHERE {_COUNTED} AND tool = :tool))"""  # noqa: S608  # constants alone
+_WITH_TOOL = " OR ".join(
+    (
+        _OF_CALLS.format(table="model_calls", condition="c.answer @> CAST(:call_of_tool AS jsonb)"),
+        _OF_CALLS.format(table="spans", condition="c.tool = :tool"),
+    )
+)
 _WITH_COMPONENT = """(
     SELECT value FROM rollout_rewards
     WHERE rollout_id = rollouts.id AND attempt = coalesce(rollouts.attempt, rollouts.grading_attempt)
@@ -145,7 +152,7 @@ def _conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
         found.append(_bound(_WITH_ROLE, of_run=wanted.run_id, role=wanted.role))
     if wanted.tool is not None:
         call = json.dumps({"tool_calls": [{"name": wanted.tool}]})
-        found.append(_bound(_WITH_TOOL, of_run=wanted.run_id, tool=wanted.tool, call_of_tool=call))
+        found.append(_bound(f"({_WITH_TOOL})", of_run=wanted.run_id, tool=wanted.tool, call_of_tool=call))
     if wanted.component is not None:
         low = -math.inf if wanted.component_min is None else wanted.component_min
         high = math.inf if wanted.component_max is None else wanted.component_max
