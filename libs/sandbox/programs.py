@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from leyden.libs.sandbox import supervisor
 from leyden.libs.sandbox.ended import Ended, ended_of
+from leyden.libs.sandbox.mounts import can_show
 from leyden.libs.sandbox.place import Place, open_work_folder
 from leyden.libs.sandbox.sandbox import SIGNAL_LANDLOCK, USABLE_LANDLOCK, landlock_abi
 from leyden.libs.sandbox.supervisors import ProgramError, Supervisors
@@ -90,6 +91,7 @@ class Programs:
                 " memory is short",
                 own_users=self._users.first is not None,
             )
+        self._can_show = can_show(self._workspaces.place)
         self._can_filter = can_filter()
         if not self._can_filter:
             log.warning(
@@ -208,11 +210,12 @@ class Programs:
         command = [self._place.python if first == "{python}" else first, *rest]
         if user.uid is not None:
             self._check_reachable(user.uid, command, workspace)
+        seen = workspace.shown_at(self._workspaces.place) if self._can_show else workspace
         return {
             "command": command,
-            "environment": self._environment(program, workspace, user),
+            "environment": self._environment(program, seen, user),
             "stdin": str(workspace.task_file) if program.document_on_stdin else os.devnull,
-            "folder": str(workspace.work),
+            "folder": str(seen.work),
             "timeout_seconds": program.timeout_seconds,
             "grace_seconds": self._place.grace_seconds,
             "output_bytes": program.output_bytes,
@@ -265,5 +268,6 @@ class Programs:
             "visible": os.path.realpath(workspace.root),
             "filter": self._can_filter,
             "network": program.network,
+            "shown_at": os.path.realpath(self._workspaces.place) if self._can_show else None,
             "writable": [os.path.realpath(folder) for folder in WRITABLE_BY_ROOT] if stays_root else None,
         }

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
         `uid`: the user and group that it becomes, which no other attempt has; None for the runner's. `landlock`:
         whether to use Landlock, which closes the paths `hidden` but for the folder `visible`. `writable`: the folders
         outside of `visible` in which it may write, None for no such bound. `filter`: whether to close user namespaces
-        and io_uring, by seccomp; `network`: whether it leaves sockets open.
+        and io_uring, by seccomp; `network`: whether it leaves sockets open. `shown_at`: the folder where the program
+        finds `visible`, by a mount of its own; None where it finds it where it is.
         """
 
         uid: int | None
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         writable: list[str] | None
         filter: bool
         network: bool
+        shown_at: str | None
 
 
 PR_SET_NO_NEW_PRIVS = 38
@@ -51,6 +53,9 @@ USABLE_LANDLOCK = 2
 SIGNAL_LANDLOCK = 6
 """The first version that confines signals to a sandbox."""
 
+CLONE_NEWNS = 0x20000
+MS_BIND, MS_REC, MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -59,6 +64,8 @@ def enter(sandbox: Sandbox) -> None:
 
     Raises: OSError: the kernel refuses; the agent must not start then
     """
+    if sandbox["shown_at"] is not None:
+        show(sandbox["visible"], sandbox["shown_at"])
     # Before the change of user: afterwards some folders can no longer be opened.
     ruleset = landlock_ruleset(sandbox) if sandbox["landlock"] else None
     if sandbox["uid"] is not None:
@@ -71,6 +78,17 @@ def enter(sandbox: Sandbox) -> None:
         os.close(ruleset)
     if sandbox["filter"]:
         refuse_system_calls(network=sandbox["network"])
+
+
+def show(folder: str, place: str) -> None:
+    """Mounts a folder at a place that only this process and its descendants see.
+
+    Raises: OSError: the kernel refuses: it asks for CAP_SYS_ADMIN
+    """
+    _check(_libc.unshare(CLONE_NEWNS), "unshare")
+    # No mount of this process reaches the machine.
+    _check(_libc.mount(None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None), "mount /")
+    _check(_libc.mount(folder.encode(), place.encode(), None, ctypes.c_ulong(MS_BIND), None), f"mount {place}")
 
 
 def become(uid: int) -> None:

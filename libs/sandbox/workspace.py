@@ -51,6 +51,11 @@ class Workspace:
     scratch: Path
     task_file: Path
 
+    def shown_at(self, place: Path) -> Workspace:
+        """The same workspace as its program sees it at another place."""
+        moved = (place / path.relative_to(self.root) for path in (self.work, self.scratch, self.task_file))
+        return Workspace(place, *moved)
+
 
 class Workspaces:
     """The folder of this process, locked while it lives.
@@ -64,6 +69,9 @@ class Workspaces:
         parent.mkdir(parents=True, exist_ok=True, mode=0o711)
         _check_own(parent, setting)
         self.root = parent / owner
+        self.place = parent / "attempt"
+        """Each program finds its workspace here, if this process may mount: siblings' paths are then equal."""
+        self.place.mkdir(exist_ok=True, mode=0o711)
         with (parent / ".starting").open("w") as starting:
             # One process at a time: before we hold its lock, another that starts would take our folder for abandoned.
             fcntl.flock(starting, fcntl.LOCK_EX)

@@ -23,6 +23,7 @@ from sqlalchemy import select, update
 from leyden.libs.capability import KeyRing, verify, write_keys
 from leyden.libs.contracts.capability import Scope
 from leyden.libs.queue.stream import RolloutQueue
+from leyden.libs.sandbox.mounts import can_show
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from tests.support import builders, queues
@@ -200,6 +201,8 @@ print(json.dumps({
     'reward': 0.5,
     'secrets': [name for name in os.environ if name.startswith(ours)],
     'home': os.environ['HOME'] == os.getcwd(),
+    'paths': [os.getcwd(), os.environ['TMPDIR'], os.environ['LEYDEN_TASK_FILE']],
+    'seen': os.listdir(os.environ['HOME'] + '/..'),
     'key': os.environ['OPENAI_API_KEY'],
     'argv': open('/proc/self/cmdline').read(),
     'own': os.environ['OWN'],
@@ -223,6 +226,16 @@ print(json.dumps({
             assert capability.scopes == {Scope.MODEL, Scope.TELEMETRY}
             assert capability.greedy == (rollout is rollouts[2])
             assert capability.expires_at > time.time() + 20
+        paths = {tuple(outcome.facts["paths"]) for outcome in outcomes}
+        place = bench.folder / "attempts" / "attempt"
+        if can_show(place):
+            # A text that an agent makes of them differs in no sibling and names none.
+            assert paths == {(f"{place}/work", f"{place}/tmp", f"{place}/task.json")}
+        else:
+            assert len(paths) == 3
+        assert {tuple(sorted(outcome.facts["seen"])) for outcome in outcomes} == {("task.json", "tmp", "work")}
+        # The mounts were the agents' own.
+        assert list(place.iterdir()) == []
         attempt = await bench.attempt(rollouts[0], "settled")
         assert attempt.started_at is not None
         assert await bench.queue.depth() == 0

@@ -152,7 +152,9 @@ def test_a_user_of_its_own_has_a_name_and_a_bound_on_its_processes(
     workspace = backend._programs._workspaces.make("r.0.0", {}, None)
     orders = backend._programs._orders(program_of(spec("/bin/sh")), workspace, STRANGER)
     assert orders["environment"]["USER"] == "agent"
-    assert orders["environment"]["LEYDEN_TASK_FILE"] == str(workspace.task_file)
+    place = Path(orders["sandbox"]["shown_at"] or workspace.root)
+    assert orders["environment"]["LEYDEN_TASK_FILE"] == str(place / "task.json")
+    assert orders["folder"] == str(place / "work")
     assert (resource.RLIMIT_NPROC, 512, 512) in orders["limits"]
     assert orders["sandbox"]["hidden"] == [os.path.realpath(workspace.root.parents[1])]
     assert orders["sandbox"]["visible"] == os.path.realpath(workspace.root)
