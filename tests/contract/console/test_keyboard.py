@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
+from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect
 
@@ -12,6 +12,7 @@ from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from tests.contract.api.test_comparison import measured_run
+from tests.contract.api.test_weights import add_version, make_version
 from tests.contract.console.conftest import Insert
 from tests.contract.console.test_group import add_component
 from tests.support import builders
@@ -40,8 +41,8 @@ class Keyboard:
         self.steps += 1
 
 
-async def trained(database: Database) -> None:
-    """Two runs that were measured; the second one has a step, a tool that fails, versions and a rollout at 0."""
+async def trained(database: Database, folder: Path) -> None:
+    """Two runs that were measured; the second one has a step, a tool that fails, a version and a rollout at 0."""
     dataset = (await builders.add_run(database, name="empty")).dataset_id
     await measured_run(database, dataset, 1e-6, [0.0, 0.5])
     run = await measured_run(database, dataset, 1e-5, [1.0, 0.5])
@@ -54,12 +55,14 @@ async def trained(database: Database) -> None:
     await builders.add_credited_group(database, group, calls=counts.model_dump())
     async with database.session() as session:
         session.add(tables.StepGroup(group_id=group.id, run_id=run.id, step=1, verdict="trained"))
-    for version in (0, 1):
-        await builders.add_policy_version(database, run, version, created_at=datetime.now(tz=UTC))
+    await add_version(database, run, folder)
 
 
-def test_five_questions_take_four_steps_each(insert: Insert[None], open_page: Callable[[str], Visitor]) -> None:
-    insert(trained)
+def test_five_questions_take_four_steps_each(
+    insert: Insert[None], open_page: Callable[[str], Visitor], tmp_path: Path
+) -> None:
+    folder = make_version(tmp_path / "version")
+    insert(lambda database: trained(database, folder))
 
     def begin() -> Keyboard:
         page = open_page("/").page
@@ -98,7 +101,10 @@ def test_five_questions_take_four_steps_each(insert: Insert[None], open_page: Ca
     # Download the best version.
     person = begin()
     person.use(link(person.page, "rate 1e-05"))
-    expect(person.page.get_by_text(re.compile(r"^leyden policy export \S+ --version \d --to \S+$"))).to_be_visible()
-    person.use(person.page.get_by_role("button", name=re.compile("^Copy leyden policy export")))
+    person.use(link(person.page, "Versions"))
+    person.use(person.page.get_by_role("button", name="Files of version 0"))
+    with person.page.expect_download() as download:
+        person.use(link(person.page, "Download version 0"))
+    assert download.value.suggested_filename.endswith("-version-0.tar")
     taken.append(person.steps)
     assert max(taken) <= STEPS, taken
