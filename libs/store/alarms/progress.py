@@ -16,6 +16,7 @@ from leyden.libs.store.alarms.attempts import MAX_CAUSE
 from leyden.libs.store.alarms.hacking import of_trends
 from leyden.libs.store.alarms.steps import FIRST, NEWEST, MadeStep, judge_steps, seconds_between
 from leyden.libs.store.database import ReadSession
+from leyden.libs.store.read import step_figures
 from leyden.libs.store.read.call_counts import absent_roles, of_steps, roles_seen
 from leyden.libs.store.runs.trainer_ends import trainer_ends
 from leyden.libs.store.training import read_computation
@@ -111,7 +112,9 @@ async def of_progress(session: ReadSession, run: JudgedRun) -> AsyncIterator[Fin
             yield Finding("setting", one.reason, {"field": one.path}, one.remedy, one.path)
     scope = {"run": run.id}
     rows = await session.execute(_STEPS, {**scope, "first": FIRST, "newest": NEWEST})
-    steps = [MadeStep(row.number, row.metrics, row.created_at, row.reward) for row in rows]
+    # A run without a reference has a KL of 0, which no rule is about.
+    found = ((row, step_figures.known(row.metrics, has_reference=True)) for row in rows)
+    steps = [MadeStep(row.number, metrics, row.created_at, row.reward) for row, metrics in found]
     learns = run.config.algorithm.learns_from_rewards
     for finding in judge_steps(steps, run.config.training.max_logprob_gap):
         if learns or finding.name != "reward_flat":

@@ -195,6 +195,12 @@ async def test_each_rule_raises_its_alarm_alone_and_ends_it(
     assert await made.names() == []
 
 
+async def test_steps_that_computed_no_token_are_no_collapse_of_entropy(made: Made) -> None:
+    await made.steps(9)
+    await made.steps(8, entropy=0.0, computed_tokens=0)
+    assert await made.names() == []
+
+
 async def test_a_tool_whose_texts_show_no_status_is_an_alarm_where_it_has_a_reward(database: Database) -> None:
     air = {"weights": {"search": 0.2, "sql": 0.2}}
     document = builders.run_document(training={"steps": 500}, credit={"air": air})
