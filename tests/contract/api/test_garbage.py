@@ -162,7 +162,7 @@ async def test_a_key_twice_among_many_is_found_without_comparing_all_with_all(ap
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ("nmae=x", "unknown parameter 'nmae': remove it; parameters here: name, phase, cursor, limit"),
+        ("nmae=x", "unknown parameter 'nmae': remove it; parameters here: name, phase, dataset, cursor, limit"),
         ("=0", "unknown parameter ''"),
         ("limit=1&limit=2", "parameter 'limit' comes 2 times: send it once"),
     ],
