@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import chain, count, takewhile
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from leyden.services.trainer.model.experts import FILE_MATRICES
 from leyden.services.trainer.model.forward import Policy
@@ -25,7 +27,7 @@ class WeightFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._paths = dict[str, Path]()
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in _files(folder):
             with safe_open(path, "pt") as file:
                 self._paths |= dict.fromkeys(file.keys(), path)
 
@@ -73,6 +75,14 @@ class WeightFiles:
         matrices = FILE_MATRICES.get(kind, ())
         numbered = (tuple(f"{stem}.{number}.{one}.weight" for one in matrices) for number in count())
         return list(takewhile(lambda names: names and self._paths.keys() >= set(names), numbered))
+
+
+def _files(folder: Path) -> list[Path]:
+    """Those that transformers reads: some publishers put the same weights beside them under other names."""
+    single, index = folder / SAFE_WEIGHTS_NAME, folder / SAFE_WEIGHTS_INDEX_NAME
+    if single.exists() or not index.exists():
+        return [single] if single.exists() else []
+    return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
 
 
 @torch.no_grad()

@@ -101,6 +101,18 @@ def test_names_with_and_without_the_prefix_of_the_decoder_are_read(tmp_path: Pat
     assert torch.equal(read_model(tmp_path).lm_head.weight, files.rows(empty, "lm_head.weight", empty.lm_head.weight))
 
 
+@pytest.mark.parametrize("size", ["1GB", "10KB"])
+def test_other_files_with_the_same_names_are_not_read(tmp_path: Path, size: str) -> None:
+    model = tiny_qwen(0).float()
+    model.save_pretrained(tmp_path, max_shard_size=size)
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (size == "10KB")
+    others = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
+    save_file(others, tmp_path / "zzz.safetensors")
+    files = WeightFiles(tmp_path)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(files.rows(model, name, parameter), parameter)
+
+
 def test_a_folder_of_another_model_is_told(tmp_path: Path) -> None:
     tiny_llama(0).save_pretrained(tmp_path)
     files = WeightFiles(tmp_path)
@@ -119,7 +131,7 @@ def _read(rank: int, size: int, port: int, folder: Path) -> None:
     ranks = ranked.join(rank, size, port)
     # Freed tensors leave the process at once, and count no longer.
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)
-    # What a first model imports is no weight.
+    # The first model imports modules, which are no weights.
     assemble_learner(folder / "tiny", _document("plain"), Accelerator(cpu=True), ranks)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
