@@ -10,12 +10,9 @@ these numbers. The last line is one JSON object. Exit status 1 when any promise 
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -30,7 +27,7 @@ from leyden.libs.cli.local import managed_service
 from leyden.libs.cli.local.platform import Platform
 from leyden.libs.client import Client
 from leyden.libs.faults import FaultInjector
-from tests.campaigns.soak import QUICK, RUN_SECONDS, Found, bandit_run, disturb, small_platform
+from tests.campaigns.soak import QUICK, RUN_SECONDS, Found, bandit_run, disturb, run_campaign, small_platform
 from tests.fakes.judge import Said, compared, judge_beside, ranked, scored
 from tests.support.chaos import Chaos, RunWatch
 from tests.support.person import LIKED, OTHER, Person
@@ -164,20 +161,7 @@ def soak_grades(folder: Path, kills: int, seed: int, steps: int) -> tuple[FoundI
 
 def main() -> int:
     """Exit status 1 when a reward was lost or wrong, a promise broken, or a run did not complete."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=25)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=12, help="optimiser steps of each run")
-    arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="leyden-soak-"))
-    found, done = soak_grades(folder, arguments.kills, arguments.seed, arguments.steps)
-    counted = {name: value for name, value in vars(found).items() if name != "words"}
-    print(json.dumps({**done, **counted}))
-    if not found.words:
-        shutil.rmtree(folder)
-        return 0
-    print("\n".join([*found.words, f"its home stays in {folder}"]), file=sys.stderr)
-    return 1
+    return run_campaign(soak_grades, __doc__)
 
 
 if __name__ == "__main__":

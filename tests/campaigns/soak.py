@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,6 +128,10 @@ def disturb(
     chaos.calm()
 
 
+Campaign = Callable[[Path, int, int, int], tuple["Found", dict[str, Any]]]
+"""Args: its folder, kills, seed, steps of each run. Returns: what was found, and what was done."""
+
+
 def soak(folder: Path, kills: int, seed: int, steps: int) -> tuple[Found, dict[str, Any]]:
     """Runs, one after another, until so many processes were killed: what the store says of them, and what was done."""
     dice, log, began, found = random.Random(seed), folder / "received.log", time.monotonic(), Found()
@@ -174,15 +178,15 @@ def _print_event(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
-def main() -> int:
-    """Exit status 1 when a call was lost, a sample doubled, or a run did not complete."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def run_campaign(campaign: Campaign, description: str | None) -> int:
+    """Runs a campaign with the options of the command line. Returns the exit status, 1 when a promise was broken."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--kills", type=int, default=25)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=12, help="optimiser steps of each run")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="leyden-soak-"))
-    found, done = soak(folder, arguments.kills, arguments.seed, arguments.steps)
+    found, done = campaign(folder, arguments.kills, arguments.seed, arguments.steps)
     counted = {name: value for name, value in vars(found).items() if name != "words"}
     print(json.dumps({**done, **counted}))
     if not found.words:
@@ -190,6 +194,11 @@ def main() -> int:
         return 0
     _print_event("\n".join([*found.words, f"its home stays in {folder}"]))
     return 1
+
+
+def main() -> int:
+    """Exit status 1 when a call was lost, a sample doubled, or a run did not complete."""
+    return run_campaign(soak, __doc__)
 
 
 if __name__ == "__main__":

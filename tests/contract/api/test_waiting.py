@@ -1,4 +1,4 @@
-"""What waits, in the API through the typed client: rollouts for people's grades, the platform's work and services."""
+"""The API through the typed client shows rollouts that wait for grades, and the platform's work and services."""
 
 from __future__ import annotations
 

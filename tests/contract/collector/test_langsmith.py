@@ -1,4 +1,4 @@
-"""What LangSmith's clients post, recorded from langsmith 0.15.0 (Python) and 0.12.0 (JavaScript), becomes spans."""
+"""Posts of LangSmith's clients become spans: recorded from langsmith 0.15.0 (Python) and 0.12.0 (JavaScript)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request waits for before it has a call is the platform's, whatever its client makes of that."""
+"""The waits of a request before it has a call are the platform's, whatever its client makes of them."""
 
 from __future__ import annotations
 

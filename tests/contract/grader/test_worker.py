@@ -208,7 +208,7 @@ async def test_runs_take_turns_at_graders(database: Database) -> None:
         late = update(tables.Grading).where(tables.Grading.run_id == few.id)
         await session.execute(late.values(lease_expires_at=LONG_AGO))
     assert await lease(2) == ["few", "few"]
-    # What one run does not need is the other's.
+    # One run's unused turns go to the other.
     assert await lease(9) == ["few", *["many"] * 6]
     assert await lease(9) == []
 
