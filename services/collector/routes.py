@@ -30,7 +30,7 @@ from leyden.libs.service import Budget, JsonResponse, Problem, Share
 from leyden.libs.service.body import read_body
 from leyden.libs.service.json_body import JsonRoute
 from leyden.libs.store.database import Database
-from leyden.libs.store.records.spans import ENDPOINT, FEEDBACK, NewReward, unknown_answers, unknown_place
+from leyden.libs.store.records.spans import ENDPOINT, FEEDBACK, NewReward, unknown_places
 from leyden.services.collector.batch import TelemetryCommit
 from leyden.services.collector.conventions import Sender
 from leyden.services.collector.decode import Decode, Rows, decode_logs, decode_traces
@@ -51,7 +51,9 @@ BODY_SECONDS = 30.0
 ROW_BYTES = 1024
 """Memory of a row without its texts."""
 
-MISPLACED = Counter("collector_misplaced_rewards_total", "Rewards in telemetry for answers that their attempt lacks.")
+MISPLACED = Counter(
+    "collector_misplaced_rewards_total", "Rewards in telemetry for answers or tool calls that their attempt lacks."
+)
 router = APIRouter(route_class=JsonRoute)
 
 # Postgres stores no NUL.
@@ -289,24 +291,22 @@ def _reward_rows(body: RewardBody, key: str, sender: Sender) -> list[NewReward]:
 
 
 async def _leave_out_misplaced(state: State, rows: Rows) -> None:
-    """Leaves out rewards that name an answer which the attempt does not have, and counts them.
+    """Leaves out rewards for an answer or a tool call which the attempt does not have, and counts them.
 
-    Those on a span of an answer name none themselves: the span may be of another model, and its agent's reward counts
-    for the rollout.
+    A span names them for its rewards, too: one of another model's answer is no answer of the attempt.
     """
-    of_spans = {span.response_id for span in rows.spans}
-    named = {one.response_id for one in rows.rewards if one.response_id is not None} - of_spans
+    named = [one for one in rows.rewards if one.response_id is not None or one.tool_call_id is not None]
     if not named:
         return
     database: Database = state.database
-    first = rows.rewards[0]
     async with database.read() as session:
-        unknown = await unknown_answers(session, first.run_id, first.rollout_id, first.attempt, named)
-    kept = [one for one in rows.rewards if one.response_id not in unknown]
+        unknown = await unknown_places(session, named)
+    kept = [one for one in rows.rewards if unknown.of(one) is None]
     if len(kept) < len(rows.rewards):
         MISPLACED.inc(len(rows.rewards) - len(kept))
         rows.rejected += 0 if rows.spans else len(rows.rewards) - len(kept)
-        rows.rewards, rows.message = kept, rows.message or _no_answer(f"response_id {min(unknown)!r}")
+        first = next(filter(None, map(unknown.of, rows.rewards)))
+        rows.rewards, rows.message = kept, rows.message or _no_answer(first)
 
 
 def _no_answer(has: str) -> str:
@@ -314,9 +314,10 @@ def _no_answer(has: str) -> str:
 
 
 async def _check_place(state: State, reward: NewReward) -> None:
-    """Raises: Problem: 422: no answer of the attempt has the id that the reward names."""
+    """Raises: Problem: 422: no answer of the attempt has an id that the reward names."""
     database: Database = state.database
     async with database.read() as session:
-        unknown = await unknown_place(session, reward)
-    if unknown is not None:
-        raise Problem(422, _no_answer(unknown), cause="unknown_call")
+        unknown = await unknown_places(session, [reward])
+    named = {"response_id": unknown.response_ids, "tool_call_id": unknown.tool_call_ids}
+    if found := [f"{name} {one!r}" for name, ids in named.items() for one in ids]:
+        raise Problem(422, _no_answer(found[0]), cause="unknown_call")

@@ -7,7 +7,7 @@ Refused            the store will never take these rows
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import psycopg
@@ -51,19 +51,16 @@ _STORED_SPANS = text("""
     SELECT count(*), coalesce(sum(pg_column_size(attributes)), 0) FROM spans
     WHERE run_id = :run AND rollout_id = :rollout AND attempt = :attempt
 """)
-_CALLS = "SELECT FROM model_calls WHERE run_id = :run AND rollout_id = :rollout AND attempt = :attempt"
-# Each is asked only for an id that was given: the second one reads answers.
-_HAS_PLACE = {
-    "response_id": text(f"SELECT EXISTS ({_CALLS} AND right(:id, length(request_id)) = request_id)"),
-    "tool_call_id": text(f"""
-        SELECT EXISTS ({_CALLS} AND jsonb_path_exists(answer, '$.tool_calls[*] ? (@.id == $id)',
-                                                      jsonb_build_object('id', CAST(:id AS text))))
-    """),
-}
+_CALLS = "FROM model_calls WHERE run_id = :run AND rollout_id = :rollout AND attempt = :attempt"
 _UNKNOWN_ANSWERS = text(f"""
     SELECT named FROM unnest(CAST(:ids AS text[])) AS named
-    WHERE NOT EXISTS ({_CALLS} AND right(named, length(request_id)) = request_id)
+    WHERE NOT EXISTS (SELECT {_CALLS} AND right(named, length(request_id)) = request_id)
 """)  # noqa: S608  # constants alone
+# One pass over the answers, however many ids are asked for.
+_UNKNOWN_TOOL_CALLS = text(f"""
+    SELECT unnest(CAST(:ids AS text[]))
+    EXCEPT SELECT jsonb_path_query(answer, '$.tool_calls[*].id') #>> '{{}}' {_CALLS}
+""")  # constants alone
 _STORED_REWARDS = text("""
     SELECT (SELECT count(*) FROM rewards WHERE rollout_id = :rollout AND attempt = :attempt)
          + (SELECT count(*) FROM feedback WHERE rollout_id = :rollout AND attempt = :attempt)
@@ -114,6 +111,22 @@ class NewReward(NamedTuple):
     tool_call_id: str | None
 
 
+class UnknownPlaces(NamedTuple):
+    """Ids that no answer of an attempt has."""
+
+    response_ids: set[str]
+    tool_call_ids: set[str]
+
+    def of(self, reward: NewReward) -> str | None:
+        """The id of a reward that keeps it from its place, with its field; None where it has one.
+
+        The answer's id is its place, which the tool call narrows down to a choice; a tool call alone is a place, too.
+        """
+        if reward.response_id is not None:
+            return f"response_id {reward.response_id!r}" if reward.response_id in self.response_ids else None
+        return f"tool_call_id {reward.tool_call_id!r}" if reward.tool_call_id in self.tool_call_ids else None
+
+
 async def write_telemetry(database: Database, spans: Sequence[NewSpan], rewards: Sequence[NewReward]) -> None:
     """Makes rows durable in one transaction, all or none; rows whose key exists stay as they are.
 
@@ -138,21 +151,17 @@ async def stored_spans(session: ReadSession, run_id: str, rollout_id: str, attem
     return int(count), int(size_bytes)
 
 
-async def unknown_place(session: ReadSession, reward: NewReward) -> str | None:
-    """The id that a reward names and no answer of its attempt has; None where there is none."""
-    names = {"run": reward.run_id, "rollout": reward.rollout_id, "attempt": reward.attempt}
-    for name, value in {"response_id": reward.response_id, "tool_call_id": reward.tool_call_id}.items():
-        if value is not None and not await session.scalar(_HAS_PLACE[name], {**names, "id": value}):
-            return f"{name} {value!r}"
-    return None
-
-
-async def unknown_answers(
-    session: ReadSession, run_id: str, rollout_id: str, attempt: int, response_ids: Iterable[str]
-) -> set[str]:
-    """Those of the ids that no answer of the attempt has."""
-    names = {"run": run_id, "rollout": rollout_id, "attempt": attempt}
-    return set(await session.scalars(_UNKNOWN_ANSWERS, {**names, "ids": sorted(response_ids)}))
+async def unknown_places(session: ReadSession, rewards: Sequence[NewReward]) -> UnknownPlaces:
+    """The ids that rewards of one attempt name and no answer of it has."""
+    names = {"run": rewards[0].run_id, "rollout": rewards[0].rollout_id, "attempt": rewards[0].attempt}
+    found: list[set[str]] = []
+    for query, ids in (
+        (_UNKNOWN_ANSWERS, {one.response_id for one in rewards if one.response_id is not None}),
+        # It reads whole answers.
+        (_UNKNOWN_TOOL_CALLS, {one.tool_call_id for one in rewards if one.tool_call_id is not None}),
+    ):
+        found.append(set(await session.scalars(query, {**names, "ids": sorted(ids)})) if ids else set())
+    return UnknownPlaces(*found)
 
 
 async def stored_rewards(session: ReadSession, rollout_id: str, attempt: int) -> int:

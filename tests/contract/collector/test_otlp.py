@@ -35,6 +35,7 @@ from leyden.libs.store.records.spans import AttemptEnded, NewReward, write_telem
 from leyden.libs.store.runs.retention import prune_run
 from leyden.services.collector import batch as batch_module
 from leyden.services.collector.app import create_collector
+from leyden.services.collector.routes import MISPLACED
 from leyden.services.collector.settings import Settings
 from tests.support.builders import add_attempt, add_call, add_group, add_run, end_attempt, end_run
 
@@ -347,12 +348,39 @@ async def test_a_reward_in_telemetry_for_an_answer_that_the_attempt_does_not_hav
     assert (given.status_code, partial.rejected_spans) == (200, 0)
     assert "no answer of this attempt has response_id 'chatcmpl-c2'" in partial.error_message
     assert [(value, answer) for _, value, answer, _ in await collector.rewards()] == [(1.0, "chatcmpl-c1")]
-    # An instrument's span of another model's answer names no answer of this attempt's by itself.
-    chat = {"key": "gen_ai.response.id", "value": {"string_value": "chatcmpl-other"}}
-    operation = {"key": "gen_ai.operation.name", "value": {"string_value": "chat"}}
-    reward = {"key": "rl.reward", "value": {"double_value": 3.0}}
-    await collector.post("/v1/traces", body({"span_id": b"otherone", "attributes": [chat, operation, reward]}))
-    assert len(await collector.rewards()) == 2
+
+
+def with_reward(kind: str, value: float, **ids: str) -> dict[str, Any]:
+    """A span of an operation with a reward; its ids are given without `gen_ai.` and with `_` for dots."""
+    texts = {"operation.name": kind, **{name.replace("_", "."): text for name, text in ids.items()}}
+    attributes: list[dict[str, Any]] = [
+        {"key": f"gen_ai.{name}", "value": {"string_value": text}} for name, text in texts.items()
+    ]
+    return {
+        "span_id": bytes([int(value * 10)]) * 8,
+        "attributes": [*attributes, {"key": "rl.reward", "value": {"double_value": value}}],
+    }
+
+
+async def test_a_reward_on_a_span_of_no_answer_or_tool_call_of_the_attempt_is_left_out(collector: Collector) -> None:
+    asked = {"role": "assistant", "content": "", "tool_calls": [{"id": "call_1", "name": "f", "arguments": "{}"}]}
+    await add_call(collector.database, collector.rollout, [1], [2], answer=asked, request_id="c1")
+    before = MISPLACED._value.get()
+    sent = body(
+        with_reward("chat", 0.1, response_id="chatcmpl-c1"),
+        with_reward("chat", 0.2, response_id="chatcmpl-of-another-model"),
+        with_reward("execute_tool", 0.3, tool_call_id="call_1"),
+        with_reward("execute_tool", 0.4, tool_call_id="call_2"),
+        # The answer is known: a library's own id of the tool call takes nothing from it.
+        with_reward("execute_tool", 0.5, tool_call_id="call_2", response_id="chatcmpl-c1"),
+        with_reward("invoke_agent", 0.6),
+    )
+    given = await collector.post("/v1/traces", sent)
+    partial = ExportTraceServiceResponse.FromString(given.content).partial_success
+    assert (given.status_code, partial.rejected_spans) == (200, 0)
+    assert "no answer of this attempt has response_id 'chatcmpl-of-another-model'" in partial.error_message
+    assert sorted(value for _, value, _, _ in await collector.rewards()) == [0.1, 0.3, 0.5, 0.6]
+    assert (len(await collector.spans()), MISPLACED._value.get() - before) == (6, 2)
 
 
 async def test_evaluation_results_arrive_as_log_records(collector: Collector) -> None:
