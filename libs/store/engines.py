@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sqlalchemy import Boolean, bindparam, case, delete, func, select, text, true
 from sqlalchemy.dialects.postgresql import insert
 
-from leyden.libs.contracts.config import DEFAULT_POOL
+from leyden.libs.contracts.config import DEFAULT_POOL, stored_object
 from leyden.libs.contracts.states import EngineState
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
@@ -99,20 +99,20 @@ async def read_pools(session: ReadSession) -> dict[str, Pool]:
 
 
 async def pool_of_run(session: ReadSession, run_id: str) -> Pool | None:
-    """The pool that a run names; None where it no longer exists."""
-    config = await session.scalar(select(tables.Run.config).where(tables.Run.id == run_id))
-    name = (config or {}).get("pool", DEFAULT_POOL)
-    row = await session.get(tables.Pool, name)
-    if row is None:
-        return Pool(name) if name == DEFAULT_POOL else None
-    return _pool(row)
+    """The pool that a run names; None where it no longer exists. Raises: BrokenDocument"""
+    found = await read_run_model(session, run_id)
+    return None if found is None else found.pool
 
 
 async def read_run_model(session: ReadSession, run_id: str) -> RunModel | None:
-    """The pool and the model of a run; None where the pool no longer exists."""
-    pool = await pool_of_run(session, run_id)
-    config = await session.scalar(select(tables.Run.config).where(tables.Run.id == run_id)) or {}
-    return None if pool is None else RunModel(pool, config.get("model"))
+    """The pool and the model of a run; None where the pool no longer exists. Raises: BrokenDocument"""
+    document = await session.scalar(select(tables.Run.config).where(tables.Run.id == run_id))
+    config = {} if document is None else stored_object(document)
+    name = config.get("pool", DEFAULT_POOL)
+    row = await session.get(tables.Pool, name)
+    if row is None:
+        return RunModel(Pool(name), config.get("model")) if name == DEFAULT_POOL else None
+    return RunModel(_pool(row), config.get("model"))
 
 
 def _pool(row: tables.Pool) -> Pool:

@@ -37,7 +37,7 @@ from leyden.libs.contracts.config.credit import (
     TokenDiscountedCredit,
 )
 from leyden.libs.contracts.config.distillation import Distillation
-from leyden.libs.contracts.config.document import DEFAULT_POOL, BrokenDocument, PoolName
+from leyden.libs.contracts.config.document import DEFAULT_POOL, BrokenDocument, PoolName, stored_object
 from leyden.libs.contracts.config.evaluation import EvaluationPlan
 from leyden.libs.contracts.config.override import Override
 from leyden.libs.contracts.config.policies import EmbeddingModel, Policy, Role
@@ -101,5 +101,6 @@ __all__ = [
     "TokenDiscountedCredit",
     "Training",
     "Weighting",
+    "stored_object",
     "stored_reward",
 ]

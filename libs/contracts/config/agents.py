@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from leyden.libs.contracts.config.document import BrokenDocument, Document, FolderPath
+from leyden.libs.contracts.config.document import BrokenDocument, Document, FolderPath, stored_object
 from leyden.libs.contracts.placeholders import task_fields
 
 Argument = Annotated[str, Field(max_length=100_000, pattern=r"^[^\x00]*$")]
@@ -94,14 +94,15 @@ def with_external_agent(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**document, "agent": _External.model_validate(document).agent}
 
 
-def stored_agent(document: Mapping[str, Any]) -> Agent:
+def stored_agent(document: object) -> Agent:
     """Returns the agent of a stored document, without what a newer version has added to it.
 
     Raises: BrokenDocument
     """
-    kind = ExternalAgent if is_external(document) else Agent
+    stored = stored_object(document)
+    kind = ExternalAgent if is_external(stored) else Agent
     try:
-        return kind.model_validate(document.get("agent"), extra="ignore")
+        return kind.model_validate(stored.get("agent"), extra="ignore")
     except ValidationError as error:
         raise BrokenDocument.of(error, "agent") from error
 

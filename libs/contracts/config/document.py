@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -49,6 +50,16 @@ class BrokenDocument(ValueError):
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         field = ".".join(map(str, (*path, *first["loc"])))
         return cls(f"the stored document does not parse: {field}: {first['msg']}")
+
+
+def stored_object(document: object) -> Mapping[str, Any]:
+    """Returns a stored run's document, of which a reader wants a part.
+
+    Raises: BrokenDocument: it is no object
+    """
+    if not isinstance(document, Mapping):
+        raise BrokenDocument(f"the stored document does not parse: it is no object but a {type(document).__name__}")
+    return document
 
 
 class Resources(Document):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
 from leyden.libs.contracts.config.agents import VariableName, reserved_names
-from leyden.libs.contracts.config.document import BrokenDocument, Document, LabelName, PinnedImage, Resources
+from leyden.libs.contracts.config.document import (
+    BrokenDocument,
+    Document,
+    LabelName,
+    PinnedImage,
+    Resources,
+    stored_object,
+)
 
 SecretName = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
 LabelValue = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9._-]*$")]
@@ -94,12 +100,13 @@ RunnerConfig = Annotated[
 _RUNNER: TypeAdapter[RunnerConfig] = TypeAdapter(RunnerConfig)
 
 
-def stored_runner(document: Mapping[str, Any]) -> RunnerConfig:
+def stored_runner(document: object) -> RunnerConfig:
     """Returns the runner of a stored document, without what a newer version has added to it.
 
     Raises: BrokenDocument
     """
+    runner = stored_object(document).get("runner")
     try:
-        return _RUNNER.validate_python(document.get("runner") or {}, extra="ignore")
+        return _RUNNER.validate_python(runner or {}, extra="ignore")
     except ValidationError as error:
         raise BrokenDocument.of(error, "runner") from error

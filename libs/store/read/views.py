@@ -25,6 +25,7 @@ from leyden.libs.contracts.api.rollouts import (
     Span,
 )
 from leyden.libs.contracts.api.runs import PolicyVersion
+from leyden.libs.contracts.config import BrokenDocument, stored_object
 from leyden.libs.contracts.conversation import Json, Turn, parse_turn, parse_turns
 from leyden.libs.contracts.ids import run_of
 from leyden.libs.contracts.states import GroupState, RolloutState, RunIntent
@@ -200,14 +201,7 @@ async def add_external_reward(
         if RewardRequest.model_validate(existing, from_attributes=True) != request:
             raise RewardConflict(f"key {request.key!r} was used for another reward of this rollout: send a new key")
         return _external(existing), False
-    run = await session.get_one(tables.Run, found.run_id)
-    if run.intent in _ABANDONED:
-        raise RewardConflict(f"run {run.id} was cancelled, so a reward for its rollouts counts nowhere")
-    if run.config.get("reward") is not None:
-        raise RewardConflict(
-            f"run {run.id} names its rewards in reward.components: give feedback for one that is from: feedback, or"
-            " rewards to rollouts of a run without reward"
-        )
+    _check_takes_rewards(await session.get_one(tables.Run, found.run_id))
     attempt = None if request.call_id is None else await _attempt_of(session, found, request.call_id)
     # Credit locks the group while it computes: this waits for it, and credit passes over a group that is locked here.
     group = select(tables.Group.state).where(tables.Group.id == found.group_id)
@@ -227,6 +221,21 @@ async def add_external_reward(
     await session.flush()
     await session.refresh(row)
     return _external(row), True
+
+
+def _check_takes_rewards(run: tables.Run) -> None:
+    """Raises: RewardConflict"""
+    if run.intent in _ABANDONED:
+        raise RewardConflict(f"run {run.id} was cancelled, so a reward for its rollouts counts nowhere")
+    try:
+        document = stored_object(run.config)
+    except BrokenDocument as error:
+        raise RewardConflict(f"run {run.id}: {error}") from error
+    if document.get("reward") is not None:
+        raise RewardConflict(
+            f"run {run.id} names its rewards in reward.components: give feedback for one that is from: feedback, or"
+            " rewards to rollouts of a run without reward"
+        )
 
 
 async def _attempt_of(session: ReadSession, rollout: tables.Rollout, call_id: str) -> int:

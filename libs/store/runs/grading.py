@@ -17,7 +17,7 @@ from typing import Any
 
 from sqlalchemy import TextClause, insert, text
 
-from leyden.libs.contracts.config import BrokenDocument, Reward, stored_reward
+from leyden.libs.contracts.config import BrokenDocument, Reward, stored_object, stored_reward
 from leyden.libs.contracts.ledger import JudgeUse, NewComponent
 from leyden.libs.faults import fault_point
 from leyden.libs.store import tables
@@ -263,7 +263,7 @@ async def _lease(
     leased, broken = [], {}
     for row in rows:
         try:
-            reward = stored_reward(row.config.get("reward"))
+            reward = stored_reward(stored_object(row.config).get("reward"))
         except BrokenDocument as error:
             broken[row.lease_id] = str(error)
         else:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from cachetools import LRUCache, TTLCache
@@ -93,10 +94,8 @@ class Reader(HeldStore):
         """Reads what the run's document says of its calls. Raises: GatewayError: it does not parse"""
         found = self._defaults.get(run_id)
         if found is None:
-            try:
+            with _parsed(run_id):
                 found = self._defaults[run_id] = await self._read(lambda session: call_defaults(session, run_id))
-            except BrokenDocument as error:
-                raise GatewayError(f"run {run_id}: {error}", code="broken_document") from error
         return found
 
     async def task(self, rollout_id: str) -> Json | None:
@@ -119,10 +118,14 @@ class Reader(HeldStore):
         return name
 
     async def run_model(self, run_id: str) -> RunModel:
-        """Reads the run's pool and model. Raises: Unavailable: the pool no longer exists."""
+        """Reads the run's pool and model.
+
+        Raises: Unavailable: the pool no longer exists; GatewayError: the run's document does not parse
+        """
         found = self._models.get(run_id)
         if found is None:
-            found = await self._read(lambda session: read_run_model(session, run_id))
+            with _parsed(run_id):
+                found = await self._read(lambda session: read_run_model(session, run_id))
             if found is None:
                 message = "The pool of this run no longer exists; try again."
                 raise Unavailable(message, code="engine_unavailable", retry_after_seconds=10)
@@ -144,3 +147,12 @@ class Reader(HeldStore):
     async def by_id(self, attempt: AttemptOfRun, ids: Collection[str]) -> list[tuple[ModelCall, FullCall]]:
         """Reads the completed calls that have these ids."""
         return await self._read(lambda session: calls_by_id(session, *attempt, ids=ids))
+
+
+@contextmanager
+def _parsed(run_id: str) -> Iterator[None]:
+    """Raises: GatewayError: the run's document does not parse"""
+    try:
+        yield
+    except BrokenDocument as error:
+        raise GatewayError(f"run {run_id}: {error}", code="broken_document") from error

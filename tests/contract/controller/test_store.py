@@ -971,7 +971,8 @@ async def test_a_document_that_does_not_parse_fails_its_own_run_alone(scene: Sce
         assert judged.judged_end == judged.finished_at is not None
 
 
-DAMAGES = [
+DAMAGES: list[Any] = [
+    ["no object"],
     {"algorithm": {"type": "of another version"}},
     {"roles": ["a"], "train": ["a"]},
     {"policies": "none"},
@@ -980,9 +981,9 @@ DAMAGES = [
 ]
 
 
-async def breaks(database: Database, run: tables.Run, damage: dict[str, Any] = DAMAGES[0]) -> None:
+async def breaks(database: Database, run: tables.Run, damage: Any = DAMAGES[1]) -> None:
     async with database.session() as session:
-        config = {**run.config, **damage}
+        config = {**run.config, **damage} if isinstance(damage, dict) else damage
         await session.execute(update(tables.Run).where(tables.Run.id == run.id).values(config=config))
 
 
@@ -1018,7 +1019,7 @@ async def test_a_document_that_breaks_after_the_end_fails_its_own_evaluation_alo
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: next(iter(damage)))
-async def test_a_document_that_breaks_at_work_stops_no_other_run(scene: Scene, damage: dict[str, Any]) -> None:
+async def test_a_document_that_breaks_at_work_stops_no_other_run(scene: Scene, damage: Any) -> None:
     broken, good = await add_run(scene), await add_run(scene)
     await scene.tick(2)
     await scene.finish_all(broken)

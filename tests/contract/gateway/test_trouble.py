@@ -555,13 +555,16 @@ async def test_an_attempt_may_store_so_many_bytes_of_calls_and_of_objects(tmp_pa
             await agent.conversations.create(items=items)
 
 
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [(builders.run_document(roles=[{"name": ["no", "name"]}]), "roles.0.name: Input"), (["no object"], "")],
+)
 async def test_a_document_that_does_not_parse_fails_its_own_calls_with_the_reason(
-    tmp_path: Path, database: Database
+    tmp_path: Path, database: Database, document: object, field: str
 ) -> None:
-    reason = "the stored document does not parse: roles.0.name: Input"
+    reason = f"the stored document does not parse: {field}"
     async with scene(tmp_path, database) as stage, stage.client(max_retries=0) as client:
         async with database.session() as session:
-            values = {"config": builders.run_document(roles=[{"name": ["no", "name"]}])}
-            await session.execute(update(tables.Run).where(tables.Run.id == stage.run_id).values(values))
+            await session.execute(update(tables.Run).where(tables.Run.id == stage.run_id).values(config=document))
         with pytest.raises(openai.InternalServerError, match=reason):
             await client.chat.completions.create(model="m", messages=HI)

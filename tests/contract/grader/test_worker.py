@@ -213,19 +213,27 @@ async def test_runs_take_turns_at_graders(database: Database) -> None:
     assert await lease(9) == []
 
 
-async def test_a_document_that_does_not_parse_fails_its_own_gradings_alone(database: Database) -> None:
+STRANGE = [{**F1, "grader": {"type": "of another version"}}]
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [({"reward": {"components": STRANGE}}, "reward.components.0.grader: Input"), ("text", "it is no object but a str")],
+)
+async def test_a_document_that_does_not_parse_fails_its_own_gradings_alone(
+    database: Database, config: object, reason: str
+) -> None:
     broken, _ = await add_ungraded(database, F1, outputs=["x", "y"])
     good, _ = await add_ungraded(database, F1, outputs=["x"])
-    strange = {"components": [{**F1, "grader": {"type": "of another version"}}]}
+    changed = {**broken.config, **config} if isinstance(config, dict) else config
     async with database.session() as session:
-        config = {**broken.config, "reward": strange}
-        await session.execute(update(tables.Run).where(tables.Run.id == broken.id).values(config=config))
+        await session.execute(update(tables.Run).where(tables.Run.id == broken.id).values(config=changed))
     for leased in ([good.id], []):
         async with database.session() as session:
             assert [one.run_id for one in await lease_gradings(session, "one", 5, 30.0)] == leased
     for failed in await settled(database, broken, 2):
         assert (failed.total, failed.tries) == (None, 1)
-        assert str(failed.reason).startswith("the stored document does not parse: reward.components.0.grader: Input")
+        assert str(failed.reason).startswith(f"the stored document does not parse: {reason}")
 
 
 async def killed_at(

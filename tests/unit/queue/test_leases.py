@@ -43,23 +43,24 @@ async def settle(database: Database, got: Lease, outcome: Outcome = SUCCESS) -> 
 
 
 async def test_a_document_that_does_not_parse_ends_its_own_attempts_alone(database: Database) -> None:
-    runs = [await builders.add_run(database) for _ in range(3)]
-    first, second, good = [(await builders.add_group(database, run))[1][0] for run in runs]
-    parts = ({"agent": {"command": "not a list"}}, {"runner": {"type": "of another version"}})
+    runs = [await builders.add_run(database) for _ in range(4)]
+    first, second, third, good = [(await builders.add_group(database, run))[1][0] for run in runs]
+    parts = ({"agent": {"command": "not a list"}}, {"runner": {"type": "of another version"}}, ["no object"])
     for run, part in zip(runs, parts, strict=False):
         async with database.session() as session:
-            changed = {**run.config, **part}
+            changed = {**run.config, **part} if isinstance(part, dict) else part
             await session.execute(update(tables.Run).where(tables.Run.id == run.id).values(config=changed))
     async with database.session() as session:
-        leased = await leases.lease_rollouts(session, [first.id, second.id, good.id], "runner-a", 60)
+        leased = await leases.lease_rollouts(session, [first.id, second.id, third.id, good.id], "runner-a", 60)
     assert [one.rollout_id for one in leased] == [good.id]
     async with database.session() as session:
         attempts = {one.rollout_id: one.state for one in await session.scalars(select(tables.Attempt))}
         outcomes = {one.rollout_id: one for one in await session.scalars(select(tables.Outcome))}
-    assert attempts == {first.id: "settled", second.id: "settled", good.id: "leased"}
-    for rollout, field in ((first, "agent.command"), (second, "runner")):
+    assert attempts == {first.id: "settled", second.id: "settled", third.id: "settled", good.id: "leased"}
+    reasons = {first: "agent.command: Input", second: "runner: Input", third: "it is no object but a list"}
+    for rollout, reason in reasons.items():
         assert outcomes[rollout.id].kind == OutcomeKind.INFRA_ERROR
-        assert outcomes[rollout.id].detail.startswith(f"the stored document does not parse: {field}: Input")
+        assert outcomes[rollout.id].detail.startswith(f"the stored document does not parse: {reason}")
 
 
 async def make_overdue(database: Database, got: Lease) -> None:
