@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tests.frameworks.script import FIRST_ANSWER, SECOND_ANSWER, Script, claude, code, fields, final_answer_tool, tools
+from tests.support.builders import run_document
 
 EXTENDS = ("fresh", "extends", "extends", "extends")
 FORKS = ("fresh", "forks", "forks", "forks")
 ALL_FAULTS = frozenset({"500", "429", "dropped"})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A field of the run's document without which no token of an agent trains.
+
+    Args: name: its path; reason: the reason of the agent's calls without it
+    """
+
+    name: str
+    value: object
+    reason: str
+
+    def document(self) -> dict[str, Any]:
+        """A run with the field."""
+        document, (section, field) = run_document(), self.name.split(".")
+        return {**document, section: {**document.get(section, {}), field: self.value}}
+
+
+MASK = Setting("training.constrained_calls", "mask", "sampled with tool_choice")
 
 
 @dataclass(frozen=True)
@@ -18,7 +40,7 @@ class Framework:
     Args: agent: its file in tests/agents/frameworks; package: the distribution whose version counts; environment: in
         `environments`; tree: for each call `fresh`, `extends` (its prompt begins with all tokens of an earlier call) or
         `forks` (with the beginning of one); retries: the faults after which the client repeats its request;
-        status_after_fault: the exit status after another one
+        status_after_fault: the exit status after another one; needs: what the run must say, or nothing of it trains
     """
 
     agent: str
@@ -33,6 +55,7 @@ class Framework:
     status_after_fault: int = 1
     streams: bool = False
     answers: tuple[str, ...] = (FIRST_ANSWER, SECOND_ANSWER)
+    needs: Setting | None = None
     note: str = ""
 
     @property
@@ -85,6 +108,7 @@ FRAMEWORKS = (
         "chat_completions",
         script=final_answer_tool,
         tree=FORKS,
+        needs=MASK,
     ),
     Framework(
         "smolagents_agent.py",

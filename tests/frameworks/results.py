@@ -29,8 +29,13 @@ spans of the tools (OpenTelemetry, sent by the instrumentation of `tests/agents/
 LangSmith's client sends of the agent as it is) join the model calls that asked for them; elsewhere AIR takes a tool's
 status from the result in the conversation.
 
-| framework | version | dialect | extends | streams | objects | repeats after | spans | notes |
-|---|---|---|---|---|---|---|---|---|
+*Trains*: the tokens of the agent's rollout that train, of those that the engine sampled for it. The rollout ends with
+reward 1 and its sibling with 0, credit writes its samples, and the suite counts the tokens that the trainer's loss
+reads of them: those with mask 1 and an advantage. A row that names a setting trains no token without it; the suite runs
+that, too.
+
+| framework | version | dialect | trains | extends | streams | objects | repeats after | spans | notes |
+|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -58,13 +63,13 @@ def _row(framework: Framework, found: dict[str, Any]) -> str:
     missing = [fault for fault in sorted(ALL_FAULTS) if fault not in found]
     notes = [
         framework.note,
-        *(f"not trained: {reason}" for reason in found["task"]["untrainable"]),
         f"not measured: {', '.join(missing)}" if missing else "",
     ]
     cells = (
         f"[{framework.title}](../tests/agents/frameworks/{framework.agent})",
         f"{framework.package} {found['task']['version']}",
         framework.dialect.replace("_", " "),
+        _trains(framework, found["task"]),
         f"{later.count('extends')} of {len(later)}",
         "yes" if framework.streams else "no",
         "yes" if found.get("report") else "",
@@ -73,6 +78,13 @@ def _row(framework: Framework, found: dict[str, Any]) -> str:
         "; ".join(note for note in notes if note),
     )
     return f"| {' | '.join(cells)} |\n"
+
+
+def _trains(framework: Framework, task: dict[str, Any]) -> str:
+    count = f"{task['trained']} of {task['sampled']}"
+    if framework.needs is None:
+        return count
+    return f"{count} with `{framework.needs.name}: {json.dumps(framework.needs.value)}`"
 
 
 def _stored(framework: Framework) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from tests.fakes.gateway import Scene, attempt_environment, scene
 from tests.frameworks import environments, results, script
 from tests.frameworks.catalog import ALL_FAULTS, FRAMEWORKS, Framework
 from tests.frameworks.proxy import COLLECTOR, Fault, Proxy
+from tests.frameworks.training import Trained, trained
 from tests.support.shared import ROOT
 
 AGENTS = ROOT / "tests" / "agents" / "frameworks"
@@ -48,6 +49,7 @@ TRACED = [framework for framework in FRAMEWORKS if (AGENTS / "traced" / framewor
 POSTING = [framework for framework in FRAMEWORKS if framework.agent in {"langgraph_agent.py", "langchain_js.mjs"}]
 """Those with a client of LangSmith's, which posts what it traces."""
 CARELESS = [framework for framework in FRAMEWORKS if (AGENTS / "careless" / framework.agent).exists()]
+NEEDING = [framework for framework in FRAMEWORKS if framework.needs is not None]
 each_framework = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
 
 
@@ -60,7 +62,7 @@ def page():
 @dataclass(frozen=True)
 class Played:
     """What one run of an agent left: its exit status and output, the engine's answers, the recorded calls, the engine's
-    parameter with the grammar of each answer, and the stored spans of tools.
+    parameter with the grammar of each answer, the stored spans of tools, and the tokens that credit lets train.
     """
 
     status: int
@@ -69,6 +71,7 @@ class Played:
     calls: Sequence[tables.ModelCall]
     grammars: Sequence[set[str]]
     spans: Sequence[tables.Span]
+    trained: Trained
 
     def tree(self) -> list[str]:
         """The calls in order: `fresh`, or how each call continues the nearest earlier one."""
@@ -93,9 +96,26 @@ async def test_a_task_with_parallel_tools_and_a_failing_one(tmp_path: Path, data
     assert {call.status for call in played.calls} == {"completed"}
     assert {call.dialect for call in played.calls} == {framework.dialect}
     assert any(call.request.get("stream") for call in played.calls) == framework.streams
-    untrainable = {call.untrainable_reason for call in played.calls} - {None}
-    version = environments.version(framework.environment, framework.package)
-    results.add(framework, "task", {"version": version, "untrainable": sorted(untrainable)})
+    sampled = sorted(token for _, answer in played.engine for token in answer)
+    assert played.trained.token_ids == sampled
+    assert played.trained.untrainable == {}
+    results.add(
+        framework,
+        "task",
+        {
+            "version": environments.version(framework.environment, framework.package),
+            "trained": len(played.trained.token_ids),
+            "sampled": len(sampled),
+        },
+    )
+
+
+@pytest.mark.parametrize("framework", NEEDING, ids=lambda framework: framework.name)
+async def test_without_its_setting_no_token_trains(tmp_path: Path, database: Database, framework: Framework):
+    assert framework.needs is not None
+    played = await play(replace(framework, needs=None), tmp_path, database)
+    assert played.status == 0, played.output
+    assert played.trained == Trained([], {framework.needs.reason: len(played.calls)})
 
 
 @pytest.mark.parametrize("fault", sorted(ALL_FAULTS))
@@ -224,7 +244,8 @@ async def play(
         said = script.report(text) if reports else framework.script(text)
         return script.spelled(said, lambda text: stage.model.tokenizer.encode(text).tolist())
 
-    options: dict[str, Any] = {"template": CHATML_WITH_TOOLS, "context_length": CONTEXT_LENGTH}
+    document = framework.needs.document() if framework.needs else None
+    options: dict[str, Any] = {"run": document, "template": CHATML_WITH_TOOLS, "context_length": CONTEXT_LENGTH}
     async with scene(tmp_path, database, says=says, **options) as stage:
         collector = create_collector(Settings(database_url=database.dsn, capability_keys_file=tmp_path / "keys.json"))
         async with Proxy(stage, fault).running() as proxy, serving(collector) as port:
@@ -239,7 +260,8 @@ async def play(
             spans = (await session.scalars(select(tables.Span).where(tables.Span.kind == "tool"))).all()
         answers = [(body["input_ids"], engine.sampled[body["rid"]]) for body in engine.requests]
         grammars = [GRAMMARS & set(body["sampling_params"]) for body in engine.requests]
-    return Played(status, output, answers, calls, grammars, spans)
+        credited = await trained(database, stage.rollout)
+    return Played(status, output, answers, calls, grammars, spans, credited)
 
 
 def asking(call: tables.ModelCall) -> Call:

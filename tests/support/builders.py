@@ -163,7 +163,15 @@ async def finish_rollout(
     database: Database, rollout: tables.Rollout, *, reward: float | None = 1.0, kind: str = "succeeded", **outcome: Any
 ) -> None:
     """Attempt 1 settled with an outcome and the rollout finished with it, as runner and controller leave them."""
-    await add_attempt(database, rollout, state="settled", finished_at=datetime.now(tz=UTC))
+    await add_attempt(database, rollout)
+    await settle_rollout(database, rollout, reward=reward, kind=kind, **outcome)
+
+
+async def settle_rollout(
+    database: Database, rollout: tables.Rollout, *, reward: float | None = 1.0, kind: str = "succeeded", **outcome: Any
+) -> None:
+    """The same for a rollout whose attempt 1 is running."""
+    await end_attempt(database, rollout.id, state="settled")
     await add_outcome(database, rollout, reward=reward, kind=kind, **outcome)
     async with database.session() as session:
         row = await session.get_one(tables.Rollout, rollout.id)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -80,19 +79,10 @@ async def converse(client: AsyncOpenAI, turns: Sequence[int], messages: list[Any
             messages.append(answer.choices[0].message.model_dump(exclude_none=True))
 
 
-async def finish(database: Database, rollout: tables.Rollout) -> None:
-    await builders.end_attempt(database, rollout.id, state="settled")
-    await builders.add_outcome(database, rollout, reward=1.0)
-    async with database.session() as session:
-        row = await session.get_one(tables.Rollout, rollout.id)
-        row.state, row.attempt, row.reward, row.reason = "finished", 1, 1.0, "succeeded"
-        row.finished_at = datetime.now(tz=UTC)
-
-
 async def trained(found: Scene, group: tables.Group, rollout: tables.Rollout, other: tables.Rollout) -> list[Sample]:
     """The trainer's samples of the rollout, after its group was credited."""
     database = found.database
-    await finish(database, rollout)
+    await builders.settle_rollout(database, rollout)
     await builders.add_call(database, other, [1, 2], [3, 4], policy_version=0, temperature=1.0)
     await builders.finish_rollout(database, other, reward=0.0)
     async with database.session() as session:
