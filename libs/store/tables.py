@@ -887,7 +887,7 @@ class Regrade(Base):
 
 class GradingTrial(Base):
     """Writer: api and grader. A stored attempt that somebody grades with other components: the API asks, waits for the
-    grader's answer, and removes the row."""
+    answer of the grader that has the lease, and removes the row."""
 
     __tablename__ = "grading_trials"
     id: Mapped[str] = mapped_column(primary_key=True, comment="Its random id.")
@@ -897,7 +897,9 @@ class GradingTrial(Base):
         comment="The rollout with which judges compare it, instead of siblings."
     )
     expires_at: Mapped[datetime] = mapped_column(comment="Nobody waits for the answer from then on.")
-    leased_at: Mapped[datetime | None] = mapped_column(comment="Null while no grader has it.")
+    lease_id: Mapped[str | None] = mapped_column(unique=True, comment="Fences off a grader that lost its lease.")
+    lease_expires_at: Mapped[datetime | None] = mapped_column(comment="Another grader may take it from then on.")
+    tries: Mapped[int] = mapped_column(server_default="0", comment="Its leases so far.")
     answer: Mapped[Json | None] = mapped_column(
         JSONB(none_as_null=True), comment="The total and the components, as the API shows them."
     )

@@ -1,13 +1,19 @@
-"""Grades stored attempts for people who try components (`leyden reward test`), and stores nothing but the answer."""
+"""Grades stored attempts for people who try components (`leyden reward test`) or regrade (`leyden rollout regrade`).
+
+Nothing is stored but the answer. The trials of a grader that dies are another one's when their leases end.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 
 from leyden.libs.contracts.api.rollouts import ComponentGrade, Graded
 from leyden.libs.contracts.config import Reward
 from leyden.libs.contracts.config.graders import RelativeModel
+from leyden.libs.faults import fault_point
 from leyden.libs.grading.facts import AttemptFacts
 from leyden.libs.grading.grade import cut, storable
 from leyden.libs.grading.ledger import ledger
@@ -15,7 +21,15 @@ from leyden.libs.grading.pool import Graded as Found
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.read.attempt_facts import attempt_facts, facts_beside
-from leyden.libs.store.runs.trials import Trial, answer_trial, fail_trial, lease_trials
+from leyden.libs.store.runs.trials import (
+    Trial,
+    answer_trial,
+    fail_trial,
+    lease_trials,
+    release_trials,
+    renew_trials,
+    trial_state,
+)
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.grader.sources import Sources
 
@@ -29,39 +43,70 @@ limited_log = RateLimitedLogger(log)
 class Trials:
     """The trials that one process grades."""
 
-    def __init__(self, database: Database, sources: Sources) -> None:
+    def __init__(self, database: Database, sources: Sources, lease_seconds: float) -> None:
         self._database = database
         self._sources = sources
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._lease_seconds = lease_seconds
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Grades until the event is set. Trials end with the process: their askers may ask again."""
+        """Grades until the event is set, and leaves what it has to another grader."""
+        renewing = asyncio.create_task(self._renew())
         try:
             while not stop.is_set():
                 for trial in await self._lease(AT_ONCE - len(self._tasks)):
                     task = asyncio.create_task(self._grade(trial), name=f"trial of {trial.rollout_id}")
-                    self._tasks.add(task)
-                    task.add_done_callback(self._ended)
+                    self._tasks[trial.lease_id] = task
+                    task.add_done_callback(partial(self._ended, trial.lease_id))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(POLL_SECONDS):
                         await stop.wait()
+                if renewing.done():
+                    renewing.result()
         finally:
-            for task in self._tasks:
+            held = dict(self._tasks)
+            for task in (*held.values(), renewing):
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*held.values(), renewing, return_exceptions=True)
+            await self._release(held)
 
     async def _lease(self, count: int) -> list[Trial]:
         if not count:
             return []
         try:
             async with self._database.session() as session:
-                return await lease_trials(session, count)
+                leased = await lease_trials(session, count, self._lease_seconds)
         except (StoreAway, Refused) as error:
             limited_log.warning("no trials leased", cause=str(error))
             return []
+        if leased:
+            fault_point("grader.trial_leased")
+        return leased
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+    async def _renew(self) -> None:
+        """Renews every lease three times per lease time; a trial that loses its lease is another grader's."""
+        while True:
+            await asyncio.sleep(self._lease_seconds / 3)
+            held = list(self._tasks)
+            try:
+                async with self._database.session() as session:
+                    renewed = await renew_trials(session, held, self._lease_seconds)
+            except (StoreAway, Refused) as error:
+                limited_log.warning("leases of trials not renewed", cause=str(error))
+                continue
+            for lease in set(held) - renewed:
+                if task := self._tasks.get(lease):
+                    task.cancel()
+
+    async def _release(self, leases: Iterable[str]) -> None:
+        try:
+            async with self._database.session() as session:
+                await release_trials(session, leases)
+        except (StoreAway, Refused) as error:
+            log.warning("trials not released: their leases end by themselves", cause=str(error))
+
+    def _ended(self, lease: str, task: asyncio.Task[None]) -> None:
+        del self._tasks[lease]
         if not task.cancelled() and task.exception() is not None:
             log.error("a trial broke", trial=task.get_name(), exc_info=task.exception())
 
@@ -72,8 +117,10 @@ class Trials:
         try:
             async with limit:
                 answer = await self._graded(trial)
+            fault_point("grader.trial_graded")
             async with self._database.session() as session:
-                await answer_trial(session, trial.id, answer.model_dump(mode="json"))
+                await answer_trial(session, trial.lease_id, answer.model_dump(mode="json"))
+            fault_point("grader.trial_answered")
         except Exception as error:  # noqa: BLE001  # else its asker would wait until the trial's end
             if limit.expired():
                 log.warning("trial ended with its time", rollout_id=trial.rollout_id)
@@ -91,8 +138,15 @@ class Trials:
         try:
             (graded,) = await self._sources.grade(trial.reward, [one], others, trial.id)
         finally:
-            await self._sources.forget(trial.reward, [one[0]], trial.id)
+            await self._forget(trial, one[0])
         return _shown(attempt, trial.reward, graded)
+
+    async def _forget(self, trial: Trial, attempt: AttemptKey) -> None:
+        """Deletes the trial's Jobs, unless another grader has its lease and works with them."""
+        async with self._database.read() as session:
+            state = await trial_state(session, trial.id)
+        if state is None or state.lease_id == trial.lease_id:
+            await self._sources.forget(trial.reward, [attempt], trial.id)
 
     async def _duel(self, trial: Trial, attempt: int, facts: AttemptFacts, rival: AttemptFacts) -> Graded:
         """The judges that compare alone grade: other components say nothing about two attempts."""
@@ -108,7 +162,7 @@ class Trials:
         reason = storable(cut(f"{type(error).__name__}: {error}"))
         try:
             async with self._database.session() as session:
-                await fail_trial(session, trial.id, reason)
+                await fail_trial(session, trial.lease_id, reason)
         except (StoreAway, Refused) as away:
             limited_log.warning("trial not answered", cause=str(away))
 

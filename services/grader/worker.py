@@ -99,7 +99,7 @@ async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
         async with asyncio.TaskGroup() as group:
             for grader in graders:
                 group.create_task(grader.run(stop))
-            group.create_task(Trials(database, sources).run(stop))
+            group.create_task(Trials(database, sources, settings.lease_seconds).run(stop))
     finally:
         await pool.close()
         await judge.close()

@@ -1,9 +1,12 @@
 """Trials: stored attempts that somebody grades with other components. The grader alone asks judges and runs code.
 
     asked ──lease_trials──▶ leased ──answer_trial──▶ answered ──end_trial──▶ gone
+                ▲              │
+                └─ no heartbeat, release_trials
 
-The API asks, waits and ends; a trial whose API has died goes with its time. Nothing is repeated: the asker may ask
-again.
+The API asks, waits and ends; a trial whose API has died goes with its time. A lease is fenced by its id: one whose
+grader has died is another grader's, and the late answer of the first changes nothing. All times are the database's
+clock.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import text
@@ -21,6 +24,8 @@ from leyden.libs.contracts.config import BrokenDocument, Reward, stored_reward
 from leyden.libs.store.database import Database, ReadSession, Session
 
 POLL_SECONDS = 0.2
+MAX_TRIES = 3
+"""Leases of a trial, after which it fails: it may be what ends its graders."""
 _FAILED = "failed"
 """The member of an answer without a grade: its reason."""
 
@@ -30,13 +35,23 @@ _ASK = text("""
 """)
 _EXPIRED = text("DELETE FROM grading_trials WHERE expires_at <= clock_timestamp()")
 _LEASE = text("""
-    UPDATE grading_trials SET leased_at = clock_timestamp()
-    WHERE id IN (SELECT id FROM grading_trials WHERE leased_at IS NULL AND expires_at > clock_timestamp()
+    UPDATE grading_trials SET tries = tries + 1,
+        lease_id = replace(gen_random_uuid()::text, '-', ''),
+        lease_expires_at = clock_timestamp() + make_interval(secs => :seconds)
+    WHERE id IN (SELECT id FROM grading_trials WHERE answer IS NULL AND expires_at > clock_timestamp()
+                 AND coalesce(lease_expires_at <= clock_timestamp(), true)
                  ORDER BY expires_at LIMIT :count FOR UPDATE SKIP LOCKED)
-    RETURNING id, rollout_id, reward, against, extract(epoch FROM expires_at - clock_timestamp())::float8 AS seconds
+    RETURNING id, rollout_id, reward, against, lease_id, tries,
+        extract(epoch FROM expires_at - clock_timestamp())::float8 AS seconds
 """)
-_ANSWER = text("UPDATE grading_trials SET answer = CAST(:answer AS jsonb) WHERE id = :id AND answer IS NULL")
-_STATE = text("SELECT leased_at IS NOT NULL AS is_leased, answer FROM grading_trials WHERE id = :id")
+_RENEW = text("""
+    UPDATE grading_trials SET lease_expires_at = clock_timestamp() + make_interval(secs => :seconds)
+    WHERE lease_id = ANY(:leases) AND answer IS NULL RETURNING lease_id
+""")
+_ANSWER = text("""
+    UPDATE grading_trials SET answer = CAST(:answer AS jsonb) WHERE lease_id = :lease AND answer IS NULL
+""")
+_STATE = text("SELECT lease_id, answer FROM grading_trials WHERE id = :id")
 _END = text("DELETE FROM grading_trials WHERE id = :id")
 
 
@@ -45,6 +60,7 @@ class Trial(NamedTuple):
     rollout with which judges compare it."""
 
     id: str
+    lease_id: str
     rollout_id: str
     reward: Reward
     seconds: float
@@ -52,9 +68,9 @@ class Trial(NamedTuple):
 
 
 class TrialState(NamedTuple):
-    """Whether a grader has the trial, and its answer."""
+    """The lease of the trial's last grader, and its answer."""
 
-    is_leased: bool
+    lease_id: str | None
     answer: dict[str, Any] | None
 
 
@@ -69,33 +85,51 @@ async def ask_trial(
     return trial
 
 
-async def lease_trials(session: Session, count: int) -> list[Trial]:
-    """Gives trials to a grader, each once, and removes those whose time is over. One that does not parse fails."""
+async def lease_trials(session: Session, count: int, lease_seconds: float) -> list[Trial]:
+    """Gives trials to a grader, which renews their leases, and removes those whose time is over.
+
+    One that does not parse fails, and so does one whose graders have died `MAX_TRIES` times.
+    """
     await session.execute(_EXPIRED)
-    rows: Sequence[Any] = (await session.execute(_LEASE, {"count": count})).all()
+    rows: Sequence[Any] = (await session.execute(_LEASE, {"count": count, "seconds": lease_seconds})).all()
     trials = []
     for row in rows:
+        if row.tries > MAX_TRIES:
+            await fail_trial(session, row.lease_id, f"its grader died {MAX_TRIES} times while it graded")
+            continue
         try:
-            trials.append(Trial(row.id, row.rollout_id, stored_reward(row.reward), row.seconds, row.against))
+            reward = stored_reward(row.reward)
         except BrokenDocument as error:
-            await fail_trial(session, row.id, str(error))
+            await fail_trial(session, row.lease_id, str(error))
+        else:
+            trials.append(Trial(row.id, row.lease_id, row.rollout_id, reward, row.seconds, row.against))
     return trials
 
 
-async def answer_trial(session: Session, trial: str, answer: dict[str, Any]) -> None:
-    """Writes the answer; the second one changes nothing."""
-    await session.execute(_ANSWER, {"id": trial, "answer": json.dumps(answer)})
+async def renew_trials(session: Session, leases: Iterable[str], lease_seconds: float) -> set[str]:
+    """Renews leases by their ids; returns the renewed ones. The others were lost, or have ended."""
+    return set(await session.scalars(_RENEW, {"leases": list(leases), "seconds": lease_seconds}))
 
 
-async def fail_trial(session: Session, trial: str, reason: str) -> None:
+async def release_trials(session: Session, leases: Iterable[str]) -> None:
+    """Ends leases without an answer: another grader may take the trials at once."""
+    await renew_trials(session, leases, 0.0)
+
+
+async def answer_trial(session: Session, lease: str, answer: dict[str, Any]) -> None:
+    """Writes the answer of the lease of this id; a second one, and that of a lost lease, change nothing."""
+    await session.execute(_ANSWER, {"lease": lease, "answer": json.dumps(answer)})
+
+
+async def fail_trial(session: Session, lease: str, reason: str) -> None:
     """Answers that nothing could be graded."""
-    await answer_trial(session, trial, {_FAILED: reason})
+    await answer_trial(session, lease, {_FAILED: reason})
 
 
 async def trial_state(session: ReadSession, trial: str) -> TrialState | None:
     """Returns None once it has ended."""
     row = (await session.execute(_STATE, {"id": trial})).one_or_none()
-    return None if row is None else TrialState(row.is_leased, row.answer)
+    return None if row is None else TrialState(row.lease_id, row.answer)
 
 
 async def end_trial(session: Session, trial: str) -> None:
@@ -137,7 +171,7 @@ async def graded_by_trial(
                 if _FAILED in found.answer:
                     raise TrialFailed(f"the grader could not grade rollout {rollout_id}: {found.answer[_FAILED]}")
                 return found.answer
-            if (found is None or not found.is_leased) and time.monotonic() > began + begin_seconds:
+            if (found is None or found.lease_id is None) and time.monotonic() > began + begin_seconds:
                 raise NoGrader(f"no grader has begun within {begin_seconds:g} s: does the service grader run?")
             await asyncio.sleep(POLL_SECONDS)
         raise NoGrader(f"no grader has answered within {seconds:g} s: lower the timeouts of reward.components")

@@ -98,12 +98,12 @@ async def test_judges_and_code_wait_for_the_service_grader(
     assert (trial.rollout_id, trial.reward.components[0].name) == (rollout.id, "a")
     given = {"attempt": 1, "total": None, "reason": "a: no", "components": []}
     async with database.session() as session:
-        await answer_trial(session, trial.id, given)
+        await answer_trial(session, trial.lease_id, given)
     assert (await asking).json() == given
     asking = asyncio.create_task(api_http.post(f"/v1/rollouts/{rollout.id}/grades", json={"reward": JUDGED}))
     (trial,) = await eventually(lambda: leased(database))
     async with database.session() as session:
-        await fail_trial(session, trial.id, "Broken: why")
+        await fail_trial(session, trial.lease_id, "Broken: why")
     failed = await asking
     assert (failed.status_code, failed.json()["cause"]) == (500, "grader_failed")
     assert failed.json()["detail"] == f"the grader could not grade rollout {rollout.id}: Broken: why"
@@ -116,7 +116,7 @@ async def test_judges_and_code_wait_for_the_service_grader(
 
 async def leased(database: Database) -> list[Trial]:
     async with database.session() as session:
-        return await lease_trials(session, 5)
+        return await lease_trials(session, 5, 30.0)
 
 
 async def test_a_trial_whose_time_is_over_goes(database: Database) -> None:
@@ -248,7 +248,7 @@ async def test_two_rollouts_are_compared_by_a_judge_and_over_one_task(
     assert (trial.rollout_id, trial.against) == (first.id, other.id)
     given = {"attempt": 1, "total": 1.0, "reason": None, "components": []}
     async with database.session() as session:
-        await answer_trial(session, trial.id, given)
+        await answer_trial(session, trial.lease_id, given)
     assert (await asking).json() == given
 
     dataset = await builders.add_dataset(database, [{"answer": "Louvre"}], name="others")

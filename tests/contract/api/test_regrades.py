@@ -150,13 +150,13 @@ async def answered_by_grader(database: Database, asking: Awaitable[httpx.Respons
     value = grade.get("value")
     answer = {"attempt": 1, "total": value, "reason": None, "components": [{**one, "contribution": value, **grade}]}
     async with database.session() as session:
-        await answer_trial(session, trial.id, answer)
+        await answer_trial(session, trial.lease_id, answer)
     return await asked
 
 
 async def leased(database: Database) -> list[Trial]:
     async with database.session() as session:
-        return await lease_trials(session, 5)
+        return await lease_trials(session, 5, 30.0)
 
 
 async def test_a_judge_and_code_grade_again_by_the_service_grader(
