@@ -43,6 +43,44 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that a request offers to the model.
+
+    `document` is the object that chat templates read, {"type": "function", "function": {"name": …, "parameters": …}},
+    its members in the order that the agent sent.
+    """
+
+    document: Json
+
+    @classmethod
+    def of(cls, function: Json) -> Tool:
+        """The tool of a function: its name and, where the agent says them, description, parameters and strict."""
+        return cls({"type": "function", "function": function})
+
+    @property
+    def function(self) -> Json:
+        """Its name and all that the agent says about it."""
+        function: Json = self.document["function"]
+        return function
+
+    @property
+    def name(self) -> str:
+        """The name by which the model calls it."""
+        name: str = self.function["name"]
+        return name
+
+    @property
+    def parameters(self) -> Any:
+        """The JSON Schema of its arguments, or whatever the agent sent in its place; None without one."""
+        return self.function.get("parameters")
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether the agent asks that arguments follow the schema."""
+        return bool(self.function.get("strict"))
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One message of a conversation; `content` is text, parts joined by newlines.
 

@@ -9,6 +9,7 @@ from sqlalchemy import Row, text
 
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.runs import RunAgent
+from leyden.libs.contracts.conversation import Tool
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.paging import decode_cursor, page
 
@@ -70,7 +71,7 @@ def _agent(row: Row[Any]) -> RunAgent:
         identity=row.agent,
         name=row.shown_name,
         roles=row.roles or [],
-        tools=sorted(str(tool.get("function", tool).get("name")) for tool in row.tools or ()),
+        tools=sorted(Tool(tool).name for tool in row.tools or ()),
         calls=row.calls,
         extend_share=float(row.extend_share or 0),
         fork_share=float(row.fork_share or 0),

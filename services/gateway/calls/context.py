@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from leyden.libs.contracts import untrainable
-from leyden.libs.contracts.conversation import Dialect, Json, Turn
+from leyden.libs.contracts.conversation import Dialect, Json, Tool, Turn
 from leyden.libs.contracts.states import CallStatus, Continuation
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.records.agent_objects import AttemptOfRun
@@ -101,9 +101,8 @@ class Sampling:
 class ModelRequest:
     """A validated request to the model, independent of its wire format.
 
-    `tools` are JSON objects in the form that chat templates read: {"type": "function", "function": {…}}. `parameters`
-    is the request as the agent sent it, without conversation and tools. `body_sha256` identifies an SDK's retry.
-    `raw_prompt`, text or token ids, is the prompt of a request without a conversation: no template renders it.
+    `parameters` is the request as the agent sent it, without conversation and tools. `body_sha256` identifies an SDK's
+    retry. `raw_prompt`, text or token ids, is the prompt of a request without a conversation: no template renders it.
     `answer_schema` is the JSON Schema of the answer's text, and `required_tools` names tools of which one must be
     called: engines constrain decoding to them. `asks_for_reasoning`: it is split from the content even if the model's
     template shows none.
@@ -112,7 +111,7 @@ class ModelRequest:
     dialect: Dialect
     model: str
     turns: tuple[Turn, ...]
-    tools: tuple[Json, ...]
+    tools: tuple[Tool, ...]
     parses_tool_calls: bool
     parallel_tool_calls: bool
     stream: bool
@@ -356,7 +355,7 @@ class CallContext:
             shared_turns=prompt.shared_turns,
             shared_tokens=prompt.shared_tokens,
             turns=request.turns[prompt.shared_turns :],
-            tools=request.tools if prompt.parent_call_id is None else None,
+            tools=[tool.document for tool in request.tools] if prompt.parent_call_id is None else None,
             answer=None if answer is None else answer.turn,
             prompt_ids=prompt.ids[prompt.shared_tokens :].astype("<i4").tobytes(),
             sampled_ids=np.asarray(sampled.ids, dtype="<i4").tobytes(),

@@ -26,7 +26,7 @@ def agent_of(request: ModelRequest, header: str | None) -> Agent:
     """
     sent = _name(header or "")
     digest = hashlib.blake2b(digest_size=8)
-    for part in (sent, *sorted(_tool_names(request)), "", *_instructions(request)):
+    for part in (sent, *sorted(tool.name for tool in request.tools), "", *_instructions(request)):
         digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
     own = takewhile(lambda turn: turn.role == "system", request.turns)
     said = (turn for turn in reversed(request.turns) if turn.role == "assistant")
@@ -44,13 +44,9 @@ def _meets(role: Role, request: ModelRequest, agent: Agent) -> bool:
         (role.agent_name is None or fnmatchcase(agent.name or "", role.agent_name))
         and (role.identity is None or role.identity == agent.id)
         and (role.model is None or fnmatchcase(request.model, role.model))
-        and set(role.tools) <= set(_tool_names(request))
+        and {tool.name for tool in request.tools}.issuperset(role.tools)
         and (role.system is None or any(role.system in text for text in _instructions(request)))
     )
-
-
-def _tool_names(request: ModelRequest) -> list[str]:
-    return [str(tool.get("function", tool).get("name")) for tool in request.tools]
 
 
 def _instructions(request: ModelRequest) -> list[str]:

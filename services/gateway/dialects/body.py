@@ -9,7 +9,7 @@ import jsonschema_rs
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from leyden.libs.contracts.conversation import Json
+from leyden.libs.contracts.conversation import Json, Tool
 from leyden.libs.contracts.strict import MAX_DEPTH, has_more_values, is_too_deep
 from leyden.services.gateway.errors import BadRequest
 
@@ -117,14 +117,14 @@ def check_schema(schema: Json, place: str) -> None:
 
 
 def required_tools(
-    tools: Sequence[Json], names: Sequence[str] | None, *, param: str = "tool_choice"
+    tools: Sequence[Tool], names: Sequence[str] | None, *, param: str = "tool_choice"
 ) -> tuple[str, ...]:
     """Returns the names of the tools of which one must be called: `names`, or all.
 
     Args:   param: the field that requires them
     Raises: BadRequest: no such tool, or a strict one whose schema cannot constrain its arguments
     """
-    given = [tool["function"]["name"] for tool in tools]
+    given = [tool.name for tool in tools]
     if not given or names == []:
         raise BadRequest(f"{param} needs tools.", param=param, code="invalid_value")
     offered = set(given)
@@ -135,9 +135,8 @@ def required_tools(
     required = tuple(given if names is None else names)
     strict = set(required)
     for index, tool in enumerate(tools):
-        function = tool["function"]
-        if function["name"] in strict and function.get("strict") and function.get("parameters"):
-            check_schema(function["parameters"], f"tools[{index}].parameters")
+        if tool.name in strict and tool.is_strict and tool.parameters:
+            check_schema(tool.parameters, f"tools[{index}].parameters")
     return required
 
 

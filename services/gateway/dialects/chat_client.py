@@ -69,7 +69,7 @@ def request_document(request: ModelRequest, model: str, *, limit_name: str) -> J
     parameters = request.parameters if is_chat else _parameters(request, limit_name)
     document: Json = {name: value for name, value in parameters.items() if name not in NOT_SENT}
     if request.tools:
-        document["tools"] = list(request.tools)
+        document["tools"] = [tool.document for tool in request.tools]
     if is_chat and "wire_tools" in parameters:
         # The provider's tools are functions, and the choice may name one of another form.
         document["tool_choice"] = _choice(request)

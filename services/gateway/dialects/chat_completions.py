@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
+from leyden.libs.contracts.conversation import Dialect, Json, Tool, ToolCall, Turn
 from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, Sampling, TokenLogprob
 from leyden.services.gateway.dialects.base import WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, read_object, required_tools, validated
@@ -191,13 +191,14 @@ def parse_document(document: Json, body_sha256: bytes, *, max_choices: int) -> M
     parsed = validated(_Body, document, REMEDIES)
     _refuse_unsupported(parsed, max_choices)
     given, marks = chat_tools(document.get("tools") or (), document.get("functions") or ())
-    tools, hosted = without_hosted(given, {"function"})
+    offered, hosted = without_hosted(given, {"function"})
+    tools = tuple(map(Tool, offered))
     choice = parsed.function_call if parsed.tool_choice is None else parsed.tool_choice
     return ModelRequest(
         dialect=Dialect.CHAT_COMPLETIONS,
         model=parsed.model,
         turns=tuple(_turn(message, index) for index, message in enumerate(parsed.messages)),
-        tools=tuple(tools),
+        tools=tools,
         parses_tool_calls=bool(tools) and choice != "none",
         # An answer has one `function_call`.
         parallel_tool_calls=parsed.parallel_tool_calls is not False and not parsed.functions,
@@ -281,7 +282,7 @@ def _schema(form: _ResponseFormat | None) -> Json | None:
 
 
 def _required(
-    choice: str | _NamedTool | _AllowedTools | _FunctionSpec | None, tools: Sequence[Json]
+    choice: str | _NamedTool | _AllowedTools | _FunctionSpec | None, tools: Sequence[Tool]
 ) -> tuple[str, ...]:
     if choice in ("required", "any"):
         return required_tools(tools, None)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from leyden.libs.contracts.conversation import Json, ToolCall
+from leyden.libs.contracts.conversation import Json, Tool, ToolCall
 from leyden.services.gateway.errors import BadRequest
 
 WireTools = Mapping[str, Json]
@@ -63,12 +63,12 @@ def chat_tools(tools: Sequence[Json], functions: Sequence[Json]) -> tuple[list[J
         if tool["type"] == "custom":
             own = tool["custom"]
             function = custom_function(own["name"], own.get("description"), own.get("format"))
-            offered.append({"type": "function", "function": function})
+            offered.append(Tool.of(function).document)
             wire[own["name"]] = {"type": "custom", "name": own["name"]}
         else:
             offered.append(tool)
     for function in functions:
-        offered.append({"type": "function", "function": function})
+        offered.append(Tool.of(function).document)
         wire[function["name"]] = {"type": LEGACY, "name": function["name"]}
     return offered, {"wire_tools": wire} if wire else {}
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field
 
-from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
+from leyden.libs.contracts.conversation import Dialect, Json, Tool, ToolCall, Turn
 from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, Sampling, TokenLogprob
 from leyden.services.gateway.dialects.arguments import arguments_object, arguments_text
 from leyden.services.gateway.dialects.base import WireFormat
@@ -281,20 +281,19 @@ def _schema(body: _Body) -> Json | None:
     return None
 
 
-def _required(choice: _ToolChoice | None, tools: Sequence[Json]) -> tuple[str, ...]:
+def _required(choice: _ToolChoice | None, tools: Sequence[Tool]) -> tuple[str, ...]:
     if choice is None or choice.type not in {"any", "tool"}:
         return ()
     return required_tools(tools, None if choice.type == "any" else [choice.name or ""])
 
 
-def _tool(tool: _Tool, place: str) -> Json:
+def _tool(tool: _Tool, place: str) -> Tool:
     for field, value in (("name", tool.name), ("input_schema", tool.input_schema)):
         if value is None:
             raise BadRequest(f"Missing required parameter: '{place}.{field}'.", param=place, code="invalid_value")
     described = {} if tool.description is None else {"description": tool.description}
     strict = {"strict": True} if tool.strict else {}
-    function = {"name": tool.name, **described, "parameters": tool.input_schema, **strict}
-    return {"type": "function", "function": function}
+    return Tool.of({"name": tool.name, **described, "parameters": tool.input_schema, **strict})
 
 
 def _turns(body: _Body) -> Iterator[Turn]:

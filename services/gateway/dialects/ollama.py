@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
+from leyden.libs.contracts.conversation import Dialect, Json, Tool, ToolCall, Turn
 from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, Sampling, TokenLogprob
 from leyden.services.gateway.dialects.arguments import arguments_object, arguments_text
 from leyden.services.gateway.dialects.base import WireFormat
@@ -94,7 +94,7 @@ class OllamaChat(WireFormat):
         """
         document = read_object(body, param="messages")
         parsed = validated(_Body, document, {})
-        tools = tuple({"type": "function", **tool} for tool in document.get("tools") or ())
+        tools = tuple(Tool({"type": "function", **tool}) for tool in document.get("tools") or ())
         thinks = {} if parsed.think is None else {"enable_thinking": parsed.think is not False}
         parameters = {name: value for name, value in document.items() if name not in CONVERSATION}
         return ModelRequest(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import orjson
 
-from leyden.libs.contracts.conversation import Json
+from leyden.libs.contracts.conversation import Json, Tool
 from leyden.services.gateway.calls.context import ModelRequest
 from leyden.services.gateway.errors import BadRequest
 from leyden.services.gateway.prompt.template import ChatModel
@@ -32,24 +32,23 @@ def decoding_constraint(model: ChatModel, request: ModelRequest) -> dict[str, st
             " send tool_choice auto, and either tools or a JSON format."
         )
         raise BadRequest(message, param=param, code="unsupported_parameter")
-    names = request.required_tools or [tool["function"]["name"] for tool in request.tools]
-    tools = [tool for tool in request.tools if tool["function"]["name"] in names]
+    names = request.required_tools or [tool.name for tool in request.tools]
+    tools = [tool for tool in request.tools if tool.name in names]
     calls = _calls(tools, is_single=not (request.parallel_tool_calls and model.renders_parallel_calls))
     if request.required_tools:
         return _structural_tag(calls)
     return _structural_tag({"type": "or", "elements": [calls, {"type": "json_schema", "json_schema": schema}]})
 
 
-def _calls(tools: Sequence[Json], *, is_single: bool) -> Json:
+def _calls(tools: Sequence[Tool], *, is_single: bool) -> Json:
     """Returns the format of calls in Hermes' form.
 
     The arguments follow the schema of a strict tool; of any other tool they are any JSON object, as at OpenAI.
     """
     tags = []
     for tool in tools:
-        function = tool["function"]
-        schema = function.get("parameters") if function.get("strict") else None
-        begin = f'<tool_call>\n{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": '
+        schema = tool.parameters if tool.is_strict else None
+        begin = f'<tool_call>\n{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
         content = {"type": "json_schema", "json_schema": schema or {"type": "object"}}
         tags.append({"type": "tag", "begin": begin, "content": content, "end": "}\n</tool_call>"})
     return {

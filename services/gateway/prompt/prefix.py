@@ -23,7 +23,7 @@ import numpy as np
 import orjson
 from cachetools import TTLCache
 
-from leyden.libs.contracts.conversation import Json, Turn
+from leyden.libs.contracts.conversation import Json, Tool, Turn
 from leyden.libs.contracts.states import Continuation
 from leyden.services.gateway.calls.context import ModelRequest, Prompt
 from leyden.services.gateway.prompt.rendering import Renderer, Rendering
@@ -46,7 +46,7 @@ class Conversation(NamedTuple):
     """The inputs of a chat template: turns, tools, and options."""
 
     turns: tuple[Turn, ...]
-    tools: tuple[Json, ...]
+    tools: tuple[Tool, ...]
     options: Json
 
 
@@ -71,7 +71,7 @@ class IndexedCall:
 
     call_id: str
     turns: tuple[Turn, ...]
-    tools: tuple[Json, ...]
+    tools: tuple[Tool, ...]
     tokens: TokenIds
     is_shown: bool
     text_length: int
@@ -259,7 +259,7 @@ class PrefixIndex:
                 ),
             )  # fmt: skip
 
-    def _is_shown(self, answer: Turn, sampled_ids: Sequence[int], tools: tuple[Json, ...]) -> bool:
+    def _is_shown(self, answer: Turn, sampled_ids: Sequence[int], tools: tuple[Tool, ...]) -> bool:
         # With `parallel_tool_calls` false the answer has the first of several sampled calls.
         tokenizer = self._model.tokenizer
         if len(answer.tool_calls) == 1:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from leyden.libs.contracts.conversation import Dialect, Json, Turn, parse_turn
+from leyden.libs.contracts.conversation import Dialect, Json, Tool, Turn, parse_turn
 from leyden.libs.contracts.ids import weight_version
 from leyden.libs.contracts.states import CONTEXT_EXCEEDED, CallStatus
 from leyden.libs.store.records.calls import EVER
@@ -100,7 +100,7 @@ class StoredCalls:
 
 
 def _conversation(row: ModelCall, full: FullCall) -> Conversation:
-    return Conversation(full.turns, full.tools, row.request.get("chat_template_kwargs") or {})
+    return Conversation(full.turns, tuple(map(Tool, full.tools)), row.request.get("chat_template_kwargs") or {})
 
 
 def _completion(model_name: str, rows: Sequence[ModelCall], answers: Sequence[Answer], policy_id: str) -> Completion:

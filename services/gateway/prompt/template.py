@@ -14,7 +14,7 @@ from typing import Any
 import jinja2
 import jinja2.meta
 
-from leyden.libs.contracts.conversation import Json, ToolCall, Turn
+from leyden.libs.contracts.conversation import Json, Tool, ToolCall, Turn
 from leyden.services.gateway.calls.context import ModelRequest
 from leyden.services.gateway.errors import BadRequest
 from leyden.services.gateway.prompt.reasoning import (
@@ -86,7 +86,7 @@ class ChatModel:
             self._call_closing = self._find_call_closing()
 
     def render(
-        self, turns: Sequence[Turn], tools: tuple[Json, ...], options: Json, *, add_generation_prompt: bool = True
+        self, turns: Sequence[Turn], tools: tuple[Tool, ...], options: Json, *, add_generation_prompt: bool = True
     ) -> str:
         """Renders the full conversation. `encode` reads the special tokens in its texts as letters (`_as_text`).
 
@@ -94,7 +94,7 @@ class ChatModel:
         Raises: BadRequest: the template refuses the conversation, cannot render it, or takes longer than `cpu_limit`
         """
         turns = [self._as_text(turn) for turn in turns]
-        tools = tuple(_spelled(tool, self.tokenizer.as_text) for tool in tools)
+        tools = tuple(Tool(_spelled(tool.document, self.tokenizer.as_text)) for tool in tools)
         uses_tools = bool(tools) or any(turn.role == "tool" or turn.tool_calls for turn in turns)
         spelled = generic_turns(tuple(turns), tools) if uses_tools and not self._has_tools else turns
         messages = list(map(self._message, spelled))
@@ -129,7 +129,7 @@ class ChatModel:
             ) from error
 
     def start_of_turn(
-        self, index: int, turns: Sequence[Turn], tools: tuple[Json, ...], options: Json, text: str
+        self, index: int, turns: Sequence[Turn], tools: tuple[Tool, ...], options: Json, text: str
     ) -> int | None:
         """Returns the position of turn `index`'s content in the rendered conversation; None where it is not found.
 
@@ -213,12 +213,11 @@ class ChatModel:
         marks = [parser.opening, parser.closing] if parser.opening else []
         return frozenset(name for name in self.tokenizer.specials if any(name in mark for mark in marks))
 
-    def _described(self, tool: Json) -> Json:
+    def _described(self, tool: Tool) -> Json:
         # The template of gpt-oss cannot write a tool without a description.
-        function = tool.get("function")
-        if self.tool_parser.name != "gpt_oss" or not isinstance(function, dict) or function.get("description"):
-            return tool
-        return tool | {"function": function | {"description": ""}}
+        if self.tool_parser.name != "gpt_oss" or tool.function.get("description"):
+            return tool.document
+        return tool.document | {"function": tool.function | {"description": ""}}
 
     def _renders_both_calls(self) -> bool:
         calls = (ToolCall("call_0000000001", _ANSWER, "{}"), ToolCall("call_0000000002", _NEXT, "{}"))

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy import select
 
-from leyden.libs.contracts.conversation import Turn
+from leyden.libs.contracts.conversation import Tool, Turn
 from leyden.libs.store import tables
 from tests.fakes.chat_model import CHATML_FORGETTING, CHATML_WITH_TOOLS, EOS
 from tests.fakes.gateway import Scene, scene
@@ -503,7 +503,7 @@ async def remind(
 def encoded(stage: Scene, messages: list[dict[str, Any]]) -> list[int]:
     """The tokens of a conversation that continues none."""
     turns = tuple(Turn(message["role"], message["content"]) for message in messages)
-    rendered = stage.model.render(turns, tuple(TOOLS), {}, add_generation_prompt=True)
+    rendered = stage.model.render(turns, tuple(map(Tool, TOOLS)), {}, add_generation_prompt=True)
     return stage.model.tokenizer.encode(rendered).tolist()
 
 

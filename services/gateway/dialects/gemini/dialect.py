@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from leyden.libs.contracts.conversation import Dialect, Json, Turn
+from leyden.libs.contracts.conversation import Dialect, Json, Tool, Turn
 from leyden.services.gateway.calls.context import Completion, ModelRequest, Sampling
 from leyden.services.gateway.dialects.base import WireFormat
 from leyden.services.gateway.dialects.body import Integer, check_schema, read_object, required_tools, validated
@@ -110,6 +110,7 @@ class Gemini(WireFormat):
         config = parsed.generation_config or _GenerationConfig()
         _refuse_unsupported(parsed, config, max_choices)
         offered, hosted = without_hosted(list(_tools(parsed.tools or ())), {"function"})
+        tools = tuple(map(Tool, offered))
         thinks = _template_options(config.thinking_config)
         parameters = {name: value for name, value in document.items() if name not in CONVERSATION}
         calling = (parsed.tool_config and parsed.tool_config.function_calling_config) or _FunctionCallingConfig()
@@ -117,8 +118,8 @@ class Gemini(WireFormat):
             dialect=Dialect.GEMINI,
             model=self._model,
             turns=tuple(_turns(parsed)),
-            tools=tuple(offered),
-            parses_tool_calls=bool(offered) and calling.mode != "NONE",
+            tools=tools,
+            parses_tool_calls=bool(tools) and calling.mode != "NONE",
             parallel_tool_calls=True,
             stream=self._form is not None,
             include_usage=True,
@@ -134,7 +135,7 @@ class Gemini(WireFormat):
             # The body alone does not name the model.
             body_sha256=hashlib.sha256(f"{self._model}\n".encode("utf-8", "surrogatepass") + body).digest(),
             answer_schema=_schema(config),
-            required_tools=_required(calling, offered),
+            required_tools=_required(calling, tools),
             asks_for_reasoning=bool(config.thinking_config and config.thinking_config.include_thoughts),
         )
 
@@ -192,7 +193,7 @@ def _tools(tools: Sequence[_Tool]) -> Iterator[Json]:
                 yield {"type": name}
 
 
-def _required(calling: _FunctionCallingConfig, tools: Sequence[Json]) -> tuple[str, ...]:
+def _required(calling: _FunctionCallingConfig, tools: Sequence[Tool]) -> tuple[str, ...]:
     if calling.mode != "ANY":
         return ()
     return required_tools(tools, calling.allowed_function_names or None, param="toolConfig.functionCallingConfig")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from leyden.libs.contracts.conversation import Dialect, Json, Turn
+from leyden.libs.contracts.conversation import Dialect, Json, Tool, Turn
 from leyden.services.gateway.calls.context import Answer, Attempt, Completion, ModelRequest, Sampling, TokenLogprob
 from leyden.services.gateway.dialects.base import COMMENT, WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, read_object, required_tools, validated
@@ -360,7 +360,7 @@ class ResponseEvents:
         return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(document) + b"\n\n"
 
 
-def response_of(parameters: Json, tools: Sequence[Json], completion: Completion) -> Json:
+def response_of(parameters: Json, tools: Sequence[Tool], completion: Completion) -> Json:
     """Returns the `response` object of a complete answer. Args: parameters, tools: those of its request."""
     [answer] = completion.answers
     is_cut = answer.finish_reason == "length"
@@ -396,7 +396,7 @@ def input_items(stored: StoredAnswer) -> list[Json]:
 
 def _document(
     parameters: Json,
-    tools: Sequence[Json],
+    tools: Sequence[Tool],
     request_id: str,
     created: int,
     status: str,
@@ -465,7 +465,7 @@ def _schema(text: _Text | None) -> Json | None:
     return answer_schema(text.format.type, text.format.definition, param="text.format", place="text.format.schema")
 
 
-def _required(choice: str | _ToolChoice | None, tools: Sequence[Json]) -> tuple[str, ...]:
+def _required(choice: str | _ToolChoice | None, tools: Sequence[Tool]) -> tuple[str, ...]:
     if choice == "required":
         return required_tools(tools, None)
     if isinstance(choice, str | None):
@@ -482,14 +482,12 @@ def _unsupported(param: str, message: str) -> BadRequest:
     return BadRequest(f"{param}: {message}", param=param, code="unsupported_parameter")
 
 
-def _neutral_tool(tool: Json) -> Json:
-    """Returns a tool in the form that chat templates read, members in the order sent."""
-    function = {name: value for name, value in tool.items() if name != "type" and value is not None}
-    return {"type": "function", "function": function}
+def _neutral_tool(tool: Json) -> Tool:
+    return Tool.of({name: value for name, value in tool.items() if name != "type" and value is not None})
 
 
-def _wire_tool(tool: Json) -> Json:
-    return {"type": "function", "description": None, "parameters": None, "strict": None, **tool["function"]}
+def _wire_tool(tool: Tool) -> Json:
+    return {"type": "function", "description": None, "parameters": None, "strict": None, **tool.function}
 
 
 def _conversation_id(request: ModelRequest) -> str | None:

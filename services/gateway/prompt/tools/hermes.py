@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from leyden.libs.contracts.conversation import Json, ToolCall, Turn
+from leyden.libs.contracts.conversation import Tool, ToolCall, Turn
 from leyden.libs.contracts.strict import is_too_deep
 
 _PREAMBLE = """# Tools
@@ -45,7 +45,7 @@ class _Malformed(ValueError):
     """A block is not a JSON object."""
 
 
-def generic_turns(turns: tuple[Turn, ...], tools: tuple[Json, ...]) -> tuple[Turn, ...]:
+def generic_turns(turns: tuple[Turn, ...], tools: tuple[Tool, ...]) -> tuple[Turn, ...]:
     """Rewrites tool roles and tool calls as text, for a template without tools.
 
     It appends the tools to the first system message, and adds one if there is none.
@@ -150,8 +150,8 @@ def _spell(call: ToolCall) -> str:
     return f'<tool_call>\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments or "{}"}}}\n</tool_call>'
 
 
-def _with_preamble(turns: list[Turn], tools: tuple[Json, ...]) -> tuple[Turn, ...]:
-    listing = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+def _with_preamble(turns: list[Turn], tools: tuple[Tool, ...]) -> tuple[Turn, ...]:
+    listing = "\n".join(json.dumps(tool.document, ensure_ascii=False) for tool in tools)
     preamble = _PREAMBLE.format(tools=listing)
     if turns and turns[0].role == "system":
         return (replace(turns[0], content=f"{turns[0].content}\n\n{preamble}"), *turns[1:])

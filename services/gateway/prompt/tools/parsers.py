@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from leyden.libs.contracts.conversation import Json
+from leyden.libs.contracts.conversation import Json, Tool
 from leyden.services.gateway.prompt.tools.hermes import SampledCall, hermes_call, parsed_arguments
 
 ToolParserName = Literal[
     "hermes", "qwen3_coder", "glm", "llama3", "mistral", "deepseek", "gpt_oss", "gemma4", "phi4"
 ]  # fmt: skip
-Tools = Sequence[Json]
+Tools = Sequence[Tool]
 
 
 class Found(NamedTuple):
@@ -347,10 +347,8 @@ def _paired(
 def _properties(tools: Tools, name: str) -> Json:
     """Returns the schemas of a tool's parameters by name."""
     for tool in tools:
-        function = tool.get("function", {})
-        if function.get("name") == name:
-            parameters = function.get("parameters")
-            properties = parameters.get("properties") if isinstance(parameters, dict) else None
+        if tool.name == name:
+            properties = tool.parameters.get("properties") if isinstance(tool.parameters, dict) else None
             return properties if isinstance(properties, dict) else {}
     return {}
 

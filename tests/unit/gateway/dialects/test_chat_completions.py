@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leyden.libs.contracts.conversation import ToolCall, Turn
+from leyden.libs.contracts.conversation import Tool, ToolCall, Turn
 from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, TokenLogprob
 from leyden.services.gateway.dialects.body import MAX_VALUES
 from leyden.services.gateway.dialects.chat_client import request_document
@@ -82,7 +82,7 @@ def test_a_custom_tool_is_a_function_of_one_text() -> None:
     request = parsed(tools=[CUSTOM, FUNCTION], tool_choice={"type": "custom", "custom": {"name": "patch"}})
     described = "Patches.\n\nThe input has this lark grammar:\nstart: /x/"
     patch = {"name": "patch", "description": described, "parameters": TEXT}
-    assert request.tools == ({"type": "function", "function": patch}, FUNCTION)
+    assert request.tools == (Tool.of(patch), Tool(FUNCTION))
     assert request.required_tools == ("patch",)
     assert request.parameters["wire_tools"] == {"patch": {"type": "custom", "name": "patch"}}
     choice, chunks = answered(request, ToolCall("1", "patch", '{"input": "a\\nb"}'), ToolCall("2", "own", "{}"))
@@ -97,7 +97,7 @@ def test_a_custom_tool_is_a_function_of_one_text() -> None:
     assert back.turns[1].tool_calls == (ToolCall("1", "patch", '{"input": "a\\nb"}'), ToolCall("2", "own", "{}"))
     sent = request_document(request, "other", limit_name="max_tokens")
     assert sent["tool_choice"] == {"type": "function", "function": {"name": "patch"}}
-    assert (sent["tools"], "wire_tools" in sent) == (list(request.tools), False)
+    assert (sent["tools"], "wire_tools" in sent) == ([tool.document for tool in request.tools], False)
 
 
 def test_allowed_tools_may_be_custom() -> None:
@@ -108,7 +108,7 @@ def test_allowed_tools_may_be_custom() -> None:
 
 def test_functions_from_before_there_were_tools_are_served() -> None:
     request = parsed(functions=[OWN], function_call={"name": "own"})
-    assert (request.tools, request.required_tools, request.parallel_tool_calls) == ((FUNCTION,), ("own",), False)
+    assert (request.tools, request.required_tools, request.parallel_tool_calls) == ((Tool(FUNCTION),), ("own",), False)
     choice, chunks = answered(request, ToolCall("1", "own", '{"a": 1}'))
     call = {"name": "own", "arguments": '{"a": 1}'}
     assert (choice["message"]["function_call"], choice["finish_reason"]) == (call, "function_call")

@@ -50,7 +50,7 @@ def test_items_of_hosted_tools_are_not_shown_and_recorded() -> None:
 def test_tools_of_openais_own_are_not_offered_and_recorded() -> None:
     kinds = ["local_shell", "shell", "apply_patch"]
     request = parsed(tools=[*({"type": kind} for kind in kinds), OWN])
-    assert [tool["function"]["name"] for tool in request.tools] == ["own"]
+    assert [tool.name for tool in request.tools] == ["own"]
     assert request.parameters["hosted_tools"] == kinds
 
 

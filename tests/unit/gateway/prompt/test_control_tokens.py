@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from leyden.libs.contracts.conversation import ToolCall, Turn
+from leyden.libs.contracts.conversation import Tool, ToolCall, Turn
 from leyden.services.engine.convert import convert
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tools.parsers import CALL_TOKENS
@@ -59,7 +59,7 @@ def conversation(place: str, text: str) -> tuple[list[Turn], tuple[Any, ...]]:
         Turn("assistant", written["assistant"], reasoning=written["reasoning"]),
         Turn("user", "y"),
     ]
-    return turns, ({"type": "function", "function": function},)
+    return turns, (Tool.of(function),)
 
 
 def controls(model: ChatModel, place: str, text: str) -> Counter[str]:

@@ -8,14 +8,13 @@ import tracemalloc
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from random import Random
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leyden.libs.contracts.conversation import Dialect, ToolCall, Turn, turn_json
+from leyden.libs.contracts.conversation import Dialect, Tool, ToolCall, Turn, turn_json
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.records.chains import full_call
 from leyden.services.gateway.calls.context import ModelRequest, Sampling
@@ -37,7 +36,7 @@ from tests.fakes.templates import DEEPSEEK, LAST_APART, LLAMA, MISTRAL, QWEN3
 
 KEY = AttemptKey("run-a.0.0", 1)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
-TOOL: Any = {"type": "function", "function": {"name": "f"}}
+TOOL = Tool.of({"name": "f"})
 # The end of a result depends on the message after it, as in Qwen's template.
 LOOKING_AHEAD = (
     "{{ tools }}{% for m in messages %}<|im_start|>{{ m.role }}{{ messages[loop.index0 + 1].role if not loop.last }}"
@@ -57,7 +56,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
     return ChatModel(make_chat_model(tmp_path_factory.mktemp("model")))
 
 
-def request(*turns: Turn, tools: Sequence[Any] = ()) -> ModelRequest:
+def request(*turns: Turn, tools: Sequence[Tool] = ()) -> ModelRequest:
     return ModelRequest(
         dialect=Dialect.CHAT_COMPLETIONS,
         model="m",
@@ -91,11 +90,11 @@ class Session:
         self.reads += 1
         return [call for call in self.stored if call.call_id not in known]
 
-    async def prompt(self, *turns: Turn, tools: Sequence[Any] = ()) -> IndexedPrompt:
+    async def prompt(self, *turns: Turn, tools: Sequence[Tool] = ()) -> IndexedPrompt:
         return await self.index.prompt(self.key, request(*turns, tools=tools), self.read)
 
     async def ask(
-        self, *turns: Turn, says: Turn | str = "ok", sampled: Sequence[int] | None = None, tools: Sequence[Any] = ()
+        self, *turns: Turn, says: Turn | str = "ok", sampled: Sequence[int] | None = None, tools: Sequence[Tool] = ()
     ) -> SimpleNamespace:
         """The row of a call that was answered; in full it is the call that was asked."""
         prompt = await self.prompt(*turns, tools=tools)
@@ -107,7 +106,7 @@ class Session:
         full = full_call(self.rows, row)
         assert (full.turns, full.tools, full.prompt_ids) == (
             prompt.conversation.turns,
-            tuple(tools),
+            tuple(tool.document for tool in tools),
             prompt.prompt.ids.tobytes(),
         )
         return row
@@ -120,7 +119,7 @@ class Session:
             shared_turns=prompt.prompt.shared_turns,
             shared_tokens=prompt.prompt.shared_tokens,
             turns=list(map(turn_json, prompt.conversation.turns[prompt.prompt.shared_turns :])),
-            tools=None if prompt.prompt.parent_call_id else list(prompt.conversation.tools),
+            tools=None if prompt.prompt.parent_call_id else [tool.document for tool in prompt.conversation.tools],
             answer=turn_json(answer),
             prompt_ids=prompt.prompt.ids[prompt.prompt.shared_tokens :].tobytes(),
             sampled_ids=ids.tobytes(),
@@ -166,7 +165,7 @@ class Agent:
     def __init__(self, random: Random) -> None:
         self.random = random
         self.turns = [Turn("system", "s"), Turn("user", "a")]
-        self.tools: tuple[Any, ...] = random.choice([(), (TOOL,)])
+        self.tools: tuple[Tool, ...] = random.choice([(), (TOOL,)])
         self.reminds = random.choice([0.0, 0.5, 1.0])
 
     def asks(self) -> tuple[Turn, ...]:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from leyden.libs.contracts.conversation import ToolCall, Turn
+from leyden.libs.contracts.conversation import Tool, ToolCall, Turn
 from leyden.services.gateway.errors import BadRequest
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tokenizer import ModelUnreadable
@@ -99,5 +99,5 @@ def test_an_incomplete_model_folder_is_refused_with_the_missing_file(tmp_path, n
 
 def test_gpt_oss_writes_a_tool_without_a_description(tmp_path):
     model = ChatModel(FAMILIES["gpt_oss"].write(tmp_path / "m"))
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    tool = Tool.of({"name": "look", "parameters": {"type": "object", "properties": {}}})
     assert "type look = " in model.render([Turn("user", "x")], (tool,), {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leyden.libs.contracts.conversation import ToolCall, Turn
+from leyden.libs.contracts.conversation import Tool, ToolCall, Turn
 from leyden.services.gateway.prompt.tools.hermes import SampledCall, generic_turns
 from leyden.services.gateway.prompt.tools.parsers import TOOL_PARSERS
 
@@ -86,7 +86,7 @@ def test_the_generic_form_joins_results_of_a_round_and_preserves_sampled_argumen
 
 
 def test_tools_are_listed_in_the_first_system_message_or_in_one_of_their_own():
-    tools = ({"type": "function", "function": {"name": "fé"}},)
+    tools = (Tool.of({"name": "fé"}),)
     (extended, _) = generic_turns((Turn("system", "Be brief."), Turn("user", "?")), tools)
     (made, _) = generic_turns((Turn("user", "?"),), tools)
     assert extended.content.startswith("Be brief.\n\n# Tools\n")

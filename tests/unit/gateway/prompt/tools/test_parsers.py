@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leyden.libs.contracts.conversation import ToolCall, Turn
+from leyden.libs.contracts.conversation import Tool, ToolCall, Turn
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tokenizer import TEXT_MARK
 from leyden.services.gateway.prompt.tools.parsers import TOOL_PARSERS, tool_parser_of
@@ -27,15 +27,14 @@ PROPERTIES = {
     "places": {"type": ["array", "null"]},
     "filter": {"type": "object"},
 }
-TOOLS: tuple[dict[str, Any], ...] = (
-    {
-        "type": "function",
-        "function": {
+TOOLS = (
+    Tool.of(
+        {
             "name": "get_weather",
             "description": "d",
             "parameters": {"type": "object", "properties": PROPERTIES, "required": []},
-        },
-    },
+        }
+    ),
 )
 SINGLE = {"llama3_1", "llama3_2", "gpt_oss"}
 IMITATIONS = [
@@ -221,7 +220,7 @@ def test_a_complete_call_without_json_is_malformed(parser, text, arguments):
     ],
 )
 def test_the_schema_decides_between_a_text_and_another_value(schema, text, value):
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}}}}
+    tool = Tool.of({"name": "f", "parameters": {"properties": {"a": schema}}})
     sampled = f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
     [call] = TOOL_PARSERS["qwen3_coder"].parse(sampled, [tool])[1]
     assert json.loads(call.arguments) == {"a": value}
@@ -252,7 +251,7 @@ def test_an_answer_that_repeats_itself_is_parsed_in_linear_time(name: str, piece
 
 @pytest.mark.parametrize("value", ["\\ud83d", "NaN", "1e999"])
 def test_a_value_that_no_json_text_can_hold_makes_no_call(value: str) -> None:
-    tools = ({"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"type": "array"}}}}},)
+    tools = (Tool.of({"name": "f", "parameters": {"properties": {"x": {"type": "array"}}}}),)
     text = f'<tool_call>\n<function=f>\n<parameter=x>\n["{value}"]\n</parameter>\n</function>\n</tool_call>'
     if value != "\\ud83d":
         text = text.replace('"', "")
