@@ -30,6 +30,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     func,
+    text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -586,6 +587,12 @@ class Outcome(Base):
     )
 
 
+CALLED_TOOLS = """jsonb_path_query_array(answer, '$."tool_calls"[*]."name"'::jsonpath)"""
+"""SQL over `model_calls`: the names of the tools that an answer calls, as their index has them."""
+SPAN_TOOL = '"left"(tool, 200)'
+"""SQL over `spans`: the beginning of a tool's name, as their index has it; an index holds no text of any length."""
+
+
 class ModelCall(Base):
     """Writer: gateway. One choice of one request to the model, as sampled; durable before its last byte leaves.
     Partitioned by run.
@@ -697,6 +704,13 @@ class ModelCall(Base):
     __table_args__ = (
         _one_of("status", CallStatus),
         Index("ix_model_calls_rollout", "rollout_id", "attempt", "sequence"),
+        Index("ix_model_calls_role", "role", "rollout_id", "attempt", postgresql_where="role IS NOT NULL"),
+        Index(
+            "ix_model_calls_tools",
+            text(CALLED_TOOLS),
+            postgresql_using="gin",
+            postgresql_with={"fastupdate": "off"},
+        ),
         {"postgresql_partition_by": "LIST (run_id)"},
     )
 
@@ -782,7 +796,11 @@ class Span(Base):
     scope: Mapped[str | None] = mapped_column(comment="Instrumentation scope.")
     attributes: Mapped[Json] = mapped_column(comment="Attributes as sent; long values are cut.")
     created_at: Mapped[datetime] = _created()
-    __table_args__ = (_one_of("status", SpanStatus), {"postgresql_partition_by": "LIST (run_id)"})
+    __table_args__ = (
+        _one_of("status", SpanStatus),
+        Index("ix_spans_tool", text(SPAN_TOOL), postgresql_where="tool IS NOT NULL"),
+        {"postgresql_partition_by": "LIST (run_id)"},
+    )
 
 
 class Reward(Base):

@@ -28,7 +28,8 @@ from tests.support.browser import running_browser
 
 VISITS = 5
 STEPS = GROUPS // 10
-# Ten groups a step, two calls a rollout, a sample each.
+# Ten groups a step, two calls a rollout, a sample each. Nine of ten rollouts call search, the others open. Rewards come
+# from outside.
 REST = """
     SET session_replication_role = replica;
     INSERT INTO steps (run_id, number, metrics, checkpoint, started_at, created_at)
@@ -51,16 +52,23 @@ REST = """
         request_sha256, dialect, request, turns, answer, prompt_ids, sampled_ids, generator_logprobs, policy_versions,
         prompt_tokens, completion_tokens, cached_tokens, temperature, finish_reason, queued_seconds, total_seconds)
         SELECT run_id, id || c, id, 1, id || c, 0, c, 'completed', true, '', 'chat_completions', '{}',
-            jsonb_build_array(jsonb_build_object('role', 'user', 'content', repeat('question ', 100))), '{}',
+            jsonb_build_array(jsonb_build_object('role', 'user', 'content', repeat('question ', 100))),
+            jsonb_build_object('role', 'assistant', 'content', repeat('thinking ', 60), 'tool_calls', jsonb_build_array(
+                jsonb_build_object('id', '1', 'arguments', '{}', 'name',
+                    CASE hashtext(id) % 10 WHEN 0 THEN 'open' ELSE 'search' END))),
             repeat('0123456789', 40)::bytea, repeat('0123456789', 20)::bytea, repeat('0123456789', 20)::bytea,
             repeat('0123456789', 20)::bytea, 100, 50, 60, 1, 'stop', 0, 1
         FROM rollouts, generate_series(1, 2) c;
+    INSERT INTO external_rewards (rollout_id, key, run_id, attempt, name, value)
+        SELECT id, 'k', run_id, 1, 'score', 0.5 FROM rollouts;
     ANALYZE
 """
 PAGES = {
     "run, overview": ("", "section[aria-label=Cost] canvas"),
     "run, rollouts": ("/rollouts", "[aria-label=Rollouts] tbody tr"),
     "run, rollouts with a filter": ("/rollouts?reward_min=500&sort=highest", "[aria-label=Rollouts] tbody tr"),
+    "run, rollouts by tool": ("/rollouts?tool=open", "[aria-label=Rollouts] tbody tr"),
+    "run, tasks": ("/tasks", "[aria-label=Tasks] tbody tr"),
 }
 """The rest of the address, and what stands on the page once its data do."""
 PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
@@ -89,7 +97,8 @@ def main() -> None:
 async def _filled(dsn: str) -> str:
     database = Database(dsn)
     try:
-        run = await builders.add_run(database)
+        runner = {"type": "process", "stdout_reward": False}
+        run = await builders.add_run(database, config=builders.run_document(runner=runner))
     finally:
         await database.close()
     add_many(dsn, run.id)

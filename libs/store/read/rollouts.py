@@ -53,8 +53,8 @@ _WITH_ROLE = _OF_CALLS.format(table="model_calls", condition="c.role = :role")
 # An answer asks for a tool, or a span shows that it ran.
 _WITH_TOOL = " OR ".join(
     (
-        _OF_CALLS.format(table="model_calls", condition="c.answer @> CAST(:call_of_tool AS jsonb)"),
-        _OF_CALLS.format(table="spans", condition="c.tool = :tool"),
+        _OF_CALLS.format(table="model_calls", condition=f"{tables.CALLED_TOOLS} ? :tool"),
+        _OF_CALLS.format(table="spans", condition=f"{tables.SPAN_TOOL} = :tool AND c.tool = :tool"),
     )
 )
 _WITH_COMPONENT = """(
@@ -151,8 +151,7 @@ def _conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
     if wanted.role is not None:
         found.append(_bound(_WITH_ROLE, of_run=wanted.run_id, role=wanted.role))
     if wanted.tool is not None:
-        call = json.dumps({"tool_calls": [{"name": wanted.tool}]})
-        found.append(_bound(f"({_WITH_TOOL})", of_run=wanted.run_id, tool=wanted.tool, call_of_tool=call))
+        found.append(_bound(f"({_WITH_TOOL})", of_run=wanted.run_id, tool=wanted.tool))
     if wanted.component is not None:
         low = -math.inf if wanted.component_min is None else wanted.component_min
         high = math.inf if wanted.component_max is None else wanted.component_max

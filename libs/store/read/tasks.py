@@ -10,7 +10,7 @@ from sqlalchemy import text
 from leyden.libs.contracts.api.tasks import RunTask, RunTaskPage, TaskFailure, TaskVerdict, VersionOnTask
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.paging import BadCursor, decode_cursor, page
-from leyden.libs.store.rewards import REWARD, UNGRADED
+from leyden.libs.store.rewards import EARNED, GIVEN_OF_RUN
 
 TaskSort = Literal["number", "highest", "lowest", "attempts", "failure"]
 TEXT_CHARACTERS = 300
@@ -27,14 +27,15 @@ _PLACES: dict[TaskSort, str] = {
 
 # Greedy rollouts show what the policy would do, not what it samples. A reward that is still to come is unknown.
 _OF_TASKS = f"""
-    WITH earned AS MATERIALIZED (
+    WITH given AS MATERIALIZED ({GIVEN_OF_RUN}), earned AS MATERIALIZED (
         SELECT groups.dataset_id, groups.task_number, groups.id AS group_id, groups.created_at, groups.admitted_version,
             rollouts.id, rollouts.reason, rollouts.finished_at,
             rollouts.state = 'excluded' OR rollouts.state = 'finished' AND rollouts.reason <> 'succeeded' AS failed,
-            CASE WHEN NOT rollouts.greedy AND NOT {UNGRADED} THEN {REWARD} END AS reward,
+            CASE WHEN NOT rollouts.greedy THEN {EARNED} END AS reward,
             -- The counted attempt is the last one. Why: counting the rows of all takes a third of the time.
             coalesce(rollouts.attempt, (SELECT max(number) FROM attempts WHERE rollout_id = rollouts.id), 0) AS attempts
         FROM groups JOIN rollouts ON rollouts.group_id = groups.id JOIN runs ON runs.id = groups.run_id
+            LEFT JOIN given ON given.id = rollouts.id
         WHERE groups.run_id = :run_id AND ((:evaluation)::text IS NULL
             OR CASE :evaluation WHEN 'none' THEN groups.evaluation_id IS NULL
                ELSE groups.evaluation_id = :evaluation END)

@@ -8,13 +8,21 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import event, text
 
 from leyden.libs.client import Client, Refused
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.read.rollouts import RolloutFilter, list_rollouts
 from tests.contract.api.test_groups import add_component
 from tests.fakes.served_api import TOKEN
 from tests.support import builders
+
+# With this many of one kind, the planner prefers an index to find the others.
+COPIES = """
+    INSERT INTO {table} SELECT (jsonb_populate_record(copied, jsonb_build_object('{key}', n::text))).*
+    FROM {table} AS copied, generate_series(1, 3000) AS n WHERE rollout_id = :rollout
+"""
 
 
 @pytest.fixture
@@ -73,6 +81,32 @@ async def test_rollouts_are_found_by_role_tool_and_value_of_a_component(leyden: 
         words = {"explanation": "", "source": "exact", "duration_seconds": 0.0}
         session.add(tables.RolloutReward(**keys, **words, revision=2, state="scored", weight=1.0, value=0.25))
     assert await found(component="right", component_min=0.5) == []
+
+
+async def test_filters_by_tool_and_role_read_indexes_that_hold_names_of_any_length(database: Database) -> None:
+    run, rollouts = await filtered_run(database)
+    name = "searched " * 1000
+    answer = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "name": name, "arguments": "{}"}]}
+    await builders.add_call(database, rollouts[3], answer=answer)
+    await builders.add_tool_span(database, rollouts[3], name)
+    async with database.session() as session:
+        for table, key in (("model_calls", "id"), ("spans", "span_id")):
+            await session.execute(text(COPIES.format(table=table, key=key)), {"rollout": rollouts[1].id})
+            await session.execute(text(f"ANALYZE {table}"))
+    wanted = RolloutFilter(run_id=run.id, tool="open", role="writer")
+    asked: list[tuple[str, Any]] = []
+    engine = database.engine.sync_engine
+    event.listen(engine, "before_cursor_execute", lambda *call: asked.append(call[2:4]))
+    async with database.read() as session:
+        found = await list_rollouts(session, wanted, cursor=None, limit=10)
+        assert found.items == []
+        statement, parameters = asked[-1]
+        connection = await session.connection()
+        lines = (await connection.exec_driver_sql(f"EXPLAIN {statement}", parameters)).scalars().all()
+    plan = "\n".join(lines)
+    assert all(index in plan for index in ("jsonb_path_query_array_idx", "role_rollout_id_attempt_idx", "left_idx")), (
+        plan
+    )
 
 
 async def test_a_filter_without_what_it_needs_is_refused(leyden: Client, api_http: httpx.AsyncClient) -> None:
