@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.libs.contracts.conversation import Dialect, ToolCall, Turn
+from leyden.libs.contracts.conversation import Dialect, Tool, ToolCall, Turn
 from leyden.libs.store.attempts import AttemptKey
 from leyden.services.gateway.calls.context import ModelRequest, SampledTokens, Sampling
 from leyden.services.gateway.prompt.answer import finish_answer
@@ -69,7 +69,7 @@ async def continuations(model: ChatModel, *, echoes_reasoning: bool) -> list[str
     follow = (Turn("tool", "rain", tool_call_id=CALL.id), LATER, LATER)
     for number, (says, following) in enumerate(zip(answers, follow, strict=True)):
         request = ModelRequest(
-            Dialect.CHAT_COMPLETIONS, "m", tuple(turns), tuple(TOOLS), True, True, False, False, 1, False, 0,
+            Dialect.CHAT_COMPLETIONS, "m", tuple(turns), tuple(map(Tool, TOOLS)), True, True, False, False, 1, False, 0,
             Sampling(), {}, {}, b"",
         )  # fmt: skip
         indexed = await index.prompt(KEY, request, no_calls)
