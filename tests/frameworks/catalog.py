@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tests.frameworks.script import FIRST_ANSWER, SECOND_ANSWER, Script, claude, code, fields, final_answer_tool, tools
+from tests.frameworks.script import (
+    FIRST_ANSWER,
+    SECOND_ANSWER,
+    Script,
+    claude,
+    code,
+    fields,
+    final_answer_tool,
+    plain,
+    shell,
+    tools,
+)
 from tests.support.builders import run_document
 
 EXTENDS = ("fresh", "extends", "extends", "extends")
@@ -30,6 +41,7 @@ class Setting:
         return {**document, section: {**document.get(section, {}), field: self.value}}
 
 
+OVERRIDE = Setting("sampling.override", {"temperature": 1}, "sampled with temperature")
 MASK = Setting("training.constrained_calls", "mask", "sampled with tool_choice")
 
 
@@ -158,5 +170,39 @@ FRAMEWORKS = (
     Framework("vercel_ai.mjs", "Vercel AI SDK, chat", "ai", "node", "chat_completions", ("chat",), streams=True),
     Framework(
         "claude_agent.py", "Claude Agent SDK", "claude-agent-sdk", "claude", "messages", script=claude, streams=True
+    ),
+    Framework(
+        "codex.sh",
+        "Codex CLI",
+        "@openai/codex",
+        "cli",
+        "responses",
+        script=shell("exec_command", "cmd"),
+        tree=("fresh", "extends", "extends", "extends", "extends"),
+        streams=True,
+        note="its own shell, one command after the other",
+    ),
+    Framework(
+        "qwen_code.sh",
+        "qwen-code",
+        "@qwen-code/qwen-code",
+        "cli",
+        "chat_completions",
+        script=shell("run_shell_command", "command", is_background=False),
+        tree=("fresh", "extends", "extends", "forks", "extends"),
+        streams=True,
+        note="its own shell, one command after the other",
+    ),
+    Framework(
+        "aider.sh",
+        "aider",
+        "aider-chat",
+        "aider",
+        "chat_completions",
+        script=plain,
+        tree=("fresh", "forks"),
+        streams=True,
+        needs=OVERRIDE,
+        note="two answers without tools",
     ),
 )

@@ -67,6 +67,26 @@ def fields(prompt: str) -> str:
     return _marked(next_thought="The next step.", next_tool_name=name, next_tool_args=json.dumps(arguments))
 
 
+def shell(name: str, argument: str, **more: object) -> Script:
+    """The script of a coding agent, whose tools are its own: two commands one after the other, the first answer, a
+    command that fails, the second answer. Args: name, argument: its shell and the field with the command"""
+
+    def says(prompt: str) -> str:
+        is_second = FOLLOW_UP in prompt
+        commands = ["false"] if is_second else ["echo light rain", "echo 12:30"]
+        done = prompt.rpartition("<|im_start|>user\n")[2].count("<|im_start|>tool\n")
+        if done < len(commands):
+            return call(name, **{argument: commands[done]}, **more)
+        return plain(prompt)
+
+    return says
+
+
+def plain(prompt: str) -> str:
+    """The two answers of an agent without tools."""
+    return SECOND_ANSWER if FOLLOW_UP in prompt else FIRST_ANSWER
+
+
 def report(prompt: str) -> str:
     """An object of the schema that was asked for: as text, or as a call of Pydantic AI's tool."""
     return call("final_result", **REPORT) if "final_result" in prompt else json.dumps(REPORT)

@@ -1,6 +1,7 @@
 """The agents' environments: `python -m tests.frameworks.environments` builds those that are missing.
 
-`NAME.txt` pins every package of one Python environment, `node/` those of Node.js. They are in .cache/agents.
+`NAME.txt` pins every package of one Python environment, a folder `NAME` those of one of Node.js. They are in
+.cache/agents.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 CACHE = Path(__file__).parents[3] / ".cache" / "agents"
-NODE = "node"
 
 
 def build(name: str) -> None:
@@ -23,14 +23,14 @@ def build(name: str) -> None:
 
     Raises: subprocess.CalledProcessError: pip or npm failed
     """
-    pins = FOLDER / (NODE if name == NODE else f"{name}.txt")
+    pins = FOLDER / (name if _has_npm(name) else f"{name}.txt")
     wanted = "".join(path.read_text() for path in (sorted(pins.iterdir()) if pins.is_dir() else [pins]))
     ready = CACHE / name / ".ready"
     if ready.exists() and ready.read_text() == wanted:
         return
     print(f"building {name}", flush=True)
     shutil.rmtree(CACHE / name, ignore_errors=True)
-    if name == NODE:
+    if _has_npm(name):
         shutil.copytree(pins, CACHE / name)
         _run("npm", "ci", "--no-audit", "--no-fund", "--loglevel=error", f"--prefix={CACHE / name}")
     else:
@@ -43,16 +43,19 @@ def build(name: str) -> None:
 
 def command(name: str, agent: Path) -> list[str]:
     """The words that start an agent in its environment."""
-    if name == NODE:
+    if agent.suffix == ".sh":
+        programs = CACHE / name / ("node_modules/.bin" if _has_npm(name) else "bin")
+        return ["env", f"PATH={programs}:{os.environ['PATH']}", "sh", f"{agent}"]
+    if _has_npm(name):
         # Node.js looks for packages beside the program.
-        return ["node", f"{shutil.copy(agent, CACHE / NODE / f'{agent.parent.name}-{agent.name}')}"]
+        return ["node", f"{shutil.copy(agent, CACHE / name / f'{agent.parent.name}-{agent.name}')}"]
     return [f"{CACHE / name / 'bin' / 'python'}", f"{agent}"]
 
 
 def version(name: str, package: str) -> str:
     """The installed version of a package."""
-    if name == NODE:
-        document = json.loads((CACHE / NODE / "node_modules" / package / "package.json").read_text())
+    if _has_npm(name):
+        document = json.loads((CACHE / name / "node_modules" / package / "package.json").read_text())
         return str(document["version"])
     folders = [f"{folder}" for folder in (CACHE / name / "lib").glob("python*/site-packages")]
     (found,) = importlib.metadata.distributions(name=package, path=folders)
@@ -61,7 +64,12 @@ def version(name: str, package: str) -> str:
 
 def names() -> list[str]:
     """Every environment."""
-    return [*sorted(path.stem for path in FOLDER.glob("*.txt")), *([NODE] if (FOLDER / NODE).is_dir() else [])]
+    of_npm = (path.parent.name for path in FOLDER.glob("*/package-lock.json"))
+    return [*sorted(path.stem for path in FOLDER.glob("*.txt")), *sorted(of_npm)]
+
+
+def _has_npm(name: str) -> bool:
+    return (FOLDER / name).is_dir()
 
 
 def _run(*command: str) -> None:
