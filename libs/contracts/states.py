@@ -150,6 +150,14 @@ class EngineState(StrEnum):
     UNREACHABLE = "unreachable"
 
 
+class CanaryVerdict(StrEnum):
+    """The judgement on an engine's answer to a version's canary (written by controller)."""
+
+    EQUAL = "equal"
+    OTHER = "other"
+    UNANSWERED = "unanswered"
+
+
 RUN_TRANSITIONS: dict[RunPhase, frozenset[RunPhase]] = {
     RunPhase.PENDING: frozenset(
         {RunPhase.RUNNING, RunPhase.EVALUATING, RunPhase.PAUSED, RunPhase.FAILED, RunPhase.CANCELLED}
