@@ -42,6 +42,7 @@ from leyden.libs.contracts.states import (
     RUN_TRANSITIONS,
     AttemptState,
     CallStatus,
+    CanaryVerdict,
     ComponentState,
     ConsumptionVerdict,
     EngineState,
@@ -500,6 +501,30 @@ class EngineAdapter(Base):
     adapter: Mapped[str | None] = mapped_column(
         comment="The name of the adapter on the engine; null: the base model is the version."
     )
+
+
+class CanaryAnswer(Base):
+    """Writer: controller. The newest answer of an engine to the canary of a version of a run."""
+
+    __tablename__ = "canary_answers"
+    url: Mapped[str] = mapped_column(primary_key=True, comment="The engine.")
+    run_id: Mapped[str] = mapped_column(
+        ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True, comment="The run of the version."
+    )
+    policy_version: Mapped[int] = mapped_column(comment="The version that was delivered.")
+    verdict: Mapped[str] = mapped_column(
+        comment="equal; other: the engine serves something else; unanswered: it cannot be compared."
+    )
+    tokens: Mapped[int | None] = mapped_column(comment="Compared tokens; null without an answer, as the next ones.")
+    gap: Mapped[float | None] = mapped_column(comment="Mean |trainer - engine| log-probability, nats.")
+    largest: Mapped[float | None] = mapped_column(comment="The largest such difference.")
+    gap_limit: Mapped[float | None] = mapped_column(comment="The mean above which the engine serves something else.")
+    moved: Mapped[float | None] = mapped_column(
+        comment="Share of the change since the version before that the engine made; null where nothing shows it."
+    )
+    detail: Mapped[str | None] = mapped_column(comment="Cause, for people; null where all is well.")
+    answered_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="The time of the answer.")
+    __table_args__ = (_one_of("verdict", CanaryVerdict), Index(None, "run_id"))
 
 
 class WeightTransfer(Base):
@@ -1186,6 +1211,20 @@ class PolicyVersion(Base):
     content_sha256: Mapped[str] = mapped_column(comment="Digest over the weight files.")
     size_bytes: Mapped[int] = mapped_column(BigInteger, comment="Size of its weight files.")
     pruned_at: Mapped[datetime | None] = mapped_column(comment="The time at which the trainer removed the files.")
+    created_at: Mapped[datetime] = _created()
+
+
+class VersionCanary(Base):
+    """Writer: trainer. The log-probabilities of a few fixed token sequences at a version, which engines are asked."""
+
+    __tablename__ = "canaries"
+    run_id: Mapped[str] = mapped_column(
+        ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True, comment="The run that made the version."
+    )
+    version: Mapped[int] = mapped_column(primary_key=True, comment="Its number.")
+    canary: Mapped[Json] = mapped_column(
+        comment="{token_ids, logprobs, dtype, max_gap, rounds_updates}: libs/contracts/canary."
+    )
     created_at: Mapped[datetime] = _created()
 
 

@@ -11,6 +11,7 @@ from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.orm import aliased
 
+from leyden.libs.contracts.canary import Canary
 from leyden.libs.contracts.config import BrokenDocument, Computation, RunConfig, Sampling
 from leyden.libs.contracts.states import ConsumptionVerdict, GroupVerdict
 from leyden.libs.store import tables
@@ -20,6 +21,7 @@ from leyden.libs.store.read.best import best_version, undecided_versions
 from leyden.libs.store.read.runs import UnknownRun
 from leyden.libs.store.rewards import SOLVE_RATE
 from leyden.libs.store.runs.actions import UNBEGUN_CHILDREN
+from leyden.libs.store.runs.canaries import add_canary
 from leyden.libs.store.runs.teachers import teaching_versions
 
 _MEASURED = """
@@ -123,6 +125,7 @@ class StepRecord:
     sample_ids: Sequence[str]
     version: Version
     untrainable_groups: Sequence[str] = ()
+    canary: Canary | None = None
 
 
 async def read_run_config(session: ReadSession, run_id: str) -> RunConfig:
@@ -294,6 +297,8 @@ async def commit_step(session: Session, record: StepRecord) -> None:
     )
     session.add(tables.PolicyVersion(run_id=run_id, **vars(record.version)))
     await session.flush()
+    if record.canary is not None:
+        await add_canary(session, run_id, number, record.canary)
     groups = [{"group_id": group, "run_id": run_id, "step": number, "verdict": verdict} for group, verdict in verdicts]
     samples = [{"run_id": run_id, "sample_id": sample, "step": number} for sample in record.sample_ids]
     if groups:
