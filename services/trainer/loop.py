@@ -11,12 +11,14 @@ from pathlib import Path
 
 from prometheus_client import Counter, Gauge
 
+from leyden.libs.contracts.canary import CPU_TOKENS, SEQUENCE_TOKENS, Canary
 from leyden.libs.contracts.config import RunConfig, Sft, Training
 from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.store import training
 from leyden.libs.store.database import Database
 from leyden.libs.store.locks import AdvisoryLock
+from leyden.libs.store.runs.canaries import add_canary, has_canary
 from leyden.libs.telemetry import logger
 from leyden.services.trainer.ranks.messages import Step
 from leyden.services.trainer.rows.batch import Sample, decode_samples
@@ -24,6 +26,7 @@ from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.rows.selection import Selection, select_demonstrations, select_groups
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.state.assembly import compare_at
+from leyden.services.trainer.state.canaries import canary_tokens, compute_canary
 from leyden.services.trainer.state.folders import checkpoint_folder, version_folder
 from leyden.services.trainer.state.saving import PHASE_SECONDS, Saver, begin_checkpoint, lock_check
 from leyden.services.trainer.state.versions import Export, export_again, export_version
@@ -84,6 +87,9 @@ class Trainer:
     def __post_init__(self) -> None:
         self.saver = Saver(self.settings, self.config, self.database, self.lock, self.learner.ranks)
         self._check_lock = lock_check(self.lock)
+        learner = self.learner
+        size = CPU_TOKENS if learner.accelerator.device.type == "cpu" else SEQUENCE_TOKENS
+        self._canary_tokens = canary_tokens(self.base, learner.model.config.get_text_config().vocab_size, size)
 
     async def train(self, stop: asyncio.Event) -> None:
         """Makes steps until the last one is made or `stop` is set.
@@ -92,6 +98,7 @@ class Trainer:
             another trainer may have the run
         """
         try:
+            await self._add_lacking_canary()
             while self.learner.step < self.config.training.steps and not stop.is_set():
                 self.saver.raise_failure()
                 selection = await self._select()
@@ -108,6 +115,17 @@ class Trainer:
             await self.saver.finish()
         finally:
             await self.saver.close()
+
+    async def _add_lacking_canary(self) -> None:
+        """Records the canary of the newest version: version 0 is served before its trainer has loaded it."""
+        where = self.settings.run_id, self.learner.step
+        async with self.database.read() as session:
+            if await has_canary(session, *where):
+                return
+        canary = await asyncio.to_thread(compute_canary, self.learner, self._canary_tokens, self.config)
+        if canary is not None:
+            async with self.database.session() as session:
+                await add_canary(session, *where, canary)
 
     async def _export_lost_version(self) -> None:
         """Exports the newest version again where its folder is gone: the controller moves a damaged one aside."""
@@ -147,7 +165,7 @@ class Trainer:
         started_at, started = datetime.now(tz=UTC), time.perf_counter()
         replayed, samples, zero_variance = await self._read_samples(selection)
         loaded = time.perf_counter()
-        metrics, export = await asyncio.to_thread(self._learn, samples, zero_variance, stop.is_set)
+        metrics, export, canary = await asyncio.to_thread(self._learn, samples, zero_variance, stop.is_set)
         if "logprob_gap_tokens" not in metrics:
             metrics |= await self._compare_older(samples)
         metrics |= {
@@ -172,6 +190,7 @@ class Trainer:
             sample_ids=[sample.id for sample in samples if sample.group_id not in replayed],
             version=export.row(number),
             untrainable_groups=selection.untrainable,
+            canary=canary,
         )
         await self._commit(record, replayed)
         await self.saver.finish()
@@ -204,6 +223,9 @@ class Trainer:
 
         If that cannot be done, `logprob_gap_tokens` is 0, which is a warning of the run. Other weights say nothing. No
         version of the run sampled demonstrations.
+
+        Why a second model beside canaries: those compare prompts alone. These tokens show how the engine samples, its
+        caches, and what the gateway recorded.
         """
         if isinstance(self.config.algorithm, Sft):
             return {}
@@ -230,7 +252,7 @@ class Trainer:
 
     def _learn(
         self, samples: Sequence[Sample], zero_variance: Sequence[Sample], interrupted: Callable[[], bool]
-    ) -> tuple[Metrics, Export]:
+    ) -> tuple[Metrics, Export, Canary | None]:
         """Runs in a thread: the part of a step that needs no database."""
         # The run's first step reports whether it continues with the moments of another run.
         moments = {"optimizer_inherited": float(bool(self.learner.optimizer.state))} if self.learner.step == 0 else {}
@@ -246,7 +268,10 @@ class Trainer:
         started = time.perf_counter()
         folder = version_folder(self.settings.folder.absolute(), self.settings.run_id, self.learner.step)
         export = export_version(self.learner, self.base, folder, self._check_lock)
-        return {**metrics, **moments, "export_seconds": time.perf_counter() - started}, export
+        exported = time.perf_counter()
+        canary = compute_canary(self.learner, self._canary_tokens, self.config)
+        seconds = {"export_seconds": exported - started, "canary_seconds": time.perf_counter() - exported}
+        return {**metrics, **moments, **seconds}, export, canary
 
     def _report(self, metrics: Metrics, selection: Selection) -> None:
         STEPS.inc()

@@ -50,6 +50,13 @@ class Adopt:
 
 
 @dataclass(frozen=True)
+class Read:
+    """Compute your share of the log-probabilities of these token sequences, with the learner's weights."""
+
+    token_ids: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
 class Gather:
     """Send rank 0 your parts of some of the learner's weights."""
 

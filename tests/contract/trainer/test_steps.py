@@ -172,6 +172,35 @@ async def test_a_run_without_steps_records_version_0_of_a_model_that_no_trainer_
     assert [(number, one.path) for number, one in (await case.versions()).items()] == [(0, str(model))]
 
 
+async def test_every_version_has_a_canary_of_the_same_tokens(case: Case) -> None:
+    await case.open(steps=2)
+    for number in range(2):
+        await case.add_group(number)
+    stop = asyncio.Event()
+    first = asyncio.create_task(case.train(stop))
+    await until_rows(case, tables.Step, 1)
+    stop.set()
+    await first
+    # As of a release without canaries.
+    async with case.database.session() as session:
+        await session.delete(await session.get_one(tables.VersionCanary, (case.run.id, 1)))
+    for number in range(2, 4):
+        await case.add_group(number, version=1)
+    await case.train()
+    canaries = {row.version: row.canary for row in await case.rows(tables.VersionCanary)}  # type: ignore[attr-defined]
+    assert sorted(canaries) == [0, 1, 2]
+    for number, row in (await case.versions()).items():
+        found = canaries[number]
+        assert [len(ids) for ids in found["token_ids"]] == [12] * 4
+        assert (found["token_ids"], found["dtype"], found["max_gap"]) == (canaries[0]["token_ids"], "float32", 100.0)
+        model = read_model(Path(row.path))
+        for ids, logprobs in zip(found["token_ids"], found["logprobs"], strict=True):
+            expected = np.frombuffer(logprobs_of(model, ids[:1], ids[1:]), "<f4")[1:]
+            assert logprobs == pytest.approx(expected, abs=1e-5)
+    metrics = [step.metrics for step in await case.rows(tables.Step)]  # type: ignore[attr-defined]
+    assert all(one["canary_seconds"] > 0 for one in metrics)
+
+
 async def test_a_model_that_cannot_be_trained_is_refused_before_version_0(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from leyden.services.trainer.ranks.messages import Gather
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.state import folders, shards
+from leyden.services.trainer.state.canaries import read_logprobs
 from leyden.services.trainer.state.checkpoints import checkpoint_state
 from leyden.services.trainer.state.folders import LockCheck, no_lock
 from leyden.services.trainer.state.reading import read_checkpoint
@@ -61,6 +62,7 @@ SMALL = 512, 16
 """Sizes from which these models' parameters take 8-bit moments."""
 RESUMED = ("critic", "own critic", "lora", "experts")
 STEPS = 3
+CANARY = [1, 2, 3, 4, 5], [1, 2, 6], [7, 8]
 PROGRESS = Progress("run", 2, "")
 
 Found = tuple[list[Metrics], dict[str, torch.Tensor]]
@@ -103,7 +105,7 @@ def start(model: str, ranks: Ranks = ALONE) -> tuple[Learner, RunConfig]:
 
 
 def train(learner: Learner, config: RunConfig, until: int = STEPS, *, asked: bool = False) -> Found:
-    """Metrics of the steps up to `until`, and the weights after them. The second has too few rows for two ranks.
+    """Metrics of the steps up to `until`, and weights and canary after them. The second has too few rows for two ranks.
 
     Args: asked: this rank is asked to stop
     """
@@ -115,7 +117,9 @@ def train(learner: Learner, config: RunConfig, until: int = STEPS, *, asked: boo
         for batch in batches[learner.step : until]
     ]
     own = {} if learner.value_model is None else learner.value_model.state_dict(prefix="critic.")
-    return metrics, gather({**learner.policy.state_dict(), **own}, wanted=True)
+    weights = gather({**learner.policy.state_dict(), **own}, wanted=True)
+    canary = torch.from_numpy(read_logprobs(learner, CANARY, config.training.micro_batch_tokens))
+    return metrics, {**weights, "canary": canary}
 
 
 def save(model: str, folder: Path, ranks: Ranks = ALONE) -> None:
