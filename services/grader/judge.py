@@ -113,12 +113,14 @@ class Judge:
             found = group.failed(str(error))
         return [Graded(one, time.perf_counter() - began) for one in found]
 
-    async def duel(self, grader: graders.RelativeModel, mine: AttemptFacts, rival: AttemptFacts) -> Graded:
+    async def duel(
+        self, grader: graders.RelativeModel, mine: AttemptFacts, rival: AttemptFacts, payer: Payer | None = None
+    ) -> Graded:
         """Returns 1 where the first of two attempts at a task wins, 0 where it loses, and 0.5 for a tie."""
         began = time.perf_counter()
         group = Group(grader, [mine, rival])
         try:
-            votes = await asyncio.gather(*(self._all_votes(one, grader.votes, None) for one in group.both_orders()))
+            votes = await asyncio.gather(*(self._all_votes(one, grader.votes, payer) for one in group.both_orders()))
             found = group.winner(votes)
         except NoVote as error:
             found = Grade(ComponentState.FAILED, explanation=cut(str(error)))

@@ -17,6 +17,7 @@ from leyden.libs.grading.pool import Graded, Pool
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.read.trajectory import conversations_of
+from leyden.libs.store.runs.grading import add_judge_use
 from leyden.libs.telemetry import logger
 from leyden.services.grader.code import Code
 from leyden.services.grader.containers.job import PackedTooLarge, Verification
@@ -148,6 +149,20 @@ async def _settled(grading: Awaitable[Column], count: int) -> Column | list[Grad
     except Exception as error:  # whatever an agent wrote must end no loop and hold no group
         log.error("a grader broke", exc_info=error)
         return [broken(error)] * count
+
+
+async def count_use(database: Database, judge: Judge, run_id: str) -> None:
+    """Counts what a run's judges have used since the last time; what cannot be written is counted the next time.
+
+    Raises: StoreAway, Refused
+    """
+    if use := judge.take_use(run_id):
+        try:
+            async with database.session() as session:
+                await add_judge_use(session, run_id, use)
+        except BaseException:
+            judge.add_use(run_id, use)
+            raise
 
 
 def broken(error: Exception) -> Graded:

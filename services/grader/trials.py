@@ -13,6 +13,7 @@ from functools import partial
 from leyden.libs.contracts.api.rollouts import ComponentGrade, Graded
 from leyden.libs.contracts.config import Reward
 from leyden.libs.contracts.config.graders import RelativeModel
+from leyden.libs.contracts.ids import run_of
 from leyden.libs.faults import fault_point
 from leyden.libs.grading.facts import AttemptFacts
 from leyden.libs.grading.grade import cut, storable
@@ -21,6 +22,7 @@ from leyden.libs.grading.pool import Graded as Found
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.read.attempt_facts import attempt_facts, facts_beside
+from leyden.libs.store.runs.grading import judge_budget
 from leyden.libs.store.runs.trials import (
     Trial,
     answer_trial,
@@ -31,13 +33,18 @@ from leyden.libs.store.runs.trials import (
     trial_state,
 )
 from leyden.libs.telemetry import RateLimitedLogger, logger
-from leyden.services.grader.sources import Sources
+from leyden.services.grader.prices import Payer
+from leyden.services.grader.sources import Sources, count_use
 
 AT_ONCE = 4
 POLL_SECONDS = 0.5
 
 log = logger()
 limited_log = RateLimitedLogger(log)
+
+
+class BudgetSpent(RuntimeError):
+    """The run's judges may be asked no more."""
 
 
 class Trials:
@@ -149,12 +156,28 @@ class Trials:
             await self._sources.forget(trial.reward, [attempt], trial.id)
 
     async def _duel(self, trial: Trial, attempt: int, facts: AttemptFacts, rival: AttemptFacts) -> Graded:
-        """The judges that compare alone grade: other components say nothing about two attempts."""
+        """The judges that compare alone grade: other components say nothing about two attempts. The run of the rollout
+        pays for them.
+
+        Raises: BudgetSpent
+        """
+        run_id = run_of(trial.rollout_id)
+        async with self._database.read() as session:
+            budget = await judge_budget(session, run_id)
+        if budget.is_spent:
+            raise BudgetSpent(
+                f"the judges of run {run_id} have used all that reward.judge_tokens or judge_cost allows: resume it"
+                " with a larger bound, or compare evaluations of another run"
+            )
         judged, graded = [], []
-        for one in trial.reward.components:
-            if isinstance(one.grader, RelativeModel):
-                judged.append(one)
-                graded.append(await self._sources.judge.duel(one.grader, facts, rival))
+        try:
+            for one in trial.reward.components:
+                if isinstance(one.grader, RelativeModel):
+                    judged.append(one)
+                    payer = Payer(run_id, budget.has_cap)
+                    graded.append(await self._sources.judge.duel(one.grader, facts, rival, payer))
+        finally:
+            await count_use(self._database, self._sources.judge, run_id)
         return _shown(attempt, trial.reward.model_copy(update={"components": judged}), graded)
 
     async def _fail(self, trial: Trial, error: Exception) -> None:

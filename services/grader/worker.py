@@ -27,7 +27,6 @@ from leyden.libs.store.runs.grading import (
     GradingLease,
     Lane,
     Settled,
-    add_judge_use,
     heartbeat_gradings,
     lease_gradings,
     lease_groups,
@@ -40,7 +39,7 @@ from leyden.services.grader.code import Code
 from leyden.services.grader.containers.jobs import Containers
 from leyden.services.grader.judge import Judge
 from leyden.services.grader.settings import Settings
-from leyden.services.grader.sources import Sources, broken
+from leyden.services.grader.sources import Sources, broken, count_use
 from leyden.services.grader.trials import Trials
 
 LEASED = Gauge("grader_attempts_leased", "Attempts that this process grades.")
@@ -228,7 +227,7 @@ class Grader:
                     log.error("grading broke", exc_info=error)
                     graded = [[broken(error)] * len(first.reward.components)] * len(siblings)
                 finally:
-                    await self._count_use(first.run_id)
+                    await count_use(self._database, self._sources.judge, first.run_id)
                 fault_point("grader.graded")
                 crashes = [one.grade.explanation for row in graded for one in row if one.crashed]
                 if crashes and min(one.tries for one in leases) < MAX_TRIES:
@@ -240,15 +239,6 @@ class Grader:
             # The lease ends, and the attempt is graded again.
             except (StoreAway, Refused) as error:
                 limited_log.warning("not graded", cause=str(error))
-
-    async def _count_use(self, run_id: str) -> None:
-        if use := self._sources.judge.take_use(run_id):
-            try:
-                async with self._database.session() as session:
-                    await add_judge_use(session, run_id, use)
-            except BaseException:
-                self._sources.judge.add_use(run_id, use)
-                raise
 
     async def _postpone(self, leases: Sequence[GradingLease], causes: Sequence[str]) -> None:
         RETRIES.inc(len(leases))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import TextClause, insert, text
 
@@ -22,7 +22,7 @@ from leyden.libs.contracts.ledger import JudgeUse, NewComponent
 from leyden.libs.faults import fault_point
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
-from leyden.libs.store.database import Session
+from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.runs.feedback import AWAITS_FEEDBACK, feedback_of
 
 MAX_OUTPUT = 1_000_000
@@ -197,6 +197,22 @@ _USE = text("""
 async def add_judge_use(session: Session, run_id: str, use: JudgeUse) -> None:
     """Counts what a run's judges have used; a deleted run has used nothing. A repeat counts it again."""
     await session.execute(_USE, {"run": run_id, **use._asdict()})
+
+
+class JudgeBudget(NamedTuple):
+    """The budget of a run's judges. Args: is_spent: they may use no more; has_cap: `reward.judge_cost` bounds them"""
+
+    is_spent: bool
+    has_cap: bool
+
+
+_BUDGET = text(f"SELECT {BUDGET_SPENT} AS is_spent, u.judge_cost IS NOT NULL AS has_cap FROM runs u WHERE u.id = :run")  # noqa: S608  # constants alone
+
+
+async def judge_budget(session: ReadSession, run_id: str) -> JudgeBudget:
+    """Returns whether a run's judges may be asked; those of a deleted run may."""
+    row = (await session.execute(_BUDGET, {"run": run_id})).one_or_none()
+    return JudgeBudget(False, False) if row is None else JudgeBudget(*row)
 
 
 @dataclass(frozen=True)

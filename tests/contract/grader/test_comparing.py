@@ -22,7 +22,7 @@ from leyden.libs.grading.grade import Grade
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.runs.grading import Lane, lease_gradings, lease_groups
-from leyden.libs.store.runs.trials import graded_by_trial
+from leyden.libs.store.runs.trials import TrialFailed, graded_by_trial
 from leyden.services.grader.judge import Judge
 from tests.contract.controller.test_store import LONG_AGO
 from tests.contract.grader.test_judge import judging
@@ -317,6 +317,34 @@ async def test_a_duel_is_won_in_both_orders(tmp_path: Path) -> None:
         scripted.says(Said("none"))
         failed = await duel(judge, "a", "b")
     assert (failed.state, failed.value) == (ComponentState.FAILED, None)
+
+
+async def test_a_duel_is_paid_by_the_run_of_its_rollout(database: Database, redis_url: str) -> None:
+    reward = {"components": [BETTER, FORMAT], "judge_tokens": 200}
+    run = await builders.add_run(database, config=builders.run_document(reward=reward))
+    _, rollouts = await builders.add_group(database, run, size=2)
+    for rollout, output in zip(rollouts, ("abcd", "ab"), strict=True):
+        await builders.finish_rollout(database, rollout, reward=0.0, stdout_tail=output)
+    mine, rival = (one.id for one in rollouts)
+
+    async def value() -> float | None:
+        asked: dict[str, Any] = {"begin_seconds": 60.0, "seconds": 60.0, "against": rival}
+        found = await graded_by_trial(database, mine, Reward.model_validate(reward), **asked)
+        total: float | None = found["total"]
+        return total
+
+    async with scripted_judge() as scripted:
+        scripted.answer = by_length
+        provider = {"url": scripted.url, "price": {"prompt": 1000.0, "completion": 5000.0}}
+        async with grading(database, redis_url, providers={"judge": provider}):
+            assert await value() == 1.0
+            with pytest.raises(TrialFailed, match=r"have used all that reward\.judge_tokens or judge_cost allows"):
+                await value()
+        assert len(scripted.bodies) == 2
+    async with database.read() as session:
+        used = await session.get_one(tables.JudgeUsage, run.id)
+        # Each call has 100 and 20 tokens.
+        assert (used.tokens, used.cost, used.unpriced_tokens) == (240, pytest.approx(0.4), 0)
 
 
 async def test_the_command_prints_a_win_rate_with_its_interval(

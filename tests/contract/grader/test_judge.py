@@ -24,7 +24,7 @@ from leyden.libs.store.alarms.gradings import of_rewards
 from leyden.libs.store.database import Database, Session, StoreAway
 from leyden.libs.store.read.runs import get_run
 from leyden.libs.store.runs.grading import add_judge_use
-from leyden.services.grader import worker
+from leyden.services.grader import sources
 from leyden.services.grader.judge import Judge
 from leyden.services.grader.prices import JudgeProvider
 from tests.contract.grader.test_worker import FORMAT, add_ungraded, grading, gradings, rewards, rows, settled
@@ -243,7 +243,7 @@ async def test_tokens_that_could_not_be_written_are_counted_the_next_time(
             raise StoreAway
         await add_judge_use(session, run_id, use)
 
-    monkeypatch.setattr(worker, "add_judge_use", add)
+    monkeypatch.setattr(sources, "add_judge_use", add)
     judged = {"name": "helpful", "grader": {**DOCUMENT, "rubric": "Helpful?"}}
     async with scripted_judge() as scripted:
         run, _ = await add_ungraded(database, judged, outputs=["a"], judge_tokens=300)
