@@ -20,7 +20,7 @@ import orjson
 from leyden.libs.contracts.rewards import is_reward
 from leyden.libs.contracts.states import SpanStatus
 from leyden.libs.store.records.spans import NewReward, NewSpan
-from leyden.services.collector.otlp import STATUS_ERROR, STATUS_OK, Attributes, WireLog, WireSpan
+from leyden.services.collector.otlp import STATUS_ERROR, STATUS_OK, Attributes, WireEvent, WireLog, WireSpan
 from leyden.services.collector.wire import MAX_RECORD_BYTES
 
 EVALUATION_EVENT = "gen_ai.evaluation.result"
@@ -119,14 +119,18 @@ def span_row(span: WireSpan, sender: Sender, limits: Limits) -> NewSpan:
 
 
 def span_rewards(span: WireSpan, row: NewSpan, sender: Sender) -> Iterator[NewReward]:
-    """The finite rewards that a span carries, keyed `trace:span:position`; positions are stable across repeats."""
-    for position, (name, value, response_id) in enumerate(_rewards_on(span)):
+    """The finite rewards that a span carries, keyed `trace:span:position`; positions are stable across repeats.
+
+    An event has the key of its log record: an SDK may send it as both.
+    """
+    for position, (name, value, response_id, event) in enumerate(_rewards_on(span)):
         if value is None or not is_reward(value):
             continue
+        place = f"{row.trace_id}:{row.span_id}:{position}"
         yield NewReward(
             rollout_id=sender.rollout_id,
             attempt=sender.attempt,
-            key=f"{row.trace_id}:{row.span_id}:{position}",
+            key=_evaluation_key(span, event) if event is not None and event.time_ns else place,
             run_id=sender.run_id,
             source="telemetry",
             name=name,
@@ -139,7 +143,7 @@ def span_rewards(span: WireSpan, row: NewSpan, sender: Sender) -> Iterator[NewRe
 def has_unusable_reward(telemetry: WireSpan | WireLog) -> bool:
     """Whether a span or log record carries a reward that is no finite number of a usable size: it is none."""
     if isinstance(telemetry, WireSpan):
-        values = [value for _, value, _ in _rewards_on(telemetry)]
+        values = [value for _, value, _, _ in _rewards_on(telemetry)]
     else:
         values = [_evaluation(telemetry.event.attributes)[1]] if _is_evaluation(telemetry) else []
     return any(value is None or not is_reward(value) for value in values)
@@ -156,11 +160,10 @@ def log_reward(log: WireLog, sender: Sender) -> NewReward | None:
     name, value, response_id = _evaluation(attributes)
     if value is None or not is_reward(value):
         return None
-    facts = orjson.dumps([log.trace_id, log.span_id, log.time_ns, name, value, response_id])
     return NewReward(
         rollout_id=sender.rollout_id,
         attempt=sender.attempt,
-        key=f"log:{hashlib.sha256(facts).hexdigest()[:32]}",
+        key=_evaluation_key(log, log.event),
         run_id=sender.run_id,
         source="telemetry",
         name=name,
@@ -226,16 +229,16 @@ def _only_match(pattern: re.Pattern[str], attributes: Attributes) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _rewards_on(span: WireSpan) -> Iterator[tuple[str, float | None, str | None]]:
+def _rewards_on(span: WireSpan) -> Iterator[tuple[str, float | None, str | None, WireEvent | None]]:
     if "rl.reward" in span.attributes:
-        yield "rl.reward", _number(span.attributes["rl.reward"]), None
+        yield "rl.reward", _number(span.attributes["rl.reward"]), None, None
     lightning = [name for name in span.attributes if name.startswith("agentlightning.reward.")]
     for attribute in sorted(filter(_LIGHTNING_REWARD.fullmatch, lightning)):
         name = span.attributes.get(attribute.removesuffix("value") + "name")
-        yield _short(name) or "agentlightning.reward", _number(span.attributes[attribute]), None
+        yield _short(name) or "agentlightning.reward", _number(span.attributes[attribute]), None, None
     for event in span.events:
         if event.name == EVALUATION_EVENT:
-            yield _evaluation(event.attributes)
+            yield *_evaluation(event.attributes), event
 
 
 def _is_evaluation(log: WireLog) -> bool:
@@ -246,6 +249,11 @@ def _evaluation(attributes: Attributes) -> tuple[str, float | None, str | None]:
     name = _short(attributes.get("gen_ai.evaluation.name")) or EVALUATION_EVENT
     value = _number(attributes.get("gen_ai.evaluation.score.value"))
     return name, value, _short(attributes.get("gen_ai.response.id"))
+
+
+def _evaluation_key(sent: WireSpan | WireLog, event: WireEvent) -> str:
+    facts = orjson.dumps([sent.trace_id, sent.span_id, event.time_ns, *_evaluation(event.attributes)])
+    return f"evaluation:{hashlib.sha256(facts).hexdigest()[:32]}"
 
 
 def _number(value: object) -> float | None:

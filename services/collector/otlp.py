@@ -31,10 +31,11 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class WireEvent:
-    """A span event, or a log record seen as one."""
+    """A span event, or a log record seen as one. `time_ns`: nanoseconds since the epoch; 0 where it has none."""
 
     name: str
     attributes: Attributes
+    time_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -59,7 +60,6 @@ class WireLog:
 
     trace_id: str
     span_id: str
-    time_ns: int
     event: WireEvent
 
 
@@ -81,7 +81,7 @@ def spans_from_protobuf(body: bytes) -> Iterator[WireSpan]:
             scope=scope,
             attributes=_protobuf_attributes(span.attributes),
             events=[
-                WireEvent(event.name, _protobuf_attributes(event.attributes))
+                WireEvent(event.name, _protobuf_attributes(event.attributes), event.time_unix_nano)
                 for event in islice(span.events, MAX_ITEMS)
             ],
         )
@@ -97,8 +97,11 @@ def logs_from_protobuf(body: bytes) -> Iterator[WireLog]:
         yield WireLog(
             trace_id=record.trace_id.hex(),
             span_id=record.span_id.hex(),
-            time_ns=record.time_unix_nano or record.observed_time_unix_nano,
-            event=WireEvent(record.event_name, _protobuf_attributes(record.attributes)),
+            event=WireEvent(
+                record.event_name,
+                _protobuf_attributes(record.attributes),
+                record.time_unix_nano or record.observed_time_unix_nano,
+            ),
         )
 
 
@@ -185,10 +188,7 @@ def _json_span(span: Mapping[str, Any], scope: str) -> WireSpan:
         status_code=int((span.get("status") or {}).get("code") or 0),
         scope=scope,
         attributes=_json_attributes(span.get("attributes")),
-        events=[
-            WireEvent(str(event.get("name") or ""), _json_attributes(event.get("attributes")))
-            for event in islice(span.get("events") or (), MAX_ITEMS)
-        ],
+        events=[_json_event(event, "name", "timeUnixNano") for event in islice(span.get("events") or (), MAX_ITEMS)],
     )
 
 
@@ -196,9 +196,13 @@ def _json_log(record: Mapping[str, Any]) -> WireLog:
     return WireLog(
         trace_id=_hex(record, "traceId"),
         span_id=_hex(record, "spanId"),
-        time_ns=int(record.get("timeUnixNano") or record.get("observedTimeUnixNano") or 0),
-        event=WireEvent(str(record.get("eventName") or ""), _json_attributes(record.get("attributes"))),
+        event=_json_event(record, "eventName", "timeUnixNano", "observedTimeUnixNano"),
     )
+
+
+def _json_event(event: Mapping[str, Any], name: str, *times: str) -> WireEvent:
+    time_ns = next((int(event[one]) for one in times if int(event.get(one) or 0)), 0)
+    return WireEvent(str(event.get(name) or ""), _json_attributes(event.get("attributes")), time_ns)
 
 
 def _int64(content: object) -> int:

@@ -398,6 +398,22 @@ async def test_evaluation_results_arrive_as_log_records(collector: Collector) ->
     assert await collector.rewards() == [("gen_ai.evaluation.result", 0.25, None, "telemetry")]
 
 
+async def test_an_evaluation_that_an_sdk_bridges_into_its_span_is_one_reward(collector: Collector) -> None:
+    ids = {"traceId": "1" * 32, "spanId": "2" * 16}
+    score = {"attributes": [{"key": "gen_ai.evaluation.score.value", "value": {"doubleValue": 0.25}}]}
+    record = {**ids, **score, "eventName": "gen_ai.evaluation.result", "observedTimeUnixNano": "5"}
+    event = {**score, "name": "gen_ai.evaluation.result", "timeUnixNano": "5"}
+    sent = {
+        "/v1/logs": {"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]},
+        "/v1/traces": {"resourceSpans": [{"scopeSpans": [{"spans": [{**ids, "events": [event]}]}]}]},
+    }
+    headers = {"authorization": f"Bearer {collector.key()}"}
+    for path, document in [*sent.items()] * 2:
+        answer = await collector.client.post(f"{collector.url}{path}", json=document, headers=headers)
+        assert (answer.status_code, answer.json()) == (200, {})
+    assert await collector.rewards() == [("gen_ai.evaluation.result", 0.25, None, "telemetry")]
+
+
 def named(name: str, value: float) -> dict[str, Any]:
     attributes = {"name": {"stringValue": name}, "score.value": {"doubleValue": value}}
     return {

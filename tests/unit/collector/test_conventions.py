@@ -143,11 +143,29 @@ def test_a_reward_is_for_the_call_that_its_span_names() -> None:
 
 def test_log_records_have_stable_keys() -> None:
     def log(value: float) -> WireLog:
-        return WireLog("", "", 7, WireEvent("gen_ai.evaluation.result", {"gen_ai.evaluation.score.value": value}))
+        return WireLog("", "", WireEvent("gen_ai.evaluation.result", {"gen_ai.evaluation.score.value": value}, 7))
 
     assert log_reward(log(0.5), SENDER) == log_reward(log(0.5), SENDER)
     assert log_reward(log(0.5), SENDER).key != log_reward(log(0.25), SENDER).key
-    assert log_reward(WireLog("", "", 7, WireEvent("other", {})), SENDER) is None
+    assert log_reward(WireLog("", "", WireEvent("other", {}, 7)), SENDER) is None
+
+
+def test_an_evaluation_that_an_sdk_sends_as_event_and_as_log_record_is_one_reward() -> None:
+    number = {"key": "gen_ai.evaluation.score.value", "value": {"doubleValue": 0.5}}
+    ids = {"traceId": "1" * 32, "spanId": "2" * 16}
+    events = [{"name": "gen_ai.evaluation.result", "timeUnixNano": at, "attributes": [number]} for at in ("7", "8")]
+    records = [
+        {**ids, "eventName": "gen_ai.evaluation.result", "timeUnixNano": "7", "attributes": [number]},
+        {**ids, "eventName": "gen_ai.evaluation.result", "observedTimeUnixNano": "9", "attributes": [number]},
+    ]
+    spans = {"resourceSpans": [{"scopeSpans": [{"spans": [{**ids, "events": events}]}]}]}
+    logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}
+    first, second = (
+        decode(json.dumps(document).encode(), json=True, sender=SENDER, rewards_granted=True).rewards
+        for decode, document in ((decode_traces, spans), (decode_logs, logs))
+    )
+    assert first[0].key == second[0].key
+    assert len({one.key for one in (*first, *second)}) == 3
 
 
 def test_attributes_are_truncated_with_a_mark() -> None:
