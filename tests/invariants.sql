@@ -183,6 +183,17 @@ SELECT r.id, r.reason, 'was cut off', 0 FROM rollouts r
 JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = r.attempt AND o.endpoint_down IS NOT NULL
 WHERE r.run_id = :'run' AND r.state = 'finished' AND r.reason = 'no_reward'
 UNION ALL
+SELECT r.id, r.reason, 'got no answer after its gateway was away', o.gateway_down_seconds FROM rollouts r
+JOIN runs u ON u.id = r.run_id AND coalesce(u.config #>> '{sampling,failed_call}', '') <> 'accept'
+JOIN attempts a ON a.rollout_id = r.id AND a.number = r.attempt
+JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = r.attempt AND o.gateway_down_seconds IS NOT NULL
+CROSS JOIN LATERAL (SELECT extract(epoch FROM a.finished_at) - o.gateway_down_seconds AS at) AS down
+WHERE r.run_id = :'run' AND r.state = 'finished' AND r.reason = 'succeeded'
+AND NOT EXISTS (SELECT FROM model_calls m WHERE m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = r.attempt
+                AND m.status IN ('completed', 'refused') AND m.sequence / 1e9 + m.total_seconds >= down.at)
+AND NOT EXISTS (SELECT FROM deliveries q WHERE q.run_id = r.run_id AND q.rollout_id = r.id AND q.attempt = r.attempt
+                AND q.delivered AND q.sequence / 1e9 + q.seconds >= down.at)
+UNION ALL
 SELECT r.id, r.reason, 'had no call', q.waited_seconds FROM rollouts r
 JOIN deliveries q ON q.run_id = r.run_id AND q.rollout_id = r.id AND q.attempt = r.attempt AND q.created_at < r.finished_at
 WHERE r.run_id = :'run' AND r.state = 'finished' AND r.reason IN ('agent_error', 'timeout') AND NOT q.delivered
@@ -273,7 +284,7 @@ GROUP BY o.rollout_id HAVING count(*) > 1;
 \echo question: attempts excused though the platform failed nothing
 SELECT o.rollout_id, o.attempt, o.kind FROM outcomes o JOIN rollouts r ON r.id = o.rollout_id
 WHERE o.run_id = :'run' AND o.kind NOT IN ('infra_error', 'cancelled') AND o.attempt <= r.excused_attempt
-AND o.endpoint_down IS NULL
+AND o.endpoint_down IS NULL AND o.gateway_down_seconds IS NULL
 AND NOT EXISTS (SELECT FROM model_calls m WHERE m.run_id = o.run_id AND m.rollout_id = o.rollout_id
                 AND m.attempt = o.attempt AND (m.status = 'failed' OR m.queued_seconds > 1))
 AND NOT EXISTS (SELECT FROM deliveries q WHERE q.run_id = o.run_id AND q.rollout_id = o.rollout_id

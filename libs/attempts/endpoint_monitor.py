@@ -34,7 +34,7 @@ UNAUTHORIZED = 401
 class EndpointMonitor:
     """Remembers when an endpoint of agents, or the store behind them, did not answer. Belongs to the running loop.
 
-    Args: ping_store: raises while the store does not answer
+    Args: urls: the gateway's first; ping_store: raises while the store does not answer
     """
 
     def __init__(self, urls: Sequence[str], ping_store: Callable[[], Awaitable[object]]) -> None:
@@ -70,6 +70,15 @@ class EndpointMonitor:
     def down_since(self, moment: float) -> str | None:
         """An endpoint that was down at this moment of `time.monotonic` or later; None when all answered."""
         return next((one.name for one in self._checked if one.last_down is not None and one.last_down >= moment), None)
+
+    async def gateway_down_since(self, moment: float) -> float | None:
+        """Checks the gateway once more. Returns how many seconds ago it was last down; None where it was not since this
+        moment of `time.monotonic`."""
+        gateway = self._endpoints[0]
+        await gateway.check()
+        if gateway.last_down is None or gateway.last_down < moment:
+            return None
+        return time.monotonic() - gateway.last_down
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -152,9 +161,12 @@ async def _check_for_ever(one: _Endpoint | _Store) -> None:
 async def attribute_failure(outcome: Outcome, started: float, endpoints: EndpointMonitor) -> Outcome:
     """The outcome, or `infra_error` when an agent failed while one of its endpoints was down.
 
-    One that ended well without a reward keeps the endpoint's name: a reward may have come in another way.
+    One that ended well notes when the gateway was down: an agent may have caught that error. Without a reward it also
+    keeps the endpoint's name: a reward may have come in another way.
     """
     is_failure = outcome.kind in {OutcomeKind.AGENT_ERROR, OutcomeKind.TIMEOUT}
+    if outcome.kind is OutcomeKind.SUCCEEDED:
+        outcome = replace(outcome, gateway_down_seconds=await endpoints.gateway_down_since(started))
     if not is_failure and (outcome.kind is not OutcomeKind.SUCCEEDED or outcome.reward is not None):
         return outcome
     await endpoints.check()

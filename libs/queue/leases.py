@@ -169,6 +169,8 @@ class Outcome:
     stderr_tail: str = ""
     endpoint_down: str | None = None
     """The endpoint that did not answer while the agent ran, where it ended well and printed no reward."""
+    gateway_down_seconds: float | None = None
+    """How long ago the gateway last did not answer while the agent ran, where it ended well."""
 
     def __post_init__(self) -> None:
         if self.reward is not None and not math.isfinite(self.reward):
@@ -315,6 +317,7 @@ def outcome_row(rollout_id: str, attempt: int, run_id: str, outcome: Outcome) ->
         "stdout_tail": _storable(outcome.stdout_tail),
         "stderr_tail": _storable(outcome.stderr_tail),
         "endpoint_down": outcome.endpoint_down,
+        "gateway_down_seconds": outcome.gateway_down_seconds,
     }
 
 

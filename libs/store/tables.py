@@ -604,6 +604,10 @@ class Outcome(Base):
         comment="The endpoint of the agent, or the store, that did not answer while an attempt ran that ended well"
         " without a reward of its own; null: none, or unknown."
     )
+    gateway_down_seconds: Mapped[float | None] = mapped_column(
+        comment="How long before the end of an attempt that ended well the gateway last did not answer; null: it did,"
+        " or unknown."
+    )
     created_at: Mapped[datetime] = _created()
     __table_args__ = (
         _one_of("kind", OutcomeKind),

@@ -129,14 +129,15 @@ def _seconds(ranges: str) -> str:
 
 # Of attempt a of run r: `waited`, the seconds in which its requests waited for the platform; `lost`, those of requests
 # that got no answer while no other did, nor a later try of the same; `unanswered`, those of `lost` after the attempt's
-# last answer; `answered`, those of its longest request with an answer, its waits left out. Requests that waited at the
+# last answer; `answered`, those of its longest request with an answer, its waits left out; `last_answer`, the end of
+# its last answer, in nanoseconds. Requests that waited at the
 # same time count once, and none waits while another one of the attempt is sampled: otherwise an agent could make any
 # failure the platform's by many concurrent requests, which wait for each other. A request's waits stand at its
 # beginning here, those in the middle of its answer, too: their sum is known, and the rest is the time of its tokens.
 WAITS = f"""
     SELECT {_seconds("waits")} AS waited, {_seconds("lost")} AS lost,
            {_seconds("lost * int8multirange(int8range(last_answer, NULL))")} AS unanswered,
-           answered
+           answered, last_answer
     FROM (
         SELECT coalesce(range_agg(wait), '{{}}') - coalesce(range_agg(sampled), '{{}}') AS waits,
                coalesce(range_agg(wait) FILTER (WHERE NOT delivered AND NOT is_repeated), '{{}}')

@@ -38,6 +38,7 @@ class AttemptFacts:
     `waited_seconds`, `lost_seconds`, `unanswered_seconds` and `answered_seconds` are those of
     `leyden.libs.store.records.deliveries.WAITS`. `total` is that of a settled grading, None where it has none.
     `was_cut_off`: an endpoint did not answer while the attempt ran, which ended well without a reward of its own.
+    `lost_gateway`: the gateway did not answer while the attempt ran, and the attempt got no answer after that.
     """
 
     rollout_id: str
@@ -57,6 +58,7 @@ class AttemptFacts:
     is_graded: bool = False
     total: float | None = None
     was_cut_off: bool = False
+    lost_gateway: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,9 @@ _ENDED = text(f"""
            coalesce(w.waited, 0) AS waited, coalesce(w.lost, 0) AS lost, coalesce(w.unanswered, 0) AS unanswered,
            coalesce(w.answered, 0) AS answered,
            coalesce({_CALL_FAILED}, false) AS call_failed, g.evaluation_id IS NOT NULL AS is_evaluation,
-           d.rollout_id IS NOT NULL AS is_graded, d.total, o.endpoint_down IS NOT NULL AS was_cut_off
+           d.rollout_id IS NOT NULL AS is_graded, d.total, o.endpoint_down IS NOT NULL AS was_cut_off,
+           coalesce(w.last_answer / 1e9, 0) <= extract(epoch FROM a.finished_at) - o.gateway_down_seconds
+               AS lost_gateway
     FROM rollouts r
     JOIN groups g ON g.id = r.group_id
     CROSS JOIN LATERAL (SELECT * FROM attempts WHERE rollout_id = r.id ORDER BY number DESC LIMIT 1) a
@@ -161,6 +165,7 @@ async def ended_attempts(session: ReadSession) -> list[AttemptFacts]:
             is_graded=row.is_graded,
             total=row.total,
             was_cut_off=row.was_cut_off,
+            lost_gateway=bool(row.lost_gateway),
         )
         for row in await session.execute(_ENDED)
     ]

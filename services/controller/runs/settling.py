@@ -14,7 +14,8 @@ one without a total is excluded, since a grader that failed is no 0.
 It holds for waits, too, whatever ended the attempt. An attempt that failed, or that has no reward, waited for the
 platform for more than a fifth of its time, or got no answer to its last request. An attempt with a reward lost requests
 in that way: no answer came, not even to a later try. One that ended well without a reward while an endpoint of the
-agent was away is the platform's failure, too: its requests may have reached nobody.
+agent was away is the platform's failure, too: its requests may have reached nobody. So is one with a reward that got no
+answer after the gateway was away: the agent may have caught that error.
 """
 
 from __future__ import annotations
@@ -129,8 +130,9 @@ def _platform_failure(ended: AttemptFacts, config: RunConfig) -> str | None:
         case OutcomeKind.INFRA_ERROR | OutcomeKind.CANCELLED:
             return ended.kind
         case OutcomeKind.SUCCEEDED if _has_reward(ended, config):
-            accepts = config.sampling.failed_call == "accept"
-            return None if accepts else _failed_request(ended, ended.lost_seconds)
+            if config.sampling.failed_call == "accept":
+                return None
+            return HELD if ended.lost_gateway else _failed_request(ended, ended.lost_seconds)
         case OutcomeKind.SUCCEEDED if ended.was_cut_off:
             return HELD
         case _:

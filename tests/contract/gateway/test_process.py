@@ -6,8 +6,9 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
@@ -16,7 +17,13 @@ import pytest
 from openai import AsyncOpenAI
 from sqlalchemy import text
 
+from leyden.libs.attempts import EndpointMonitor, attribute_failure
+from leyden.libs.contracts.states import OutcomeKind
+from leyden.libs.queue.leases import Outcome
+from leyden.libs.store import tables
+from leyden.libs.store.runs.rollouts import AttemptFacts, ended_attempts
 from tests.fakes.gateway import Scene, scene
+from tests.support import builders
 from tests.support.long import long_only
 from tests.support.shared import ROOT, free_port
 from tests.support.waiting import eventually
@@ -91,6 +98,50 @@ async def test_a_gateway_killed_in_the_middle_of_an_answer_loses_nothing_that_wa
         calls = await stage.calls()
     assert answer.choices[0].message.content == "Hello."
     assert [(call.status, f"chatcmpl-{call.id}") for call in calls] == [("completed", answer.id)]
+
+
+@pytest.mark.parametrize("tries_again", [False, True])
+async def test_a_reward_counts_only_if_an_answer_came_after_the_gateway_was_killed(tmp_path, database, tries_again):
+    port = free_port()
+    async with scene(tmp_path, database) as stage, client_of(stage, port, max_retries=0) as client:
+        create: Any = client.chat.completions.create
+        monitor = EndpointMonitor([f"http://127.0.0.1:{port}"], database.ping)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(monitor.close)
+            started = time.monotonic()
+            async with gateway_process(stage, port) as first:
+                await monitor.check()
+                await create(model="m", messages=HI)
+                first.kill()
+                await first.wait()
+                # The agent catches this, and ends with a verdict on nothing.
+                with pytest.raises(openai.APIConnectionError):
+                    await create(model="m", messages=HI)
+            if tries_again:
+                async with gateway_process(stage, port):
+                    await monitor.check()
+                    await create(model="m", messages=HI)
+                    facts = await _judged(stage, monitor, started)
+            else:
+                facts = await _judged(stage, monitor, started)
+    assert (facts.reward, facts.lost_gateway) == (0.0, not tries_again)
+
+
+async def _judged(stage: Scene, monitor: EndpointMonitor, started: float) -> AttemptFacts:
+    """What the controller reads of the attempt, which prints a reward of 0 now."""
+    outcome = await attribute_failure(Outcome(OutcomeKind.SUCCEEDED, reward=0.0), started, monitor)
+    assert outcome.gateway_down_seconds is not None
+    async with stage.database.read() as session:
+        rollout = await session.get_one(tables.Rollout, stage.rollout_id)
+    await builders.end_attempt(stage.database, stage.rollout_id, state="settled")
+    seconds = outcome.gateway_down_seconds
+    await builders.add_outcome(stage.database, rollout, reward=outcome.reward, gateway_down_seconds=seconds)
+
+    async def ended() -> AttemptFacts | None:
+        async with stage.database.read() as session:
+            return next(iter(await ended_attempts(session)), None)
+
+    return await eventually(ended, "the controller may judge")
 
 
 async def test_a_repeat_without_a_word_gets_the_answer_that_died_with_its_gateway(tmp_path, database):

@@ -325,6 +325,7 @@ async def test_an_agent_without_a_reward_that_swallowed_an_endpoint_being_down_i
             (folder / "go").touch()
         outcome = await bench.outcome(rollout)
     assert (outcome.kind, outcome.endpoint_down is not None) == ("succeeded", is_noted)
+    assert outcome.gateway_down_seconds is not None
 
 
 @pytest.mark.parametrize("code", ["import sys; sys.exit(1)", "print('{\"reward\": 0}')"])

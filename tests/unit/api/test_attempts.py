@@ -37,6 +37,9 @@ class Monitor:
     def down_since(self, _moment: float) -> str | None:
         return self.down
 
+    async def gateway_down_since(self, _moment: float) -> float | None:
+        return None if self.down is None else 0.0
+
 
 def context(folder: Path, monitor: Monitor, watching_since: float) -> AttemptContext:
     write_keys(folder / "keys.json")

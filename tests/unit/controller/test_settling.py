@@ -73,6 +73,12 @@ def ended(kind: OutcomeKind | None, **changes: object) -> AttemptFacts:
             {"was_cut_off": True, "has_explicit_reward": True},
             Resolution("r", FINISHED, 2, 0.0, "succeeded"),
         ),
+        ("succeeded", {"lost_gateway": True, "reward": 0.0}, None),
+        (
+            "succeeded",
+            {"lost_gateway": True, "reward": 0.0, "failures": 3},
+            Resolution("r", EXCLUDED, None, None, "held"),
+        ),
         # Answers that came late are no excuse for a reward; lost ones are.
         ("succeeded", {"reward": 0.0, "waited_seconds": 6.0}, Resolution("r", FINISHED, 2, 0.0, "succeeded")),
         ("succeeded", {"reward": 0.0, "waited_seconds": 6.0, "lost_seconds": 3.0}, None),
