@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from leyden.libs.contracts.conversation import ToolCall, Turn
@@ -58,6 +59,26 @@ def reasoning_splitter(model: ChatModel, request: ModelRequest, prompt: Prompt) 
 def text_and_stop(model: ChatModel, request: ModelRequest, sampled: SampledTokens) -> tuple[str, str | None]:
     """Returns the sampled text before the first stop string, and that stop string."""
     return cut_at_stop(model.tokenizer.decode(model.tokenizer.visible(sampled.ids)), request.sampling.stop)
+
+
+def end_at_stop(model: ChatModel, request: ModelRequest, sampled: SampledTokens) -> None:
+    """Drops the tokens after the one that completes a stop string: the answer ends there, and only it trains.
+
+    An engine may sample more. It accepts several tokens at once with speculative decoding, and it does not know the
+    beginning of a stop string in an answer that it continues for another engine.
+    """
+    stops, decode = request.sampling.stop, model.tokenizer.decode
+    if not stops or text_and_stop(model, request, sampled)[1] is None:
+        return
+
+    def has_stop(count: int) -> bool:
+        return cut_at_stop(decode(sampled.ids[:count]), stops)[1] is not None
+
+    count = bisect_left(range(len(sampled.ids)), True, key=has_stop)
+    if count < len(sampled.ids):
+        for column in (sampled.ids, sampled.logprobs, sampled.policy_versions, sampled.top_logprobs):
+            del column[count:]
+        sampled.finish = "stop"
 
 
 def token_logprobs(

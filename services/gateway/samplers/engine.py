@@ -10,7 +10,7 @@ from leyden.services.gateway.calls.context import Answer, Attempt, CallContext, 
 from leyden.services.gateway.engine.client import EngineClient
 from leyden.services.gateway.engine.sglang import EngineRequest
 from leyden.services.gateway.errors import BadRequest, ContextOverflow
-from leyden.services.gateway.prompt.answer import finish_answer
+from leyden.services.gateway.prompt.answer import end_at_stop, finish_answer
 from leyden.services.gateway.prompt.constraint import decoding_constraint
 from leyden.services.gateway.prompt.models import ServedModel
 from leyden.services.gateway.prompt.prefix import IndexedPrompt
@@ -90,6 +90,8 @@ class EngineSampler:
                     group.create_task(self.engines.sample(asked, choice, progressed))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
+        for choice in choices:
+            end_at_stop(self.chat, request, choice)
 
     def answered(self, context: CallContext, choices: Sequence[SampledTokens]) -> Answered:
         """Reads the answers from the tokens."""
