@@ -9,6 +9,9 @@ from pydantic import Field
 MAX_REWARD = 1e6
 """Largest magnitude of one reward. Baselines square rewards and subtract them in float32, where 1e6 keeps its units."""
 
+ROUNDING = 1e-9
+"""Sums of rewards miss what they are on paper by less: 0.7 + 0.2 + 0.1 is 0.9999999999999999."""
+
 RewardValue = Annotated[float, Field(strict=True, ge=-MAX_REWARD, le=MAX_REWARD, allow_inf_nan=False)]
 """A reward in a request: a JSON number, no text and no boolean."""
 
@@ -16,3 +19,8 @@ RewardValue = Annotated[float, Field(strict=True, ge=-MAX_REWARD, le=MAX_REWARD,
 def is_reward(value: float) -> bool:
     """Whether the number is finite and within `MAX_REWARD`."""
     return -MAX_REWARD <= value <= MAX_REWARD
+
+
+def reaches(value: float, bound: float) -> bool:
+    """Whether a reward is at least the bound, rounding left out."""
+    return value >= bound - ROUNDING

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from leyden.libs.contracts.config import Component, Reward
-from leyden.libs.contracts.rewards import is_reward
+from leyden.libs.contracts.rewards import is_reward, reaches
 from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading.grade import Grade
 
@@ -59,7 +59,7 @@ def _values(components: list[Component], grades: Mapping[str, Grade], *, zero: b
 def _bounded(reward: Reward, values: Mapping[str, float], value: float) -> float:
     """The total after gates, then clip: a closed gate never raises it."""
     gates = [(values[one.name], one.gate) for one in reward.components if one.gate and one.name in values]
-    if any(found < gate.at_least for found, gate in gates):
+    if not all(reaches(found, gate.at_least) for found, gate in gates):
         value = min(0.0, value)
     if reward.clip is None:
         return value

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import gepa
 
+from leyden.libs.contracts.rewards import ROUNDING, reaches
 from leyden.libs.prompts.errors import PromptError
 from leyden.libs.prompts.feedback import described
 from leyden.libs.prompts.journal import Journal, Json
@@ -76,7 +77,7 @@ def optimise(
         adapter=work,
         reflection_lm=work.reflect,
         reflection_minibatch_size=plan.examples,
-        perfect_score=plan.solved,
+        perfect_score=plan.solved - ROUNDING,
         stop_callbacks=work.stops,
         callbacks=[work],
         logger=_Silent(),
@@ -159,7 +160,7 @@ class _Work:
             raise self._failure
         used = self._plan.rollouts_per_task * state.total_num_evals
         solved = any(
-            min(scores.values()) >= self._plan.solved for scores in state.prog_candidate_val_subscores if scores
+            reaches(min(scores.values()), self._plan.solved) for scores in state.prog_candidate_val_subscores if scores
         )
         return solved or self._plan.budget - used < self._plan.step_rollouts
 

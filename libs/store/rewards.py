@@ -5,6 +5,8 @@ newest regrade counts for evaluations, which nothing trained on, also where the 
 training rollouts keep the number that credit had.
 """
 
+from leyden.libs.contracts.rewards import ROUNDING
+
 GIVEN = """(coalesce((SELECT sum(value) FROM rewards WHERE rollout_id = rollouts.id AND attempt = rollouts.attempt), 0)
     + coalesce((SELECT sum(value) FROM external_rewards
                 WHERE rollout_id = rollouts.id AND coalesce(attempt, rollouts.attempt) = rollouts.attempt), 0))"""
@@ -29,7 +31,10 @@ def _reward(given: str) -> str:
 REWARD = _reward(GIVEN)
 """SQL over `rollouts`; null unless the rollout is finished, or was graded after it was excluded from an evaluation."""
 
-SOLVE_RATE = f"avg(({REWARD} >= 1)::int)::double precision"
+SOLVED = f">= {1 - ROUNDING}"
+"""SQL behind a reward: whether it solved the task."""
+
+SOLVE_RATE = f"avg(({REWARD} {SOLVED})::int)::double precision"
 """SQL over grouped `rollouts` that are finished: the share with a reward of at least 1."""
 
 # A success of a run whose rewards come from outside has 0 until one comes: unknown, not zero. Components of a run are

@@ -10,7 +10,7 @@ from sqlalchemy import text
 from leyden.libs.contracts.api.tasks import RunTask, RunTaskPage, TaskFailure, TaskVerdict, VersionOnTask
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.paging import BadCursor, decode_cursor, page
-from leyden.libs.store.rewards import EARNED, GIVEN_OF_RUN
+from leyden.libs.store.rewards import EARNED, GIVEN_OF_RUN, SOLVED
 
 TaskSort = Literal["number", "highest", "lowest", "attempts", "failure"]
 TEXT_CHARACTERS = 300
@@ -42,7 +42,7 @@ _OF_TASKS = f"""
     ), of_versions AS (
         SELECT dataset_id, task_number, admitted_version, count(*) AS rollouts, sum(attempts) AS attempts,
             count(DISTINCT group_id) AS groups, count(reward) AS rewarded, sum(reward) AS total,
-            count(*) FILTER (WHERE reward >= 1) AS solved
+            count(*) FILTER (WHERE reward {SOLVED}) AS solved
         FROM earned GROUP BY 1, 2, 3
     ), failures AS (
         SELECT DISTINCT ON (dataset_id, task_number) dataset_id, task_number, id AS failed_id, reason AS failed_reason,

@@ -41,7 +41,7 @@ async def five_tasks(database: Database) -> tables.Run:
     await add_finished(database, run, 0, 0, [0.0, 0.5])
     await add_finished(database, run, 1, 0, [1.0, 1.0], admitted_version=1)
     await add_finished(database, run, 2, 1, [0.0, 0.25])
-    await add_finished(database, run, 3, 2, [1.0, 1.5, 0.0], greedy=2)
+    await add_finished(database, run, 3, 2, [0.7 + 0.2 + 0.1, 1.5, 0.0], greedy=2)
     await add_finished(database, run, 4, 3, [None, None])
     await builders.add_group(database, run, 5, task_number=4)
     return run

@@ -927,7 +927,9 @@ async def test_a_curriculum_reads_the_solve_rates_of_earlier_groups(scene: Scene
     for number, rewards in enumerate(((1.0, 1.0), (0.0, 1.0))):
         _, rollouts = await builders.add_group(scene.database, run, number, task_number=number, state="complete")
         for rollout, reward in zip(rollouts, rewards, strict=True):
-            await builders.finish_rollout(scene.database, rollout, reward=reward)
+            # As weights of 0.7, 0.2 and 0.1 make it.
+            rounded = 0.7 + 0.2 + 0.1 if reward == 1.0 else reward
+            await builders.finish_rollout(scene.database, rollout, reward=rounded)
     async with scene.database.read() as session:
         assert await solve_rates(session, run.id, 10) == {0: 1.0, 1: 0.5}
         assert await solve_rates(session, run.id, 1) == {1: 0.5}

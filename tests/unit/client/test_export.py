@@ -237,7 +237,7 @@ def test_a_malformed_call_is_left_out_where_arguments_are_objects(arguments: str
 
 def test_pairs_are_the_best_and_the_worst_of_groups_that_differ() -> None:
     rollouts = [rollout(0, 0.5), rollout(1, 1.0), rollout(2, 0.0), rollout(3, None)]
-    rollouts += [rollout(0, 1.0, group=1), rollout(1, 1.0, group=1)]
+    rollouts += [rollout(0, 0.7 + 0.2 + 0.1, group=1), rollout(1, 1.0, group=1)]
     other = [Turn("tool", "rain", tool_call_id="x"), Turn("tool", "no such city", tool_call_id="y", is_error=True)]
     asks = Turn("assistant", "", reasoning="Both.", tool_calls=tuple(
         ToolCall(name, one.name, one.arguments) for name, one in zip("xy", ASKS.tool_calls, strict=True)

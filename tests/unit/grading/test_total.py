@@ -96,6 +96,12 @@ def test_a_closed_gate_takes_what_was_earned_and_forgives_no_loss(gate: float, o
     assert found.contributions == {"c0": gate, "c1": other}
 
 
+def test_rounding_closes_no_gate() -> None:
+    earned = 0.7 + 0.2 + 0.1
+    assert earned < 1
+    assert totalled(reward(1.0, gates={0: 1.0}), scored(earned)).value == earned
+
+
 def test_a_gate_of_weight_0_earns_nothing_and_holds_the_total() -> None:
     gated = reward(0.0, 1.0, gates={0: 0.5})
     assert totalled(gated, scored(0.6), scored(0.8)).value == 0.8
