@@ -29,6 +29,7 @@ limited_log = RateLimitedLogger(log)
 CHECK_SECONDS = 0.5
 ANSWER_SECONDS = 5.0
 UNAUTHORIZED = 401
+UNWATCHED = "the agent failed, and this process did not yet watch gateway and collector when it began"
 
 
 class EndpointMonitor:
@@ -158,12 +159,16 @@ async def _check_for_ever(one: _Endpoint | _Store) -> None:
         await asyncio.sleep(CHECK_SECONDS)
 
 
-async def attribute_failure(outcome: Outcome, started: float, endpoints: EndpointMonitor) -> Outcome:
-    """The outcome, or `infra_error` when an agent failed while one of its endpoints was down.
+async def attribute_failure(
+    outcome: Outcome, started: float, endpoints: EndpointMonitor, *, was_watched: bool = True
+) -> Outcome:
+    """The outcome, or `infra_error` when an agent failed while one of its endpoints was down, or may have been.
 
     One that ended well notes when the gateway was down: an agent may have caught that error. Without a reward it also
     keeps the endpoint's name: a reward may have come in another way.
     """
+    if outcome.kind is OutcomeKind.AGENT_ERROR and not was_watched:
+        return replace(outcome, kind=OutcomeKind.INFRA_ERROR, detail=f"{UNWATCHED} ({outcome.detail})")
     is_failure = outcome.kind in {OutcomeKind.AGENT_ERROR, OutcomeKind.TIMEOUT}
     if outcome.kind is OutcomeKind.SUCCEEDED:
         outcome = replace(outcome, gateway_down_seconds=await endpoints.gateway_down_since(started))

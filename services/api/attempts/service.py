@@ -25,7 +25,6 @@ KINDS = {
 FIRST_LEASE_SECONDS = 60.0
 """Until the run's own `runner.lease_seconds` is read."""
 CANCELLED = "the rollout or its run was cancelled"
-UNWATCHED = "the agent failed, and this API did not yet watch gateway and collector when it began"
 
 
 async def start_attempt(session: Session, lease: Lease, context: AttemptContext) -> LeasedAttempt | None:
@@ -123,9 +122,7 @@ def outcome_of(asked: EndRequest, lease: Lease) -> Outcome:
 async def _judged(outcome: Outcome, seconds: float, context: AttemptContext) -> Outcome:
     """A failure, as the platform's where an endpoint of the agent was down, or may have been; another end with that."""
     started = time.monotonic() - seconds
-    if outcome.kind is OutcomeKind.AGENT_ERROR and started < context.watching_since:
-        return replace(outcome, kind=OutcomeKind.INFRA_ERROR, detail=f"{UNWATCHED} ({outcome.detail})")
-    return await attribute_failure(outcome, started, context.monitor)
+    return await attribute_failure(outcome, started, context.monitor, was_watched=started >= context.watching_since)
 
 
 def _timeout(status: AttemptStatus, outcome: Outcome | None = None) -> Outcome:

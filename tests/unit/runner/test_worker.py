@@ -30,11 +30,15 @@ async def key_is_good(_url: str, _key: str) -> bool:
     return False
 
 
+async def never(_moment: float) -> None:
+    return None
+
+
 class Survivors:
     """A backend whose agents outlive their runner."""
 
-    def __init__(self, found: list[tuple[str, int]]) -> None:
-        self.found = found
+    def __init__(self, found: list[tuple[str, int]], ended: Ended) -> None:
+        self.found, self.ended = found, ended
         self.discarded: list[tuple[str, int]] = []
         self.adopted: list[str] = []
 
@@ -50,11 +54,19 @@ class Survivors:
     async def run(self, spec: AttemptSpec) -> Ended:
         assert spec.adopted
         self.adopted.append(spec.name)
-        return Ended(0, b"", b"", 1.0, reward_line=b'{"reward": 0.5}')
+        return self.ended
 
 
+@pytest.mark.parametrize(
+    ("ended", "found"),
+    [
+        (Ended(0, b"", b"", 1.0, reward_line=b'{"reward": 0.5}'), (1, "succeeded", 0.5)),
+        # The gateway may have been away before this runner watched it.
+        (Ended(1, b"", b"", 1.0), (1, "infra_error", None)),
+    ],
+)
 async def test_attempts_of_a_runner_that_is_gone_are_adopted_and_unwanted_agents_stopped(
-    database: Database, redis_url: str, tmp_path: Path
+    database: Database, redis_url: str, tmp_path: Path, ended: Ended, found: tuple[int, str, float | None]
 ) -> None:
     run = await builders.add_run(database)
     _, [rollout, *_] = await builders.add_group(database, run)
@@ -63,12 +75,13 @@ async def test_attempts_of_a_runner_that_is_gone_are_adopted_and_unwanted_agents
     assert former is not None
     async with database.session() as session:
         await leases.start_all(session, [former])
-    backend = Survivors([(rollout.id, 1), (rollout.id, 7)])
+    backend = Survivors([(rollout.id, 1), (rollout.id, 7)], ended)
     keys = tmp_path / "keys.json"
     keys.touch(0o600)
     keys.write_text(json.dumps({"k1": "x" * 40}))
     settings = Settings(lease_seconds=12.0, drain_seconds=0, capability_keys_file=keys)
-    endpoints: Any = SimpleNamespace(run=asyncio.Event().wait, refuses_key=key_is_good)
+    names = {"refuses_key": key_is_good, "gateway_down_since": never}
+    endpoints: Any = SimpleNamespace(run=asyncio.Event().wait, **names)
     context = RunnerContext(settings, KeyRing(keys), {"process": backend}, endpoints)  # type: ignore[dict-item]
     queue, notifications, stop = RolloutQueue(redis_url), Notifications(redis_url), asyncio.Event()
     working = asyncio.create_task(Runner("runner-b", database, queue, notifications, context).run(stop))
@@ -79,14 +92,14 @@ async def test_attempts_of_a_runner_that_is_gone_are_adopted_and_unwanted_agents
         await working
         await queue.close()
         await notifications.close()
-    assert await outcomes(database, rollout.id) == [(1, 0.5)]
+    assert await outcomes(database, rollout.id) == [found]
     assert backend.discarded == [(rollout.id, 7)]
 
 
-async def outcomes(database: Database, rollout_id: str) -> list[tuple[int, float | None]]:
+async def outcomes(database: Database, rollout_id: str) -> list[tuple[int, str, float | None]]:
     async with database.read() as session:
         found = await session.scalars(select(tables.Outcome).where(tables.Outcome.rollout_id == rollout_id))
-        return [(one.attempt, one.reward) for one in found]
+        return [(one.attempt, one.kind, one.reward) for one in found]
 
 
 async def test_a_runner_one_of_whose_loops_has_died_ends_instead_of_doing_nothing(
