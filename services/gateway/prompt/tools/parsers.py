@@ -5,6 +5,7 @@ A call is parsed only where its text is complete: text that was cut, or that is 
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -354,15 +355,34 @@ def _properties(tools: Tools, name: str) -> Json:
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """Returns the JSON value of an argument if its schema allows one of that type, else the text."""
+    """Returns the JSON value of an argument if its schema allows one of that type, else the text.
+
+    A value counts as Python writes it, too, if the schema allows no text: templates of these formats show models `True`
+    and `['a']`, and SGLang reads them so.
+    """
     types = _types(schema)
     if types <= {"string"}:
         return text
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return text
+        value = text if "string" in types else _python_value(text)
     return value if _NAMES[type(value)] & types else text
+
+
+def _python_value(text: str) -> Any:
+    """Returns the list, the object or the word that Python writes so, else the text."""
+    word = text.strip()
+    if word.lower() in _WORDS:
+        return _WORDS[word.lower()]
+    if word[:1] not in {"[", "{"}:
+        return text
+    try:
+        value = ast.literal_eval(word)
+        json.dumps(value)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return text
+    return value if isinstance(value, list | dict) else text
 
 
 def _types(schema: Any) -> set[str]:
@@ -380,6 +400,7 @@ def _types(schema: Any) -> set[str]:
     return types or ({"object"} if "properties" in schema or "$ref" in schema else set())
 
 
+_WORDS = {"true": True, "false": False, "none": None}
 _NAMES: dict[type, set[str]] = {
     str: {"string"}, bool: {"boolean"}, int: {"integer", "number"}, float: {"number"}, list: {"array"},
     dict: {"object"}, type(None): {"null"},

@@ -216,6 +216,17 @@ def test_a_complete_call_without_json_is_malformed(parser, text, arguments):
         ({"$ref": "#/x"}, '{"a": 1}', {"a": 1}),
         ({"type": {"odd": 1}, "anyOf": 3}, "5", "5"),
         ("odd", "5", "5"),
+        # As Python writes it.
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "FALSE", False),
+        ({"type": "boolean"}, "maybe", "maybe"),
+        ({"type": ["integer", "null"]}, "None", None),
+        ({"type": ["string", "boolean"]}, "True", "True"),
+        ({"type": "array"}, "['it', \"isn't\"]", ["it", "isn't"]),
+        ({"type": "object"}, "{'a': True, 'b': None}", {"a": True, "b": None}),
+        ({"type": "object"}, "{'a', 'b'}", "{'a', 'b'}"),
+        ({"type": "array"}, "[" + "-" * 60_000 + "1]", "[" + "-" * 60_000 + "1]"),
+        ({"type": "array"}, "[b'a']", "[b'a']"),
         (None, "5", "5"),
     ],
 )
