@@ -52,10 +52,7 @@ _STORED_SPANS = text("""
     WHERE run_id = :run AND rollout_id = :rollout AND attempt = :attempt
 """)
 _CALLS = "FROM model_calls WHERE run_id = :run AND rollout_id = :rollout AND attempt = :attempt"
-_UNKNOWN_ANSWERS = text(f"""
-    SELECT named FROM unnest(CAST(:ids AS text[])) AS named
-    WHERE NOT EXISTS (SELECT {_CALLS} AND right(named, length(request_id)) = request_id)
-""")  # noqa: S608  # constants alone
+_REQUEST_IDS = text(f"SELECT request_id {_CALLS}")  # constants alone
 # One pass over the answers, however many ids are asked for.
 _UNKNOWN_TOOL_CALLS = text(f"""
     SELECT unnest(CAST(:ids AS text[]))
@@ -154,14 +151,17 @@ async def stored_spans(session: ReadSession, run_id: str, rollout_id: str, attem
 async def unknown_places(session: ReadSession, rewards: Sequence[NewReward]) -> UnknownPlaces:
     """The ids that rewards of one attempt name and no answer of it has."""
     names = {"run": rewards[0].run_id, "rollout": rewards[0].rollout_id, "attempt": rewards[0].attempt}
-    found: list[set[str]] = []
-    for query, ids in (
-        (_UNKNOWN_ANSWERS, {one.response_id for one in rewards if one.response_id is not None}),
+    answers = {one.response_id for one in rewards if one.response_id is not None}
+    tool_calls = {one.tool_call_id for one in rewards if one.tool_call_id is not None}
+    if answers:
+        # An answer's id is its request's with a prefix, such as `chatcmpl-`.
+        stored = set(await session.scalars(_REQUEST_IDS, names))
+        lengths = {len(one) for one in stored}
+        answers = {one for one in answers if stored.isdisjoint(one[-length:] for length in lengths)}
+    if tool_calls:
         # It reads whole answers.
-        (_UNKNOWN_TOOL_CALLS, {one.tool_call_id for one in rewards if one.tool_call_id is not None}),
-    ):
-        found.append(set(await session.scalars(query, {**names, "ids": sorted(ids)})) if ids else set())
-    return UnknownPlaces(*found)
+        tool_calls = set(await session.scalars(_UNKNOWN_TOOL_CALLS, {**names, "ids": sorted(tool_calls)}))
+    return UnknownPlaces(answers, tool_calls)
 
 
 async def stored_rewards(session: ReadSession, rollout_id: str, attempt: int) -> int:
