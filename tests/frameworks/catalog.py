@@ -180,7 +180,7 @@ FRAMEWORKS = (
         script=shell("exec_command", "cmd"),
         tree=("fresh", "extends", "extends", "extends", "extends"),
         streams=True,
-        note="its own shell, one command after the other",
+        note="its own shell, one command after the other; its test with a 429 fails: the engine samples anew",
     ),
     Framework(
         "qwen_code.sh",
