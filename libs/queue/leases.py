@@ -26,6 +26,7 @@ from leyden.libs.faults import fault_point
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import MAY_RUN, AttemptKey
 from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.records.artifacts import Artifact, add_artifacts
 
 DUE = f"{MAY_RUN} AND r.due_at <= clock_timestamp()"
 """SQL: whether rollout r of run u may be leased now."""
@@ -171,6 +172,10 @@ class Outcome:
     """The endpoint that did not answer while the agent ran, where it ended well and printed no reward."""
     gateway_down_seconds: float | None = None
     """How long ago the gateway last did not answer while the agent ran, where it ended well."""
+    artifacts: Sequence[Artifact] = ()
+    """The files that the run keeps."""
+    artifacts_left_out: int = 0
+    """Number of the files that `agent.artifacts` names and that are not kept."""
 
     def __post_init__(self) -> None:
         if self.reward is not None and not math.isfinite(self.reward):
@@ -300,6 +305,9 @@ async def _settle(session: Session, outcomes: Mapping[str, Outcome]) -> set[str]
         insert(tables.Outcome),
         [outcome_row(row.rollout_id, row.number, row.run_id, outcomes[row.lease_id]) for row in rows],
     )
+    for row in rows:
+        keys = {"rollout_id": row.rollout_id, "attempt": row.number, "run_id": row.run_id}
+        await add_artifacts(session, keys, outcomes[row.lease_id].artifacts)
     return {row.lease_id for row in rows}
 
 
@@ -318,6 +326,7 @@ def outcome_row(rollout_id: str, attempt: int, run_id: str, outcome: Outcome) ->
         "stderr_tail": _storable(outcome.stderr_tail),
         "endpoint_down": outcome.endpoint_down,
         "gateway_down_seconds": outcome.gateway_down_seconds,
+        "artifacts_left_out": outcome.artifacts_left_out,
     }
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from leyden.libs.sandbox.artifacts import KeptFiles
 from leyden.libs.sandbox.place import Names
 from leyden.libs.sandbox.supervisors import ProgramError
 
@@ -23,7 +24,7 @@ class Ended:
         after `timeout_seconds`; limit_exceeded: says which limit it exceeded; platform_failure: the reason why the
         platform or its machine, and not the program, caused this end; reward_line: the last line of all of stdout with
         a reward; result: the content of its result file, None where it left none, with one byte more than
-        `MAX_RESULT_BYTES` where it is longer
+        `MAX_RESULT_BYTES` where it is longer; kept: files of its working folder
     """
 
     exit_code: int | None
@@ -35,10 +36,17 @@ class Ended:
     platform_failure: str | None = None
     reward_line: bytes = b""
     result: bytes | None = None
+    kept: KeptFiles = field(default_factory=KeptFiles)
 
 
 def ended_of(
-    report: Report, names: Names, *, contained: bool, lacked_room: bool = False, result: bytes | None = None
+    report: Report,
+    names: Names,
+    *,
+    contained: bool,
+    lacked_room: bool = False,
+    result: bytes | None = None,
+    kept: KeptFiles | None = None,
 ) -> Ended:
     """The end of a program, with the cause where that is not the program.
 
@@ -57,6 +65,7 @@ def ended_of(
         limit_exceeded=_limit_exceeded(report, names),
         platform_failure=_platform_failure(report, names, contained=contained, lacked_room=lacked_room),
         result=result,
+        kept=kept or KeptFiles(),
     )
 
 

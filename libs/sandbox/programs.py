@@ -8,12 +8,13 @@ import resource
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leyden.libs.sandbox import supervisor
+from leyden.libs.sandbox.artifacts import read_artifacts
 from leyden.libs.sandbox.ended import Ended, ended_of
 from leyden.libs.sandbox.mounts import can_show
 from leyden.libs.sandbox.place import Place, open_work_folder
@@ -23,6 +24,7 @@ from leyden.libs.sandbox.system_calls import can_filter
 from leyden.libs.sandbox.users import REMEDIES, SandboxUser, closed_to, sandbox_users
 from leyden.libs.sandbox.workspace import (
     AgentFolder,
+    MoreFiles,
     Workspace,
     Workspaces,
     others_filled_disk,
@@ -51,7 +53,9 @@ class Program:
         `document_variable`, which names the file with the document; document_on_stdin: the program reads it from
         stdin, too; document_name: one more file with it, in the working folder; directory: a folder that is copied
         into the working folder; cpu_seconds: of each process; network: whether it may open sockets; result: a file of
-        the working folder, which is removed before the start and read at the end
+        the working folder, which is removed before the start and read at the end; artifacts: patterns of files of the
+        working folder that are read at the end; files: contents by their paths in a folder beside the working folder,
+        which `files_variable` names; None: no such folder
     """
 
     name: str
@@ -68,6 +72,9 @@ class Program:
     directory: str | None = None
     network: bool = True
     result: str | None = None
+    artifacts: Sequence[str] = ()
+    files: Mapping[str, bytes] | None = None
+    files_variable: str | None = None
 
 
 class Programs:
@@ -158,13 +165,14 @@ class Programs:
             lacked_room = await asyncio.to_thread(others_filled_disk, workspace.root)
             if program.result is not None:
                 result = await asyncio.to_thread(read_result, workspace.work, program.result)
+            kept = await asyncio.to_thread(read_artifacts, workspace.work, program.artifacts)
         finally:
             await asyncio.shield(asyncio.to_thread(remove_tree, workspace.root))
         if not report["all_dead"]:
             log.warning("a process of a program survived SIGKILL", program=program.name)
         contained = user.uid is not None or self._landlock >= SIGNAL_LANDLOCK
         names = self._place.names
-        return ended_of(report, names, contained=contained, lacked_room=lacked_room, result=result)
+        return ended_of(report, names, contained=contained, lacked_room=lacked_room, result=result, kept=kept)
 
     async def close(self) -> None:
         """Removes the folder of this process's workspaces."""
@@ -172,9 +180,9 @@ class Programs:
 
     def _make_workspace(self, program: Program, user: SandboxUser, stop: threading.Event) -> Workspace:
         make = self._workspaces.make
-        files = {"task_name": program.document_name, "result_name": program.result}
+        files = MoreFiles(program.document_name, program.result, program.files)
         if program.directory is None:
-            return make(program.name, program.document, None, user.uid, **files)
+            return make(program.name, program.document, None, user.uid, files)
         field = self._place.names.directory
         # Opened before the check of its path, so that nobody can exchange it in between.
         try:
@@ -185,7 +193,7 @@ class Programs:
         try:
             self._check_directory(Path(f"/proc/self/fd/{descriptor}").readlink())
             folder = AgentFolder(descriptor, self._place.max_directory_bytes, stop, self._place.names)
-            return make(program.name, program.document, folder, user.uid, **files)
+            return make(program.name, program.document, folder, user.uid, files)
         finally:
             os.close(descriptor)
 
@@ -243,6 +251,7 @@ class Programs:
             **user_names,
             **program.environment,
             program.document_variable: str(workspace.task_file),
+            **({program.files_variable: str(workspace.files)} if program.files_variable else {}),
         }
 
     def _limits(self, program: Program, user: SandboxUser) -> list[tuple[int, int, int]]:

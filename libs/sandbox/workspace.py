@@ -44,17 +44,35 @@ class AgentFolder:
 
 @dataclass(frozen=True)
 class Workspace:
-    """The files of one program: `work` (its first working folder and HOME), `scratch` (TMPDIR) and its task."""
+    """The files of one program: `work` (its first working folder and HOME), `scratch` (TMPDIR), its task, and `files`,
+    which it reads."""
 
     root: Path
     work: Path
     scratch: Path
     task_file: Path
+    files: Path
 
     def shown_at(self, place: Path) -> Workspace:
         """The same workspace as its program sees it at another place."""
-        moved = (place / path.relative_to(self.root) for path in (self.work, self.scratch, self.task_file))
+        moved = (place / path.relative_to(self.root) for path in (self.work, self.scratch, self.task_file, self.files))
         return Workspace(place, *moved)
+
+
+@dataclass(frozen=True)
+class MoreFiles:
+    """Files of a workspace beside those of its folder.
+
+    Args: task_name: a file of the working folder that gets the task, too, in place of a copied one; result_name: a file
+        that is not copied; beside: contents of `files` by their paths; None: without that folder
+    """
+
+    task_name: str | None = None
+    result_name: str | None = None
+    beside: Mapping[str, bytes] | None = None
+
+
+NONE = MoreFiles()
 
 
 class Workspaces:
@@ -85,30 +103,30 @@ class Workspaces:
         task: Mapping[str, object],
         folder: AgentFolder | None,
         uid: int | None = None,
-        task_name: str | None = None,
-        result_name: str | None = None,
+        more: MoreFiles = NONE,
     ) -> Workspace:
         """A fresh workspace with the program's files and its task in it. Blocks: call it in a thread.
 
-        Args: uid: the user and group of its owner; None for the service; task_name: a file of the working folder that
-            gets the task, too, in place of a copied one; result_name: a file that is not copied
+        Args: uid: the user and group of its owner; None for the service
         Raises: OSError: the folder cannot be copied, or the disk is full; nothing is left then.
         """
         root = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.root))
-        workspace = Workspace(root, root / "work", root / "tmp", root / "task.json")
+        workspace = Workspace(root, root / "work", root / "tmp", root / "task.json", root / "files")
         try:
             if folder is None:
                 workspace.work.mkdir(mode=0o700)
             else:
                 copy_folder(folder, workspace.work)
             workspace.scratch.mkdir(mode=0o700)
+            if more.beside is not None:
+                _write_files(workspace.files, more.beside)
             text = json.dumps(task, ensure_ascii=False)
             _write_private(workspace.task_file, text)
-            if task_name is not None:
-                (workspace.work / task_name).unlink(missing_ok=True)
-                _write_private(workspace.work / task_name, text)
-            if result_name is not None:
-                (workspace.work / result_name).unlink(missing_ok=True)
+            if more.task_name is not None:
+                (workspace.work / more.task_name).unlink(missing_ok=True)
+                _write_private(workspace.work / more.task_name, text)
+            if more.result_name is not None:
+                (workspace.work / more.result_name).unlink(missing_ok=True)
             if uid is not None:
                 _give(workspace, uid)
         except BaseException:
@@ -126,6 +144,20 @@ def _write_private(path: Path, text: str) -> None:
     """Creates a file, which only its owner may read; never through a link that the agent's folder holds."""
     path.touch(0o600, exist_ok=False)
     path.write_text(text, encoding="utf-8")
+
+
+def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Creates a folder with files to read. Raises: OSError: a path does not lie below it"""
+    folder.mkdir()
+    for name, content in files.items():
+        if name.startswith("/") or not {"", ".", ".."}.isdisjoint(name.split("/")):
+            raise OSError(f"{name!r} is no path below a folder")
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    # The program reads them as another user, whatever this process's umask is; no other one passes to the workspace.
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _check_own(parent: Path, setting: str) -> None:

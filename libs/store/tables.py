@@ -608,11 +608,31 @@ class Outcome(Base):
         comment="How long before the end of an attempt that ended well the gateway last did not answer; null: it did,"
         " or unknown."
     )
+    artifacts_left_out: Mapped[int] = mapped_column(
+        server_default="0", comment="Number of the files that agent.artifacts names and that are not kept."
+    )
     created_at: Mapped[datetime] = _created()
     __table_args__ = (
         _one_of("kind", OutcomeKind),
         CheckConstraint("reward > '-Infinity' AND reward < 'Infinity'", name="reward_finite"),
         Index(None, "run_id", "created_at"),
+    )
+
+
+class Artifact(Base):
+    """Writer: runner, in the transaction that settles the attempt; the controller removes those of a pruned run. A file
+    of the attempt's working folder that `agent.artifacts` names."""
+
+    __tablename__ = "artifacts"
+    rollout_id: Mapped[str] = mapped_column(primary_key=True, comment="Rollout of the attempt.")
+    attempt: Mapped[int] = mapped_column(primary_key=True, comment="Number of the attempt.")
+    path: Mapped[str] = mapped_column(primary_key=True, comment="Below the working folder.")
+    run_id: Mapped[str] = mapped_column(comment="Run of the rollout.")
+    size_bytes: Mapped[int] = mapped_column(BigInteger, comment="As it was; a longer file than its content was cut.")
+    content: Mapped[bytes] = mapped_column(comment="Its beginning, as the agent wrote it.")
+    __table_args__ = (
+        ForeignKeyConstraint(["rollout_id", "attempt"], ["outcomes.rollout_id", "outcomes.attempt"]),
+        Index(None, "run_id"),
     )
 
 

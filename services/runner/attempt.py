@@ -95,4 +95,5 @@ def attempt_spec(lease: Lease, context: RunnerContext) -> AttemptSpec:
         adopted=lease.adopted,
         task_file=lease.agent.task_file,
         task_on_stdin=lease.agent.task == "stdin",
+        artifacts=lease.agent.artifacts,
     )

@@ -11,6 +11,7 @@ from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.queue.leases import Outcome
 from leyden.libs.sandbox.ended import Ended
 from leyden.libs.sandbox.output import MAX_LINE_BYTES
+from leyden.libs.store.records.artifacts import Artifact
 
 FACTS_BYTES = 64 * 1024
 MAX_DEPTH = 64
@@ -38,7 +39,18 @@ def outcome_of(ended: Ended, *, stdout_reward: bool = True) -> Outcome:
             reward, facts = read_reward(ended.reward_line.decode(errors="replace"))
         except BrokenReward as error:
             kind, detail = OutcomeKind.AGENT_ERROR, str(error)
-    return Outcome(kind, reward, facts, ended.exit_code, detail, stdout, stderr)
+    kept = [Artifact(*one) for one in ended.kept.files]
+    return Outcome(
+        kind,
+        reward,
+        facts,
+        ended.exit_code,
+        detail,
+        stdout,
+        stderr,
+        artifacts=kept,
+        artifacts_left_out=ended.kept.left_out,
+    )
 
 
 def _kind_of(ended: Ended) -> tuple[OutcomeKind, str | None]:

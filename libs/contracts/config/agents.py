@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator, model_validator
 
 from leyden.libs.contracts.config.document import BrokenDocument, Document, FolderPath, stored_object
 from leyden.libs.contracts.placeholders import task_fields
@@ -13,6 +13,16 @@ from leyden.libs.contracts.placeholders import task_fields
 Argument = Annotated[str, Field(max_length=100_000, pattern=r"^[^\x00]*$")]
 """A word of a command or a value of its environment; Linux limits one to 128 KiB."""
 VariableName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^=\x00]+$")]
+
+
+def _below_the_workspace(pattern: str) -> str:
+    if pattern.startswith("/") or not {"", ".", ".."}.isdisjoint(pattern.split("/")):
+        raise ValueError(f"{pattern!r}: write a path below the working folder, such as report.md, src/*.py or src/**")
+    return pattern
+
+
+ArtifactPattern = Annotated[FolderPath, Field(max_length=255), AfterValidator(_below_the_workspace)]
+"""Names with `*`, `?` and `[…]`; `**` is any number of folders."""
 
 RESERVED_NAMES = frozenset(
     {
@@ -49,6 +59,10 @@ class Agent(Document):
     """One more file with the task as JSON: a name in the working folder, such as `input.json`, in place of a file of
     `directory` with that name; in a pod an absolute path, such as `/app/input.json`."""
 
+    artifacts: list[ArtifactPattern] = Field(default_factory=list, max_length=64)
+    """Files of the working folder that are kept when the attempt ends, for graders and people: `report.md`, `src/**`.
+    At most 200, and 2 MiB in sum, in the order of their paths; what is cut or left out is marked, as links are."""
+
     hosted_tools: Literal["leave_out", "refuse"] = "leave_out"
     """Tools in a request that a vendor's server would run, such as `web_search`: `leave_out` does not offer them to the
     model, and the call's record names them; `refuse` answers such a request with status 400."""
@@ -71,8 +85,9 @@ class ExternalAgent(Agent):
     directory: None = None
     task: Literal["environment"] = "environment"
     task_file: None = None
+    artifacts: list[ArtifactPattern] = Field(default_factory=list, max_length=0)
 
-    @field_validator("command", "directory", "task", "task_file", mode="before")
+    @field_validator("command", "directory", "task", "task_file", "artifacts", mode="before")
     @classmethod
     def _clients_start_it(cls, value: Any) -> Any:
         if value and value != "environment":

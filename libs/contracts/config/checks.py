@@ -199,6 +199,11 @@ def check_agents_files(agent: Agent, runner: RunnerConfig) -> None:
             "agent.directory is a folder of a runner's machine, and runner.type 'kubernetes' has none: "
             "put the files into runner.image"
         )
+    if runner.type == "kubernetes" and agent.artifacts:
+        raise ValueError(
+            "agent.artifacts are files of a runner's machine, and the pods of runner.type 'kubernetes' keep none: let"
+            " the agent print them, or use runner.type 'process'"
+        )
 
 
 def check_mini_batches(algorithm: Algorithm, sampling: Sampling) -> None:

@@ -83,6 +83,8 @@ class RunConfig(Document):
         document = self.model_dump(mode="json")
         if self.sampling.failure_reward is None:
             del document["sampling"]["failure_reward"]
+        if not self.agent.artifacts:
+            del document["agent"]["artifacts"]
         for name in ("embeddings", "reward"):
             if document[name] is None:
                 del document[name]

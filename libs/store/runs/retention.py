@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
-from sqlalchemy import exc, text
+from sqlalchemy import TextClause, exc, text
 
 from leyden.libs.store.database import Database, ReadSession, Session
 from leyden.libs.store.policies import further_policies
@@ -31,6 +31,13 @@ _EMPTY_OUTPUTS = text("""
         WHERE o.run_id = :run AND s.phase IN ('completed', 'failed', 'cancelled')
             AND (o.stdout_tail <> '' OR o.stderr_tail <> '')
         LIMIT :limit)
+    RETURNING 1
+""")
+
+_DELETE_ARTIFACTS = text("""
+    DELETE FROM artifacts WHERE (rollout_id, attempt, path) IN (
+        SELECT a.rollout_id, a.attempt, a.path FROM artifacts a JOIN run_status s ON s.run_id = a.run_id
+        WHERE a.run_id = :run AND s.phase IN ('completed', 'failed', 'cancelled') LIMIT :limit)
     RETURNING 1
 """)
 
@@ -91,7 +98,8 @@ class RecordsInUse(RuntimeError):
 
 
 async def prune_run(database: Database, run_id: str, *, tries: int = TRIES) -> int:
-    """Drops a run's model calls, spans, credits and samples, and the outputs of its agents; bytes freed of the former.
+    """Drops a run's model calls, spans, credits and samples, and its agents' outputs and files; bytes freed of the
+    former.
 
     The run, its groups, rollouts, attempts, outcomes, rewards, verdicts, steps and versions stay. The samples of its
     further policies and the outputs go first, some at a time, the partitions in one transaction. A repeat does the rest
@@ -103,7 +111,8 @@ async def prune_run(database: Database, run_id: str, *, tries: int = TRIES) -> i
     async with database.read() as session:
         further = await further_policies(session, run_id)
     freed = [await _prune_policy(database, run_id, one.id, tries) for one in further.values()]
-    await _empty_outputs(database, run_id)
+    for statement in (_EMPTY_OUTPUTS, _DELETE_ARTIFACTS):
+        await _repeat(database, statement, run_id, OUTPUTS_AT_ONCE)
     return sum(freed) + await _prune_policy(database, run_id, run_id, tries)
 
 
@@ -131,11 +140,12 @@ async def _drop_partitions(session: Session, run_id: str, policy_id: str) -> int
         raise
 
 
-async def _empty_outputs(database: Database, run_id: str) -> None:
-    emptied = OUTPUTS_AT_ONCE
-    while emptied == OUTPUTS_AT_ONCE:
+async def _repeat(database: Database, statement: TextClause, run_id: str, limit: int) -> None:
+    """Executes a statement that changes so many rows at most until it finds fewer, each time in a transaction."""
+    changed = limit
+    while changed == limit:
         async with database.session() as session:
-            emptied = len((await session.execute(_EMPTY_OUTPUTS, {"run": run_id, "limit": OUTPUTS_AT_ONCE})).all())
+            changed = len((await session.execute(statement, {"run": run_id, "limit": limit})).all())
 
 
 async def deletable_runs(session: ReadSession) -> list[str]:
@@ -156,10 +166,7 @@ async def delete_run(database: Database, run_id: str) -> None:
     """
     await prune_run(database, run_id)
     for statement in _DELETE_ROWS:
-        deleted = ROWS_AT_ONCE
-        while deleted == ROWS_AT_ONCE:
-            async with database.session() as session:
-                deleted = len((await session.execute(statement, {"run": run_id, "limit": ROWS_AT_ONCE})).all())
+        await _repeat(database, statement, run_id, ROWS_AT_ONCE)
     async with database.session() as session:
         await session.execute(text("DELETE FROM run_status WHERE run_id = :run"), {"run": run_id})
         await session.execute(text("DELETE FROM runs WHERE id = :run AND intent = 'deleted'"), {"run": run_id})

@@ -6,7 +6,7 @@ A backend knows nothing of leases, rewards or the store. It tells apart its own 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,9 +23,9 @@ class AttemptSpec:
         (PATH, HOME, TMPDIR, LEYDEN_TASK_FILE), which the backend adds; secrets: more variables, which hold the
         attempt's key and stay out of arguments, logs and readable files; task: the content of LEYDEN_TASK_FILE;
         task_file: one more file with it, a name in the working folder or a path in the pod; task_on_stdin: the agent
-        reads it from stdin, too; directory: a folder that the backend copies into the fresh working folder; limits:
-        `runner` of the run document; labels: `run`, `rollout` and `attempt`, for people and selectors; adopted: the
-        agent is at work already, and its runner is gone.
+        reads it from stdin, too; artifacts: patterns of files to keep; directory: a folder that the backend copies into
+        the fresh working folder; limits: `runner` of the run document; labels: `run`, `rollout` and `attempt`, for
+        people and selectors; adopted: the agent is at work already, and its runner is gone.
     """
 
     name: str
@@ -39,6 +39,7 @@ class AttemptSpec:
     adopted: bool = False
     task_file: str | None = None
     task_on_stdin: bool = False
+    artifacts: Sequence[str] = ()
 
 
 class BackendError(Exception):

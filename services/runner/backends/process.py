@@ -99,4 +99,5 @@ def program_of(spec: AttemptSpec) -> Program:
         output_bytes=limits.output_bytes,
         memory_bytes=limits.memory_bytes,
         cpu_seconds=limits.cpu_seconds,
+        artifacts=spec.artifacts,
     )

@@ -14,6 +14,7 @@ from leyden.libs.contracts.ledger import JudgeUse
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.locks import AdvisoryLock
+from leyden.libs.store.records.artifacts import Artifact, add_artifacts
 from leyden.libs.store.runs import retention
 from leyden.libs.store.runs.grading import add_judge_use
 from leyden.services.controller.settings import Settings
@@ -49,6 +50,8 @@ async def full_run(database: Database, root: Path, phase: str = "completed") -> 
         session.add(tables.Step(run_id=run.id, number=1, metrics={}, checkpoint=checkpoint, started_at=now))
         session.add(tables.ExternalReward(rollout_id=rollout.id, key="k", name="n", value=1.0))
         await add_judge_use(session, run.id, JudgeUse(100))
+        keys = {"rollout_id": rollout.id, "attempt": 1, "run_id": run.id}
+        await add_artifacts(session, keys, [Artifact("report.md", 1, b"x")])
         session.add(
             tables.Feedback(rollout_id=rollout.id, key="k", attempt=1, run_id=run.id, component="thumbs", value=1.0)
         )
@@ -106,6 +109,7 @@ async def test_a_deleted_run_leaves_neither_rows_nor_files_and_touches_no_other(
         "external_rewards",
         "feedback",
         "judge_usage",
+        "artifacts",
     } <= set(before)
     await delete_marked(settings, database)
     assert await rows_of(database, gone) == before

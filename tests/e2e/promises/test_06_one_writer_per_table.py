@@ -60,10 +60,11 @@ SERVICES = {"api", "controller", "runner", "gateway", "collector", "credit", "gr
 NOT_WRITTEN = {
     *("rewards", "feedback", "agent_objects", "evaluations", "state_transitions", "step_replays", "engine_adapters"),
     *("weight_transfers", "damaged_steps", "trainer_ends", "agent_names", "webhook_events", "grading_trials"),
-    "judge_usage",
+    *("judge_usage", "artifacts"),
 }
 """By this training: no reward door and no conversation is used, no agent has a name, nothing is evaluated, used again,
-tried, migrated or sent, no judge scores, no file is damaged, no trainer ends early and no webhook is set."""
+tried, migrated or sent, no judge scores, no agent's file is kept, none is damaged, no trainer ends early and no webhook
+is set."""
 MAY_BE_WRITTEN = {"alarms"}
 """By a training that has trouble, as this one may."""
 NOT_PRUNED = {"outcomes": {"leyden-controller"}}

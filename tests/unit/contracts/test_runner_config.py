@@ -99,6 +99,23 @@ def test_a_stored_document_may_have_what_a_newer_version_added() -> None:
         RunConfig.model_validate(newer)
 
 
+@pytest.mark.parametrize("pattern", ["/etc/passwd", "../x", "src/../../x", "a//b", "./a", "src/", "", "a\x00"])
+def test_artifacts_lie_below_the_working_folder(pattern: str) -> None:
+    agent = {"command": ["x"], "artifacts": [pattern]}
+    with pytest.raises(ValidationError, match=r"agent.artifacts.0"):
+        RunConfig.model_validate(builders.run_document(agent=agent))
+
+
+def test_artifacts_are_of_agents_on_a_runners_machine() -> None:
+    agent = {"command": ["x"], "artifacts": ["report.md", "src/**"]}
+    run = RunConfig.model_validate(builders.run_document(agent=agent))
+    assert RunConfig.stored(run.storable()).agent.artifacts == ["report.md", "src/**"]
+    assert "artifacts" not in RunConfig.model_validate(builders.run_document()).storable()["agent"]
+    pods = {"type": "kubernetes", "image": "tests:1"}
+    with pytest.raises(ValidationError, match=r"keep none: let the agent print them, or use runner\.type 'process'"):
+        RunConfig.model_validate(builders.run_document(agent=agent, runner=pods))
+
+
 def test_an_external_agent_has_no_command_and_is_stored_so() -> None:
     document = {"name": "r", "dataset": "d", "runner": {"type": "external"}, "agent": {"environment": {"A": "b"}}}
     run = RunConfig.model_validate(document)
@@ -109,7 +126,8 @@ def test_an_external_agent_has_no_command_and_is_stored_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("command", ["x"]), ("directory", "/a"), ("task", "stdin"), ("task_file", "input.json")]
+    ("name", "value"),
+    [("command", ["x"]), ("directory", "/a"), ("task", "stdin"), ("task_file", "input.json"), ("artifacts", ["a"])],
 )
 def test_what_starts_an_agent_is_refused_for_an_external_one(name: str, value: object) -> None:
     document = {"name": "r", "dataset": "d", "runner": {"type": "external"}, "agent": {name: value}}
