@@ -415,6 +415,11 @@ class Client:
         path = f"/v1/rollouts/{_part(rollout_id)}/calls/{_part(call_id)}/tokens"
         return CallTokens.model_validate_json(self._http.get(path, {"start": start, "limit": limit}))
 
+    def artifact(self, rollout_id: str, path: str, *, attempt: int | None = None) -> bytes:
+        """Returns a file that an agent left. Args: attempt: None for the one that counts"""
+        parts = "/".join(map(_part, path.split("/")))
+        return self._http.get(f"/v1/rollouts/{_part(rollout_id)}/artifacts/{parts}", {"attempt": attempt})
+
     def spans(self, rollout_id: str, *, attempt: int | None = None, kind: str | None = None) -> Iterator[Span]:
         """Lists the spans of a rollout by start time."""
         parameters: Parameters = {"attempt": attempt, "kind": kind}

@@ -24,6 +24,7 @@ from leyden.libs.store.read.groups import UnknownGroup
 from leyden.libs.store.read.paging import BadCursor
 from leyden.libs.store.read.runs import UnknownRun
 from leyden.libs.store.read.views import RewardConflict, UnknownCall, UnknownRollout
+from leyden.libs.store.records.artifacts import UnknownArtifact
 from leyden.libs.store.runs.actions import ActionRefused
 from leyden.libs.store.runs.feedback import FeedbackRefused, UnknownComponent
 from leyden.libs.store.runs.regrades import RegradeRefused
@@ -50,6 +51,7 @@ _STATUSES: dict[type[Exception], tuple[int, str]] = {
     UnknownGroup: (404, "unknown"),
     UnknownPolicy: (404, "unknown"),
     UnknownRollout: (404, "unknown"),
+    UnknownArtifact: (404, "unknown"),
     UnknownCall: (404, "unknown"),
     DatasetConflict: (409, "conflict"),
     DatasetInUse: (409, "in_use"),

@@ -34,6 +34,7 @@ from leyden.libs.store.database import Database, Session
 from leyden.libs.store.read import views
 from leyden.libs.store.read.attempt_facts import attempt_facts, task_of_attempt
 from leyden.libs.store.read.rollouts import RolloutFilter, RolloutSort, list_rollouts
+from leyden.libs.store.records.artifacts import read_artifact
 from leyden.libs.store.runs.feedback import add_feedback
 from leyden.libs.store.runs.regrades import add_regrade
 from leyden.libs.store.runs.trials import graded_by_trial
@@ -165,6 +166,22 @@ async def get_spans(
     async with store.read() as session:
         await views.check_rollout(session, rollout_id)
         return await views.list_spans(session, rollout_id, attempt=attempt, kind=kind, cursor=cursor, limit=limit)
+
+
+@router.get("/{rollout_id}/artifacts/{path:path}", response_class=Response)
+async def get_artifact(
+    store: Store,
+    caller: Reader,
+    rollout_id: str,
+    path: str,
+    attempt: Annotated[int | None, Query(ge=1, le=MAX_NUMBER, description="The one that counts when left out.")] = None,
+) -> Response:
+    """Download a file that an agent left and that `agent.artifacts` names, as it was stored."""
+    async with store.read() as session:
+        found = await read_artifact(session, rollout_id, path, attempt)
+    # An agent wrote it: no browser may show it as a page of this address.
+    headers = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
+    return Response(found.content, media_type="application/octet-stream", headers=headers)
 
 
 @router.post("/{rollout_id}/grades")

@@ -47,9 +47,11 @@ from leyden.libs.cli.view.report import answer_text, last_question, tool_spans, 
 from leyden.libs.client import Client, Conflict
 from leyden.libs.contracts.api.groups import Sibling
 from leyden.libs.contracts.api.rollouts import (
+    Artifact,
     Attempt,
     Call,
     Feedback,
+    Outcome,
     Regrade,
     RewardComponent,
     Rollout,
@@ -149,6 +151,50 @@ def show(
     parts = trajectory(found, calls, spans, attempt=attempt, output=output, token_rows=tokens, texts=texts)
     parts += [NO_TEXTS] if tokens and texts is None else []
     print_result(as_json, {**found.model_dump(mode="json"), "calls": calls, "spans": spans}, *parts)
+
+
+@app.command("files")
+def files(
+    ctx: typer.Context,
+    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="Id of a rollout.")],
+    to: Annotated[Path, typer.Option(help="A new folder for them.")],
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="Attempt number.", show_default="the one that counts")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Download the files that an agent left and that `agent.artifacts` names. They are what the agent wrote: look at
+    them before you run any."""
+    with context_of(ctx).client() as leyden:
+        shown = _shown_attempt(leyden.rollout(rollout), attempt)
+        if shown is None or shown.outcome is None or not shown.outcome.artifacts:
+            raise CommandError("its agent left no files: name some in agent.artifacts")
+        if to.exists():
+            raise CommandError(f"{to} exists: name a new folder with --to", Exit.USAGE)
+        for one in shown.outcome.artifacts:
+            target = _below(to, one.path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(leyden.artifact(rollout, one.path, attempt=shown.number))
+    rows = [(one.path, _size(one)) for one in shown.outcome.artifacts]
+    print_result(as_json, shown.outcome.artifacts, table(("file", "bytes"), rows), *_left_out_files(shown.outcome))
+
+
+def _below(folder: Path, path: str) -> Path:
+    """Raises: CommandError: the path leads out of the folder"""
+    if path.startswith("/") or not {"", ".", ".."}.isdisjoint(path.split("/")):
+        raise CommandError(f"{path!r} is no path below a folder: its API is not to be trusted")
+    return folder / path
+
+
+def _size(one: Artifact) -> str:
+    cut = "" if one.stored_bytes == one.size_bytes else f", of which {one.stored_bytes} are stored"
+    return f"{one.size_bytes}{cut}"
+
+
+def _left_out_files(outcome: Outcome) -> list[Part]:
+    if not outcome.artifacts_left_out:
+        return []
+    return [f"{outcome.artifacts_left_out} more are not kept: too many, links, or not readable"]
 
 
 @app.command("group")
@@ -301,7 +347,8 @@ def trajectory(
         parts += [_tokens(call, texts)] if token_rows else []
     if rest := unmatched_spans(calls, spans):
         parts += [heading("tool spans that name no call"), *map(_of_span, rest)]
-    return [*parts, *_of_output(_shown_attempt(rollout, attempt), full=output)]
+    shown = _shown_attempt(rollout, attempt)
+    return [*parts, *_of_files(shown), *_of_output(shown, full=output)]
 
 
 def ended(reason: str | None, exit_code: int | None = None) -> str | None:
@@ -361,6 +408,14 @@ def _shown_attempt(rollout: RolloutDetail, number: int | None) -> Attempt | None
     wanted = number or rollout.attempt
     matching = [attempt for attempt in rollout.attempts if wanted is None or attempt.number == wanted]
     return matching[-1] if matching else None
+
+
+def _of_files(attempt: Attempt | None) -> Iterator[Part]:
+    """The files that the attempt's agent left, without their contents."""
+    if attempt is None or attempt.outcome is None or not attempt.outcome.artifacts:
+        return
+    yield facts(*((f"file {one.path}", f"{_size(one)} bytes") for one in attempt.outcome.artifacts))
+    yield from _left_out_files(attempt.outcome)
 
 
 def _of_output(attempt: Attempt | None, *, full: bool) -> Iterator[Part]:

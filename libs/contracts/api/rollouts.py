@@ -49,6 +49,15 @@ class RolloutPage(Page[Rollout]):
     """Count of all rollouts that the filter leaves; only with `count=true`, and on the first page alone."""
 
 
+class Artifact(Body):
+    """A file that an agent left and that its run keeps; its content is cut where `stored_bytes` is less than
+    `size_bytes`."""
+
+    path: str
+    size_bytes: int
+    stored_bytes: int
+
+
 class Outcome(Body):
     """How an attempt ended."""
 
@@ -60,6 +69,10 @@ class Outcome(Body):
     stdout_tail: str
     stderr_tail: str
     created_at: datetime
+    artifacts: list[Artifact] = Field(default_factory=list)
+    """Files that `agent.artifacts` names, by their paths; none of a pruned run."""
+    artifacts_left_out: int = 0
+    """Number of those that were not kept: too many, a link, or not readable."""
 
 
 class Attempt(Body):

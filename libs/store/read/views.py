@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Select, func, select, text, tuple_
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.platform import Engine, Pool
 from leyden.libs.contracts.api.rollouts import (
+    Artifact,
     Attempt,
     Call,
     CallCredit,
@@ -34,6 +35,7 @@ from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.policies import PolicyKey, policies_by_id
 from leyden.libs.store.read.paging import decode_cursor, page
 from leyden.libs.store.read.rollouts import select_rollouts, shown_rollout
+from leyden.libs.store.records.artifacts import ArtifactSize, artifact_sizes
 from leyden.libs.store.records.chains import FullCall, MissingParent, full_call, full_calls
 
 
@@ -139,10 +141,15 @@ async def _attempts(session: ReadSession, rollout_id: str) -> list[Attempt]:
     same = (outcome.rollout_id == attempt.rollout_id) & (outcome.attempt == attempt.number)
     query = select(attempt, outcome).outerjoin(outcome, same).where(attempt.rollout_id == rollout_id)
     rows = (await session.execute(query.order_by(attempt.number))).all()
-    return [_attempt(execution, ended) for execution, ended in rows]
+    files = await artifact_sizes(session, rollout_id)
+    return [_attempt(execution, ended, files.get(execution.number, [])) for execution, ended in rows]
 
 
-def _attempt(execution: tables.Attempt, ended: tables.Outcome | None) -> Attempt:
+def _attempt(execution: tables.Attempt, ended: tables.Outcome | None, files: Sequence[ArtifactSize]) -> Attempt:
+    outcome = None if ended is None else Outcome.model_validate(ended, from_attributes=True)
+    if outcome is not None:
+        shown = [Artifact(**one._asdict()) for one in files]
+        outcome = outcome.model_copy(update={"artifacts": shown})
     return Attempt(
         number=execution.number,
         state=execution.state,
@@ -151,7 +158,7 @@ def _attempt(execution: tables.Attempt, ended: tables.Outcome | None) -> Attempt
         created_at=execution.created_at,
         started_at=execution.started_at,
         finished_at=execution.finished_at,
-        outcome=None if ended is None else Outcome.model_validate(ended, from_attributes=True),
+        outcome=outcome,
     )
 
 
