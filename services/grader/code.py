@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from leyden.libs.contracts.config.graders import Command, PythonFunction
@@ -32,6 +33,9 @@ NAMES = Names(
     remedy="`leyden up --graders DIR`",
     memory="memory_bytes",
 )
+FILES = "LEYDEN_ARTIFACTS"
+"""The variable that names the folder with the files that the agent left."""
+NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 OUTPUT_BYTES = 256 * 1024
 """The end of stdout and of stderr that is read."""
 SHOWN_BYTES = 300
@@ -68,10 +72,16 @@ class Code:
         self._programs: Programs | None = None
         self._source = Path(function.__file__).read_text()
 
-    async def grade(self, grader: PythonFunction | Command, name: str, document: Mapping[str, Any]) -> Graded:
+    async def grade(
+        self,
+        grader: PythonFunction | Command,
+        name: str,
+        document: Mapping[str, Any],
+        files: Mapping[str, bytes] = NO_FILES,
+    ) -> Graded:
         """Returns the grade; one that has failed may be tried again.
 
-        Args: name: of the attempt; document: its task and its rollout
+        Args: name: of the attempt; document: its task and its rollout; files: those that its agent left, by their paths
         """
         if not self._settings.code_processes:
             cause = "this grader runs no code of your own (GRADER_CODE_PROCESSES is 0)"
@@ -79,7 +89,7 @@ class Code:
         async with self._room:
             began = time.perf_counter()
             try:
-                ended = await self._opened().run(self._program(grader, name, document))
+                ended = await self._opened().run(self._program(grader, name, document, files))
                 return Graded(_grade_of(grader, ended), time.perf_counter() - began)
             except (ProgramError, Misconfigured, ValueError) as error:
                 failed = Grade(ComponentState.FAILED, explanation=cut(str(error)))
@@ -101,7 +111,9 @@ class Code:
             self._programs = Programs(place_of(self._settings), owner, self._spared)
         return self._programs
 
-    def _program(self, grader: PythonFunction | Command, name: str, document: Mapping[str, Any]) -> Program:
+    def _program(
+        self, grader: PythonFunction | Command, name: str, document: Mapping[str, Any], files: Mapping[str, bytes]
+    ) -> Program:
         if isinstance(grader, Command):
             command = list(grader.command)
         else:
@@ -119,6 +131,8 @@ class Code:
             directory=grader.directory,
             network=grader.network,
             result=NAME,
+            files=files,
+            files_variable=FILES,
         )
 
 

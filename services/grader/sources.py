@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from leyden.libs.contracts.config import Component, Reward
 from leyden.libs.contracts.config.graders import Command, Container, PythonFunction, RelativeModel, ScoreModel
@@ -17,6 +17,7 @@ from leyden.libs.grading.pool import Graded, Pool
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.read.trajectory import conversations_of
+from leyden.libs.store.records.artifacts import Artifact, artifacts_of
 from leyden.libs.store.runs.grading import add_judge_use
 from leyden.libs.telemetry import logger
 from leyden.services.grader.code import Code
@@ -30,6 +31,14 @@ Sibling = tuple[AttemptKey, AttemptFacts]
 Column = TypeVar("Column", list[Graded], list[Graded] | None)
 
 log = logger()
+
+
+class _ForCode(NamedTuple):
+    """An attempt for programs. Args: document: its task and its rollout; files: those that its agent left, by path"""
+
+    name: str
+    document: Mapping[str, Any]
+    files: Mapping[str, bytes]
 
 
 @dataclass(frozen=True)
@@ -52,14 +61,14 @@ class Sources:
         Raises: StoreAway, Refused: its conversations cannot be read
         """
         # Read for programs alone, as they are the largest part of an attempt.
-        documents = [await self._document(*one) for one in siblings] if reward.has_code else []
+        attempts = [await self._graded_by_code(*one) for one in siblings] if reward.has_code else []
         payer = None if trial else Payer(run_of(siblings[0][0].rollout_id), reward.judge_cost is not None)
         columns = await asyncio.gather(
             *(
                 _settled(
                     self._verified(one.grader, siblings, place, trial)
                     if isinstance(one.grader, Container)
-                    else self._slow(one, siblings, documents, others, payer),
+                    else self._slow(one, siblings, attempts, others, payer),
                     len(siblings),
                 )
                 for place, one in enumerate(reward.components)
@@ -78,7 +87,7 @@ class Sources:
         self,
         component: Component,
         siblings: Sequence[Sibling],
-        documents: Sequence[Mapping[str, Any]],
+        attempts: Sequence[_ForCode],
         others: Sequence[AttemptFacts],
         payer: Payer | None,
     ) -> list[Graded] | None:
@@ -90,11 +99,7 @@ class Sources:
                 compared = await self.judge.compare(grader, [*(facts for _, facts in siblings), *others], payer)
                 return compared[: len(siblings)]
             case PythonFunction() | Command() as grader:
-                named = [
-                    (f"{one.rollout_id}.{one.attempt}", document)
-                    for (one, _), document in zip(siblings, documents, strict=True)
-                ]
-                return list(await asyncio.gather(*(self.code.grade(grader, *one) for one in named)))
+                return list(await asyncio.gather(*(self.code.grade(grader, *one) for one in attempts)))
         return None
 
     async def _verified(self, grader: Container, siblings: Sequence[Sibling], place: int, trial: str) -> list[Graded]:
@@ -102,7 +107,8 @@ class Sources:
             try:
                 async with self.database.read() as session:
                     rollout, calls = await read_calls(session, attempt)
-                files = await asyncio.to_thread(files_of, rollout, calls, facts)
+                    artifacts = await artifacts_of(session, attempt)
+                files = await asyncio.to_thread(files_of, rollout, calls, facts, artifacts)
             except TooLarge as error:
                 return Graded(Grade(ComponentState.SCORED, 0.0, None, str(error)), 0.0)
             except PackedTooLarge as error:
@@ -122,9 +128,10 @@ class Sources:
         ]
         await asyncio.gather(*map(self.containers.forget, names))
 
-    async def _document(self, attempt: AttemptKey, facts: AttemptFacts) -> dict[str, Any]:
+    async def _graded_by_code(self, attempt: AttemptKey, facts: AttemptFacts) -> _ForCode:
         async with self.database.read() as session:
             conversations = await conversations_of(session, attempt)
+            artifacts = await artifacts_of(session, attempt)
         rollout = {
             "id": attempt.rollout_id,
             "output": facts.text,
@@ -133,8 +140,10 @@ class Sources:
             "calls": facts.calls,
             "tools": facts.tools,
             "conversations": conversations,
+            "artifacts": [_shown(one) for one in artifacts],
         }
-        return {"task": facts.task, "rollout": rollout}
+        files = {one.path: one.content for one in artifacts}
+        return _ForCode(f"{attempt.rollout_id}.{attempt.attempt}", {"task": facts.task, "rollout": rollout}, files)
 
 
 async def _settled(grading: Awaitable[Column], count: int) -> Column | list[Graded]:
@@ -149,6 +158,10 @@ async def _settled(grading: Awaitable[Column], count: int) -> Column | list[Grad
     except Exception as error:  # whatever an agent wrote must end no loop and hold no group
         log.error("a grader broke", exc_info=error)
         return [broken(error)] * count
+
+
+def _shown(one: Artifact) -> dict[str, Any]:
+    return {"path": one.path, "size_bytes": one.size_bytes, "cut": len(one.content) < one.size_bytes}
 
 
 async def count_use(database: Database, judge: Judge, run_id: str) -> None:

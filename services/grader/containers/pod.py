@@ -29,6 +29,7 @@ MAX_BYTES = 2_500
 def unpack(attempt: Path = ATTEMPT, agent: Path = AGENT, verifier: Path = VERIFIER) -> None:
     """Writes the files of the attempt, and removes any verdict of before."""
     for name, text in json.loads(gzip.decompress(attempt.read_bytes())).items():
+        (agent / name).parent.mkdir(parents=True, exist_ok=True)
         (agent / name).write_text(text, encoding="utf-8")
     for left in verifier.iterdir():
         shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()

@@ -15,6 +15,7 @@ from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read import views
 from leyden.libs.store.read.trajectory import conversation_bytes
+from leyden.libs.store.records.artifacts import Artifact
 from leyden.services.grader.containers.job import PackedTooLarge, packed
 
 PAGE = 50
@@ -50,19 +51,22 @@ async def read_calls(session: ReadSession, attempt: AttemptKey) -> tuple[Rollout
             return rollout, calls
 
 
-def files_of(rollout: RolloutDetail, calls: Sequence[Call], facts: AttemptFacts) -> dict[str, str]:
+def files_of(
+    rollout: RolloutDetail, calls: Sequence[Call], facts: AttemptFacts, artifacts: Sequence[Artifact] = ()
+) -> dict[str, str]:
     """Returns texts by the name below /logs/agent that a Secret holds. It takes a while: call it in a thread.
 
     `trajectory.json` is the longest conversation, the first one of several, and `trajectories.json` all of them, in the
-    order of their last calls, without tokens. A mark takes the place of the middle of each long text if the files are
-    too large: otherwise an agent could escape its grader by printing too much.
+    order of their last calls, without tokens. Those below `artifacts` are the agent's, read as UTF-8. A mark takes the
+    place of the middle of each long text if the files are too large: otherwise an agent could escape its grader by
+    printing too much.
 
     Raises: TooLarge; PackedTooLarge: the task alone is, which is no agent's fault
     """
     packed({"task.json": _task(facts)})
     for longest in LONGEST_TEXTS:
         try:
-            files = _files(rollout, calls, facts, longest)
+            files = _files(rollout, calls, facts, longest) | _of_agent(artifacts, longest)
             packed(files)
         except (TooLarge, PackedTooLarge):
             continue
@@ -91,6 +95,12 @@ def _files(
         "trajectories.json": f"[{', '.join(found)}]",
         "task.json": _task(facts),
         "output.txt": _shortened(facts.text, longest_text),
+    }
+
+
+def _of_agent(artifacts: Sequence[Artifact], longest_text: int | None) -> dict[str, str]:
+    return {
+        f"artifacts/{one.path}": _shortened(one.content.decode(errors="replace"), longest_text) for one in artifacts
     }
 
 

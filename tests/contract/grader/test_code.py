@@ -222,7 +222,9 @@ async def test_a_grader_has_no_variable_of_the_platform(code: Code, monkeypatch:
     monkeypatch.setenv("LEYDEN_DATABASE_URL", "secret")
     script = "import os, json\nprint(json.dumps({'reward': 0, 'explanation': ' '.join(sorted(os.environ))}))"
     found = await of_script(code, script)
-    assert set(found.grade.explanation.split()) <= {"HOME", "LANG", "LC_CTYPE", "LEYDEN_GRADING_FILE", "PATH", "TMPDIR"}
+    assert set(found.grade.explanation.split()) <= {
+        *("HOME", "LANG", "LC_CTYPE", "LEYDEN_ARTIFACTS", "LEYDEN_GRADING_FILE", "PATH", "TMPDIR")
+    }
 
 
 async def test_code_lies_below_the_operators_folders(code: Code, tmp_path: Path) -> None:
@@ -268,7 +270,7 @@ async def test_no_more_graders_run_at_once_than_the_setting_says(tmp_path: Path)
 
 
 async def test_the_examples_of_the_how_to_grade(code: Code, folder: Path) -> None:
-    of_function, of_command = re.findall(r"```python\n(.*?)```", HOW_TO.read_text(), re.DOTALL)
+    of_function, of_command, *_ = re.findall(r"```python\n(.*?)```", HOW_TO.read_text(), re.DOTALL)
     (folder / "grade.py").write_text(of_function)
     (folder / "tests.py").write_text(of_command)
     recipe = {"task": {"ingredients": ["Egg", "salt"]}, "rollout": {"output": "one egg"}}

@@ -20,6 +20,7 @@ from prometheus_client import REGISTRY
 from leyden.libs.contracts.config import Reward
 from leyden.libs.faults import FaultInjector
 from leyden.libs.store.database import Database
+from leyden.libs.store.records.artifacts import Artifact, add_artifacts
 from leyden.libs.store.runs.grading import Lane, lease_gradings
 from leyden.libs.store.runs.trials import ask_trial, graded_by_trial
 from leyden.services.grader.containers import jobs as jobs_module
@@ -113,6 +114,9 @@ async def test_a_container_gets_the_trajectory_and_its_job_goes_once_the_verdict
     first = await builders.add_call(database, rollout, **turns("hello", answer="hi"))
     await builders.add_call(database, rollout, **turns("go on", answer="done"), parent_call_id=first.id, shared_turns=2)
     await builders.add_call(database, rollout, **turns("elsewhere", answer="yes"))
+    keys = {"rollout_id": rollout.id, "attempt": 1, "run_id": run.id}
+    async with database.session() as session:
+        await add_artifacts(session, keys, [Artifact("src/a.py", 9, b"caf\xc3\xa9\xff")])
     async with FakeKubernetes().serving() as server:
         pods = Pods(server, monkeypatch, tmp_path)
         async with grading(database, redis_url, **pods.settings):
@@ -124,6 +128,7 @@ async def test_a_container_gets_the_trajectory_and_its_job_goes_once_the_verdict
     assert pods.made == [f"grade-{rollout.id.replace('.', '-')}-1-0"]
     files = pods.files()
     assert (json.loads(files["task.json"]), files["output.txt"]) == ({"answer": "Eiffel Tower"}, '{"answer": "Tower"}')
+    assert files["artifacts/src/a.py"] == "café\ufffd"
     longest = json.loads(files["trajectory.json"])
     assert (longest["schema_version"], longest["session_id"]) == ("ATIF-v1.7", rollout.id)
     said = [(step["source"], step["message"]) for step in longest["steps"]]

@@ -104,12 +104,15 @@ class Bench:
         agent: Mapping[str, Any] = MappingProxyType({}),
         task: Mapping[str, Any] | None = None,
         greedy: int | None = None,
+        reward: Mapping[str, Any] | None = None,
         **limits: Any,
     ) -> list[tables.Rollout]:
         """One group whose agents run some Python in their working folder. Args: greedy: the sibling that is greedy."""
         command = ["{python}", "-S", "-E", "-c", code, *arguments]
         config = builders.run_document(
-            agent={"command": command, "environment": {"OWN": "1"}, **agent}, runner={"timeout_seconds": 20, **limits}
+            agent={"command": command, "environment": {"OWN": "1"}, **agent},
+            runner={"timeout_seconds": 20, **limits},
+            **({"reward": reward} if reward else {}),
         )
         dataset = await builders.add_dataset(self.database, [task], name=f"one {len(code)}") if task else None
         run = await builders.add_run(self.database, config=config, dataset_id=dataset.id if dataset else None)

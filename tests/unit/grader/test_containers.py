@@ -160,9 +160,11 @@ def test_the_pod_unpacks_files_and_begins_without_a_verdict(tmp_path: Path) -> N
     (verifier / "more").mkdir(parents=True)
     (verifier / "reward.json").write_text('{"reward": 1}')
     (verifier / "link").symlink_to(agent)
-    attempt.write_bytes(gzip.compress(json.dumps(FILES).encode()))
+    packed = {**FILES, "artifacts/src/a.py": "é"}
+    attempt.write_bytes(gzip.compress(json.dumps(packed).encode()))
     inside.unpack(attempt, agent, verifier)
-    assert {path.name: path.read_text() for path in agent.iterdir()} == FILES
+    found = {str(path.relative_to(agent)): path.read_text() for path in agent.rglob("*") if path.is_file()}
+    assert found == packed
     assert list(verifier.iterdir()) == []
 
 
