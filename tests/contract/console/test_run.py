@@ -47,6 +47,23 @@ def test_the_model_calls_of_a_run_are_counted(insert: Insert[str], open_page: Ca
     assert visitor.violations() == []
 
 
+def test_the_last_lines_of_a_trainer_that_ended_are_shown(
+    insert: Insert[str], open_page: Callable[[str], Visitor]
+) -> None:
+    async def ended(database: Database) -> str:
+        run = await builders.add_run(database)
+        words = {"reason": "the machine ended it: give it more memory", "output": f"step 2\n{HOSTILE}"}
+        async with database.session() as session:
+            session.add(tables.TrainerEnd(run_id=run.id, attempt=2, state="out_of_memory", step=1, **words))
+        return run.id
+
+    visitor = open_page(f"/runs/{insert(ended)}")
+    visitor.page.get_by_text("Unplanned ends of the trainer: 1, the last after step 1 (out_of_memory)").click()
+    expect(visitor.page.get_by_text("give it more memory")).to_be_visible()
+    expect(visitor.page.get_by_text(SHOWN)).to_be_visible()
+    assert visitor.violations() == []
+
+
 async def with_steps(database: Database) -> str:
     """Three steps; the second one measured no entropy, and no step has a KL."""
     run = await builders.add_run(database)

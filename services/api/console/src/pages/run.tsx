@@ -2,7 +2,7 @@ import { useState } from "preact/hooks";
 import { Alarms } from "../alarms";
 import { bestVersion, usePolled, type Evaluation, type Page, type Run } from "../api";
 import { useRunEvents } from "../live";
-import { AgentLine, Commands, Facts, Loaded, Select, State, Table, number, time } from "../parts";
+import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, Select, State, Table, number, time } from "../parts";
 import { Actions } from "../run/actions";
 import { RunCharts } from "../run/charts";
 import { RunDocument } from "../run/document";
@@ -74,6 +74,7 @@ function Overview({ run }: { run: Run }) {
         ]}
       />
       <Policies run={run} />
+      <TrainerEnds run={run} />
       <Calls run={run} />
       <Commands commands={commands(run)} />
     </>
@@ -107,6 +108,26 @@ function Policies({ run }: { run: Run }) {
         </tr>
       ))}
     </Table>
+  );
+}
+
+/** The last end of each trainer that nobody planned, with the last lines that it printed. */
+function TrainerEnds({ run }: { run: Run }) {
+  const trainers: [string, Pick<Run, "trainer_ends" | "last_trainer_end">][] = [["the trainer", run]];
+  for (const [name, policy] of Object.entries(run.policies ?? {})) trainers.push([`the trainer of ${safeLine(name)}`, policy]);
+  return (
+    <>
+      {trainers.map(([name, { trainer_ends: count, last_trainer_end: end }]) => end && (
+        <Fold key={name} title={`Unplanned ends of ${name}: ${count}, the last after step ${end.step} (${end.state})`}>
+          {() => (
+            <>
+              <p><AgentLine text={end.reason} /> <span class="quiet">Start {end.attempt}, {time(end.created_at)}.</span></p>
+              {end.output ? <AgentText text={end.output} /> : <p class="quiet">It printed nothing.</p>}
+            </>
+          )}
+        </Fold>
+      ))}
+    </>
   );
 }
 
