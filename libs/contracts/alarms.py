@@ -73,6 +73,17 @@ _RULES = (
         lasts=False,
     ),
     AlarmRule(
+        "engine_differs",
+        "critical",
+        "An engine was given a version of the weights and computes something else. It gets no calls.",
+        "mean |trainer - engine| log-probability of a few fixed tokens, nats; less, where an engine made too little of"
+        " an update",
+        *(0.1, 1, "versions", 1),
+        "restart the engine, and give it the trainer's precision without quantised weights or caches; where they must"
+        " differ, raise training.max_logprob_gap",
+        lasts=False,
+    ),
+    AlarmRule(
         "nothing_trains",
         "critical",
         "The newest step had no token that can be trained.",

@@ -13,6 +13,7 @@ from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.judgements import judge
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.store.alarms.attempts import MAX_CAUSE
+from leyden.libs.store.alarms.canaries import of_canaries
 from leyden.libs.store.alarms.hacking import of_trends
 from leyden.libs.store.alarms.steps import FIRST, NEWEST, MadeStep, judge_steps, seconds_between
 from leyden.libs.store.database import ReadSession
@@ -134,6 +135,8 @@ async def of_progress(session: ReadSession, run: JudgedRun) -> AsyncIterator[Fin
     async for finding in _of_time(session, run, steps):
         yield finding
     async for finding in _of_trainers(session, run, steps):
+        yield finding
+    async for finding in of_canaries(session, run.id):
         yield finding
 
 

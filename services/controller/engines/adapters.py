@@ -72,10 +72,11 @@ class Adapters:
         for run_id, target in list(self._members.targets.items()):
             name, before = _adapter_of(target), last.get(run_id) or _adapters_of(run_id, loaded)
             recent[run_id] = before
-            if name is None or name in loaded:
+            is_loaded = name is None or name in loaded
+            if is_loaded and member.has_compared(target):
                 member.offers.pop(run_id, None)
-            elif member.offer(target).is_due():
-                await self._offer_adapter(member, target, name)
+            elif member.offer(target).is_due(name if is_loaded else None):
+                await self._offer_adapter(member, target, name, is_loaded=is_loaded)
             if (offer := member.offers.get(run_id)) is not None:
                 troubles.append(offer.trouble(0) or "")
                 served += self._stillserved_by(member, target, before[:1], loaded)
@@ -131,20 +132,31 @@ class Adapters:
                     member.freeing[name] = time.monotonic() + self._members.settings.engine_refusal_seconds
                     return
 
-    async def _offer_adapter(self, member: FleetMember, target: TargetVersion, name: str) -> None:
-        """Loads the target's adapter, or notes in its offer why the engine does not have it."""
+    async def _offer_adapter(
+        self, member: FleetMember, target: TargetVersion, name: str | None, *, is_loaded: bool
+    ) -> None:
+        """Loads the target's adapter and compares the engine with the trainer, or notes in its offer why it failed.
+
+        Args: name: None for the base model
+        """
         offer = member.offer(target)
+        left: str | None = None
         try:
-            await self._load_adapter(member.client, target, name)
+            if name is not None and not is_loaded:
+                member.compared.pop(target.run_id, None)
+                await self._load_adapter(member.client, target, name)
+            if (problem := await self._members.compare(member, target, name)) is not None:
+                left = None if name is None else await _unload_wrong(member.client, name)
+                raise EngineRefused(problem)
             del member.offers[target.run_id]
         except (WeightsLost, OSError) as error:
-            offer.wait_for_files(f"{name}: {error}"[:500])
+            offer.wait_for_files(f"{target.label}: {error}"[:500])
         except (EngineRefused, httpx.TimeoutException) as error:
             UPDATES.labels("refused" if isinstance(error, EngineRefused) else "failed").inc()
             # SGLang loads nothing while an adapter that it frees has calls in flight, and is asked again at once.
             is_freeing = isinstance(error, httpx.TimeoutException) and bool(member.freeing)
             pause_seconds = 0.0 if is_freeing else self._members.settings.engine_refusal_seconds
-            offer.fail(f"{name}: {error or type(error).__name__}"[:500], pause_seconds)
+            offer.fail(f"{target.label}: {error or type(error).__name__}"[:500], pause_seconds, left)
 
     async def _load_adapter(self, client: EngineClient, target: TargetVersion, name: str) -> None:
         await self._members.weights.check(target)
@@ -172,3 +184,12 @@ def _adapters_of(run_id: str, loaded: Collection[str]) -> tuple[str, ...]:
     versions = [name.removeprefix(f"{run_id}:") for name in loaded if name.startswith(f"{run_id}:")]
     numbers = sorted((int(version) for version in versions if version.isdecimal()), reverse=True)
     return tuple(weight_version(run_id, number) for number in numbers)
+
+
+async def _unload_wrong(client: EngineClient, name: str) -> str | None:
+    """Unloads an adapter that computes something else. Returns its name if the engine keeps it."""
+    try:
+        await client.unload_adapter(name)
+    except (EngineRefused, httpx.HTTPError):
+        return name
+    return None

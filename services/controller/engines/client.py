@@ -26,6 +26,8 @@ TRANSFER_FAILURES = Counter(
 )
 PARTIAL = "partial"
 """The label of an engine's weights during a transfer. No run gave it, so that nobody trains tokens sampled then."""
+OTHER = "other"
+"""The label of weights that are not those of the version which the engine was given."""
 BUCKET_BYTES = 1 << 30
 """An engine receives so much in one request; its memory holds it beside the weights."""
 CONNECT_SECONDS, ALIVE_SECONDS = 2.0, 0.3
@@ -105,6 +107,36 @@ class EngineClient:
         Raises: EngineRefused: the engine has no such adapter; httpx.HTTPError: it does not answer.
         """
         await self._post("/unload_lora_adapter", {"lora_name": name})
+
+    async def computes_in_float32(self) -> bool:
+        """Whether the engine says that it computes in float32, without quantised weights or caches.
+
+        Raises: httpx.HTTPError: it does not answer
+        """
+        answer = await self._http.get(f"{self.url}/server_info", headers=self._headers)
+        found = _document(answer) if answer.status_code == 200 else {}
+        is_plain = found.get("quantization") is None and found.get("kv_cache_dtype") in {None, "auto"}
+        return found.get("dtype") == "float32" and is_plain
+
+    async def generate(self, body: Mapping[str, object]) -> Any:
+        """The answer to a request for tokens.
+
+        Raises: EngineRefused; httpx.HTTPError: it does not answer; ValueError: its answer is no JSON
+        """
+        answer = await self._http.post(f"{self.url}/generate", json=body, headers=self._headers)
+        if answer.status_code >= 400:
+            raise EngineRefused(f"/generate answered {answer.status_code}: {_cause_in(answer)[:500]}")
+        return answer.json()
+
+    async def disown(self, label: str) -> str:
+        """Labels weights as OTHER, so that nobody trains what calls in flight sample with them; aborts nothing.
+
+        Returns: the label that the engine then has: `label` where it refuses
+        """
+        with contextlib.suppress(EngineRefused, httpx.HTTPError):
+            await self._rename_weights(OTHER)
+            return OTHER
+        return label
 
     async def join(self, incoming: IncomingWeights) -> bool:
         """Makes the engine join the sender's group, while it serves. Returns whether it did."""

@@ -13,6 +13,7 @@ from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import EngineStatus, write_engines
 from leyden.libs.telemetry import SECONDS_BUCKETS, logger
+from leyden.services.controller.engines.canaries import Canaries
 from leyden.services.controller.engines.client import EngineClient
 from leyden.services.controller.engines.files import WeightCheck
 from leyden.services.controller.engines.offers import Offer, since, utc_now
@@ -43,6 +44,12 @@ class FleetMember:
     """Adapters that the engine has not freed in time, and when to ask again."""
     offers: dict[str, Offer] = field(default_factory=dict)
     away_since: datetime | None = None
+    compared: dict[str, int] = field(default_factory=dict)
+    """By run the version at which it was compared with the trainer since that was delivered."""
+
+    def has_compared(self, target: TargetVersion) -> bool:
+        """Whether the engine has been compared at this version, or cannot be."""
+        return self.compared.get(target.run_id) == target.version
 
     def offer(self, target: TargetVersion) -> Offer:
         """The offer of this version, which stays until the engine serves it."""
@@ -64,6 +71,7 @@ class FleetMember:
     def went_away(self) -> None:
         """Notes that the engine does not answer as one: it may restart, and is then offered its version at once."""
         self.resumed = False
+        self.compared.clear()
         self.away_since = self.away_since or utc_now()
         for offer in self.offers.values():
             offer.retry_now()
@@ -86,6 +94,23 @@ class Members:
     targets: dict[str, TargetVersion] = field(default_factory=dict)
     by_url: dict[str, FleetMember] = field(default_factory=dict)
     weights: WeightCheck = field(default_factory=WeightCheck)
+
+    def __post_init__(self) -> None:
+        self._canaries = Canaries(self.database)
+
+    async def compare(self, member: FleetMember, target: TargetVersion, adapter: str | None = None) -> str | None:
+        """Compares an engine with the trainer once after each delivery.
+
+        Args:    adapter: the one that serves the version
+        Returns: why the engine serves something else, for users; None where it does not, or nothing shows it
+        Raises:  httpx.HTTPError: the connection broke; StoreAway
+        """
+        if member.has_compared(target):
+            return None
+        verdict = await self._canaries.ask(member.client, target, adapter)
+        if verdict.is_final and verdict.problem is None:
+            member.compared[target.run_id] = target.version
+        return verdict.problem
 
     def wake(self) -> None:
         """Lets every engine be polled now."""

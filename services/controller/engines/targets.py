@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from leyden.libs.contracts.ids import weight_version
+
 
 class TargetVersion(NamedTuple):
     """The policy version that every engine should serve, the folder of its weights, and their hash on record."""
@@ -12,3 +14,8 @@ class TargetVersion(NamedTuple):
     version: int
     path: str
     content_sha256: str
+
+    @property
+    def label(self) -> str:
+        """The `weight_version` of an engine that serves it."""
+        return weight_version(self.run_id, self.version)

@@ -1,7 +1,8 @@
 """Delivers weights to engines that runs use in turn: one run's weights are the engine's.
 
 A version changes in three calls: pause (requests in flight return to the engine's queue, new ones wait), load and
-continue. Agents never see it: the gateway waits. `/model_info` alone says which version an engine serves.
+continue. Agents never see it: the gateway waits. `/model_info` says which version an engine serves, and its answer to
+the version's canary whether it is so.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Collection
 
 import httpx
 
-from leyden.libs.contracts.ids import parse_weight_version, weight_version
+from leyden.libs.contracts.ids import parse_weight_version
 from leyden.libs.contracts.states import EngineState
 from leyden.libs.faults import fault_point
 from leyden.libs.store.engines import EngineStatus
@@ -39,7 +40,7 @@ class Turns:
         """Nothing: an engine's weights stay until others come."""
 
     async def reconcile(self, member: FleetMember) -> None:
-        """Brings an engine to the target where it serves another version.
+        """Brings an engine to the target where it serves another version, and compares it with the trainer.
 
         Raises: httpx.HTTPError, ValueError: it does not answer as an engine
         """
@@ -47,22 +48,29 @@ class Turns:
         await member.resume_once()
         label = await member.client.weight_version()
         member.away_since = None
-        if target is None or label == weight_version(target.run_id, target.version):
+        # A controller that was killed may have left a version that nobody compared.
+        given = target or _given(label)
+        if given is None or (label == given.label and member.has_compared(given)):
             member.offers.clear()
             await self._members.store(member, _status_of(member.client.url, label))
-        elif member.offer(target).is_due(label):
-            await self._offer(member, target, label)
+        elif member.offer(given).is_due(label):
+            await self._offer(member, given, label, delivers=target is not None)
 
-    async def _offer(self, member: FleetMember, target: TargetVersion, label: str) -> None:
+    async def _offer(self, member: FleetMember, target: TargetVersion, label: str, *, delivers: bool) -> None:
         """Brings an engine to the target and stores its status: that it serves it, or why it does not.
 
-        Args: label: the weights that it serves
+        Args: label: the weights that it serves; delivers: False only compares it
         """
-        fault_point("controller.version_noticed")
         offer = member.offer(target)
         try:
-            await self._members.weights.check(target)
-            label = await self._update(member, target)
+            # With the label that it had after a failure it has the weights of then, too.
+            if delivers and (label != target.label or label == offer.label):
+                fault_point("controller.version_noticed")
+                await self._members.weights.check(target)
+                label = await self._update(member, target)
+            if (problem := await self._members.compare(member, target)) is not None:
+                label = await member.client.disown(label)
+                raise EngineRefused(f"it was given version {target.version}: {problem}")
             member.offers.clear()
             status = _status_of(member.client.url, label)
         except (WeightsLost, OSError) as error:
@@ -83,6 +91,7 @@ class Turns:
 
         Raises: EngineRefused: the weights could not be loaded, or the engine said that they were and serves others
         """
+        member.compared.clear()
         if self._members.settings.weights == "disk":
             await self._load(member, target)
         else:
@@ -91,7 +100,7 @@ class Turns:
             ) as incoming:
                 await self._load(member, target, incoming)
         label = await member.client.weight_version()
-        if label != weight_version(target.run_id, target.version):
+        if label != target.label:
             raise EngineRefused(f"it answered that it loaded version {target.version}, and still serves {label!r}")
         UPDATES.labels("done").inc()
         return label
@@ -102,6 +111,14 @@ class Turns:
         await self._members.store(member, updating)
         with UPDATE_SECONDS.time():
             await member.client.update(target, incoming)
+
+
+def _given(label: str) -> TargetVersion | None:
+    """The version that a label names, without its files; None where no run gave it."""
+    try:
+        return TargetVersion(*parse_weight_version(label), "", "")
+    except ValueError:
+        return None
 
 
 def _status_of(url: str, label: str) -> EngineStatus:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from leyden.libs.faults import FaultInjector
+from tests.contract.controller import test_canaries as canaries
 from tests.contract.controller import test_kills as controller_kills
 from tests.contract.controller import test_transfers as transfers
 from tests.contract.controller import test_webhook as webhook
@@ -59,6 +60,6 @@ def test_every_point_in_the_code_is_described_and_has_a_test_that_kills_there() 
     killed = {f"{service}.{moment}" for service, moments in test_points.POINTS.items() for moment in moments}
     killed |= {*trainer_kills.POINTS, *trainer_kills.OF_CONTINUED_RUNS, *controller_kills.POINTS, *engine_kills.POINTS}
     killed |= {*test_points.API_POINTS, *test_ranks.POINTS, *transfers.POINTS, *test_rewards.POINTS, *webhook.POINTS}
-    killed |= {*test_external_agents.POINTS, *container_kills.POINTS, *gateway_kills.POINTS}
+    killed |= {*test_external_agents.POINTS, *container_kills.POINTS, *gateway_kills.POINTS, *canaries.POINTS}
     assert sorted(described) == sorted(points)
     assert set(described) == killed
