@@ -21,6 +21,8 @@ from tests.support.builders import run_document
 
 EXTENDS = ("fresh", "extends", "extends", "extends")
 FORKS = ("fresh", "forks", "forks", "forks")
+CODING = ("fresh", "extends", "extends", "extends", "extends")
+COMMANDS = "its own shell, one command after the other"
 ALL_FAULTS = frozenset({"500", "429", "dropped"})
 
 
@@ -178,9 +180,9 @@ FRAMEWORKS = (
         "cli",
         "responses",
         script=shell("exec_command", "cmd"),
-        tree=("fresh", "extends", "extends", "extends", "extends"),
+        tree=CODING,
         streams=True,
-        note="its own shell, one command after the other; its test with a 429 fails: the engine samples anew",
+        note=f"{COMMANDS}; its test with a 429 fails: the engine samples anew",
     ),
     Framework(
         "qwen_code.sh",
@@ -191,7 +193,17 @@ FRAMEWORKS = (
         script=shell("run_shell_command", "command", is_background=False),
         tree=("fresh", "extends", "extends", "forks", "extends"),
         streams=True,
-        note="its own shell, one command after the other",
+        note=COMMANDS,
+    ),
+    Framework(
+        "openhands_agent.py",
+        "OpenHands SDK",
+        "openhands-sdk",
+        "openhands",
+        "chat_completions",
+        script=shell("terminal", "command"),
+        tree=CODING,
+        note=COMMANDS,
     ),
     Framework(
         "aider.sh",

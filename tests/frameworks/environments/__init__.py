@@ -1,7 +1,7 @@
 """The agents' environments: `python -m tests.frameworks.environments` builds those that are missing.
 
 `NAME.txt` pins every package of one Python environment, a folder `NAME` those of one of Node.js. They are in
-.cache/agents.
+.cache/agents. A first line `# python3.12` names the interpreter of an environment whose packages need another one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def build(name: str) -> None:
         shutil.copytree(pins, CACHE / name)
         _run("npm", "ci", "--no-audit", "--no-fund", "--loglevel=error", f"--prefix={CACHE / name}")
     else:
-        _run(sys.executable, "-m", "venv", f"{CACHE / name}")
+        _run(*_interpreter(wanted), "-m", "venv", f"{CACHE / name}")
         pip = (f"{CACHE / name / 'bin' / 'pip'}", "install", "--quiet", "--disable-pip-version-check", "--no-compile")
         # The pins are complete, so that nothing is resolved.
         _run(*pip, "--no-deps", "--requirement", f"{pins}")
@@ -70,6 +70,15 @@ def names() -> list[str]:
 
 def _has_npm(name: str) -> bool:
     return (FOLDER / name).is_dir()
+
+
+def _interpreter(pins: str) -> list[str]:
+    first = pins.partition("\n")[0]
+    if not first.startswith("# python"):
+        return [sys.executable]
+    version = first.removeprefix("# python")
+    # pyenv hides the versions that nobody named.
+    return ["env", f"PYENV_VERSION={version}", f"python{version}"]
 
 
 def _run(*command: str) -> None:
