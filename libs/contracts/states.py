@@ -113,6 +113,10 @@ CONTEXT_EXCEEDED = "context_length_exceeded"
 """The code of the error, and the finish reason of the refused call, where messages exceed the model's context."""
 
 
+GATEWAY_SCOPE = "leyden.gateway"
+"""Instrumentation scope of the gateway's own spans. Credit reads none of them, since no model call asked for one."""
+
+
 class SpanStatus(StrEnum):
     """The status of a tool span."""
 

@@ -15,7 +15,7 @@ from psycopg.types.json import Jsonb
 from sqlalchemy import Row, Text, bindparam, text
 from sqlalchemy.dialects.postgresql import JSONB
 
-from leyden.libs.contracts.states import GroupVerdict
+from leyden.libs.contracts.states import GATEWAY_SCOPE, GroupVerdict
 from leyden.libs.store.database import ReadSession, Session, copy_rows
 
 Rows = Sequence[Row[Any]]
@@ -155,19 +155,21 @@ _STILL_PENDING = text(f"""
     WHERE g.id = ANY(:groups) AND NOT EXISTS (SELECT FROM group_credits c WHERE c.group_id = g.id)
 """)  # noqa: S608  # constants alone
 
-_SIZES = text("""
+# No model call asked for an embedding, which the gateway's own spans are.
+_TOOL_SPAN = f"s.kind = 'tool' AND s.scope IS DISTINCT FROM '{GATEWAY_SCOPE}'"
+_SIZES = text(f"""
     SELECT r.group_id, sum(spans.count + calls.count + given.count) AS records, sum(calls.tokens) AS tokens
     FROM rollouts r
     CROSS JOIN LATERAL (SELECT count(*) FROM (
         SELECT FROM spans s WHERE s.run_id = r.run_id AND s.rollout_id = r.id AND s.attempt = r.attempt
-        AND s.kind = 'tool' LIMIT :most + 1) AS one) AS spans
+        AND {_TOOL_SPAN} LIMIT :most + 1) AS one) AS spans
     CROSS JOIN LATERAL (SELECT count(*), coalesce(sum(c.prompt_tokens), 0) AS tokens FROM model_calls c
         WHERE c.run_id = r.run_id AND c.rollout_id = r.id AND c.attempt = r.attempt) AS calls
     CROSS JOIN LATERAL (SELECT count(*) FROM rewards w
         WHERE w.rollout_id = r.id AND w.attempt = r.attempt) AS given
     WHERE r.group_id = ANY(:groups) AND r.state = 'finished'
     GROUP BY r.group_id
-""")
+""")  # noqa: S608  # constants alone
 
 # A second statement: it sees credits that another worker committed while the first one waited for its lock.
 _PENDING = text("""
@@ -214,14 +216,14 @@ _CALLS = text(f"""
     ORDER BY c.rollout_id, c.sequence, c.choice
 """).bindparams(bindparam("users_result", _USERS_RESULT, Text))  # noqa: S608  # constants alone
 
-_SPANS = text("""
+_SPANS = text(f"""
     SELECT s.rollout_id, s.span_id, s.parent_span_id, s.scope, s.tool, s.status, s.tool_call_id, s.response_id,
            s.start_ns, s.end_ns
     FROM rollouts r
     JOIN spans s ON s.run_id = r.run_id AND s.rollout_id = r.id AND s.attempt = r.attempt
-    WHERE r.group_id = ANY(:groups) AND r.state = 'finished' AND s.run_id = ANY(:runs) AND s.kind = 'tool'
+    WHERE r.group_id = ANY(:groups) AND r.state = 'finished' AND s.run_id = ANY(:runs) AND {_TOOL_SPAN}
     ORDER BY s.rollout_id, s.start_ns, s.span_id
-""")
+""")  # noqa: S608  # constants alone
 
 _REWARDS = text(f"""
     SELECT w.rollout_id, w.value, w.response_id, w.tool_call_id, NULL AS call_id, w.key, false AS is_external

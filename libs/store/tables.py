@@ -820,7 +820,9 @@ class AgentObject(Base):
 
 
 class Span(Base):
-    """Writer: collector. One OpenTelemetry span; a re-sent one changes nothing. Partitioned by run."""
+    """Writer: collector and gateway. One OpenTelemetry span; a re-sent one changes nothing. The gateway writes those of
+    embeddings. Partitioned by run.
+    """
 
     __tablename__ = "spans"
     run_id: Mapped[str] = mapped_column(primary_key=True, comment="Partition key.")
@@ -840,8 +842,12 @@ class Span(Base):
     response_id: Mapped[str | None] = mapped_column(
         comment="The model answer with the tool call: joins the span to its call."
     )
-    start_ns: Mapped[int] = mapped_column(BigInteger, comment="Nanoseconds since the epoch, by the agent's clock.")
-    end_ns: Mapped[int] = mapped_column(BigInteger, comment="Nanoseconds since the epoch, by the agent's clock.")
+    start_ns: Mapped[int] = mapped_column(
+        BigInteger, comment="Nanoseconds since the epoch, by the clock of the agent or the gateway."
+    )
+    end_ns: Mapped[int] = mapped_column(
+        BigInteger, comment="Nanoseconds since the epoch, by the clock of the agent or the gateway."
+    )
     scope: Mapped[str | None] = mapped_column(comment="Instrumentation scope.")
     attributes: Mapped[Json] = mapped_column(comment="Attributes as sent; long values are cut.")
     created_at: Mapped[datetime] = _created()

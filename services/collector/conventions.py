@@ -18,13 +18,12 @@ from dataclasses import dataclass
 import orjson
 
 from leyden.libs.contracts.rewards import is_reward
-from leyden.libs.contracts.states import SpanStatus
-from leyden.libs.store.records.spans import NewReward, NewSpan
+from leyden.libs.contracts.states import GATEWAY_SCOPE, SpanStatus
+from leyden.libs.store.records.spans import TRUNCATED, NewReward, NewSpan
 from leyden.services.collector.otlp import STATUS_ERROR, STATUS_OK, Attributes, WireEvent, WireLog, WireSpan
 from leyden.services.collector.wire import MAX_RECORD_BYTES
 
 EVALUATION_EVENT = "gen_ai.evaluation.result"
-TRUNCATED = "leyden.truncated"
 MAX_NAME_LENGTH = 512
 
 _KINDS_BY_OPERATION = {
@@ -113,7 +112,8 @@ def span_row(span: WireSpan, sender: Sender, limits: Limits) -> NewSpan:
         response_id=_response_id(attributes, kind),
         start_ns=span.start_ns,
         end_ns=span.end_ns,
-        scope=_short(span.scope),
+        # That name is not the agent's to give.
+        scope=None if span.scope == GATEWAY_SCOPE else _short(span.scope),
         attributes=_attributes_json(attributes, limits),
     )
 

@@ -1,5 +1,7 @@
 """Telemetry: spans and rewards, written in bulk by the collector so that a repeat changes nothing.
 
+The gateway writes the spans of embeddings.
+
 Refused            the store will never take these rows
   AttemptEnded     their attempt does not run any more
   RewardConflict   the key of a reward has given another reward before
@@ -14,6 +16,7 @@ import psycopg
 from sqlalchemy import text
 from sqlalchemy.dialects.postgresql import insert
 
+from leyden.libs.contracts.states import GATEWAY_SCOPE
 from leyden.libs.faults import fault_point
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey, lock_running_attempts
@@ -21,6 +24,11 @@ from leyden.libs.store.database import Database, ReadSession, Refused, Session, 
 
 ENDPOINT = "endpoint"
 """Source of rewards that an agent sent to the reward endpoint; there a key with two rewards is a mistake."""
+
+REQUEST_SHA256 = "leyden.request_sha256"
+"""Attribute of the gateway's spans: the digest of the request in hex, by which a repeat is known."""
+TRUNCATED = "leyden.truncated"
+"""Attribute of a span that has lost attributes or parts of long ones."""
 
 FEEDBACK = "feedback"
 """Source of values for components that are `from: otlp`: rows of `feedback`, not of `rewards`."""
@@ -51,6 +59,11 @@ _STORED_SPANS = text("""
     SELECT count(*), coalesce(sum(pg_column_size(attributes)), 0) FROM spans
     WHERE run_id = :run AND rollout_id = :rollout AND attempt = :attempt
 """)
+_HAS_REQUEST = text(f"""
+    SELECT EXISTS (
+        SELECT FROM spans WHERE run_id = :run AND rollout_id = :rollout AND attempt = :attempt
+        AND scope = '{GATEWAY_SCOPE}' AND attributes ->> '{REQUEST_SHA256}' = :digest)
+""")  # noqa: S608  # constants alone
 _CALLS = "FROM model_calls WHERE run_id = :run AND rollout_id = :rollout AND attempt = :attempt"
 _REQUEST_IDS = text(f"SELECT request_id {_CALLS}")  # constants alone
 # One pass over the answers, however many ids are asked for.
@@ -146,6 +159,12 @@ async def stored_spans(session: ReadSession, run_id: str, rollout_id: str, attem
     names = {"run": run_id, "rollout": rollout_id, "attempt": attempt}
     count, size_bytes = (await session.execute(_STORED_SPANS, names)).one()
     return int(count), int(size_bytes)
+
+
+async def has_request(session: ReadSession, run_id: str, rollout_id: str, attempt: int, digest: str) -> bool:
+    """Whether a span of the gateway has the attempt's request with this digest."""
+    names = {"run": run_id, "rollout": rollout_id, "attempt": attempt, "digest": digest}
+    return bool(await session.scalar(_HAS_REQUEST, names))
 
 
 async def unknown_places(session: ReadSession, rewards: Sequence[NewReward]) -> UnknownPlaces:

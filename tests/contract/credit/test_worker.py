@@ -15,6 +15,7 @@ from sqlalchemy import select, text, update
 
 from leyden.libs.contracts.api.rollouts import RewardRequest
 from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.states import GATEWAY_SCOPE
 from leyden.libs.service import Checks
 from leyden.libs.store import samples as store
 from leyden.libs.store import tables
@@ -646,6 +647,27 @@ async def test_an_attempt_with_a_hundred_thousand_spans_is_excluded_and_nobody_w
     assert verdicts[large.id].reason == (
         "it has more than 50000 model calls, tool spans and rewards (CREDIT_MAX_GROUP_RECORDS)"
     )
+
+
+async def test_the_spans_of_embeddings_are_no_tool_call_of_the_model(database: Database) -> None:
+    run = await add_run_with_credit(database, air={"weights": {"embeddings": 0.2}, "failure": -1.0})
+    group, rollouts = await add_group(database, run, size=2)
+    for rollout, reward in zip(rollouts, (1.0, 0.0), strict=True):
+        # The agent has a tool of that name.
+        asked = {"tool_calls": [{"id": "call_1", "name": "embeddings", "arguments": "{}"}]}
+        answer = {"role": "assistant", "content": "", **asked}
+        await add_call(database, rollout, [1, 2], [3, 4], temperature=0.8, answer=answer)
+        for _ in range(5):
+            await add_tool_span(database, rollout, "embeddings", status="error", scope=GATEWAY_SCOPE)
+        await add_call(database, rollout, [1, 2, 3, 4, 5], [6], temperature=0.8)
+        await finish_rollout(database, rollout, reward=reward)
+    await complete(database, group)
+    # The four calls alone.
+    await credit_pending(database, 8, limits=worker.GroupLimits(4, 1000))
+    assert [row.verdict for row in await rows(database, tables.GroupCredit)] == ["credited"]
+    found = [row.tools["calls"] for row in await rows(database, tables.CallCredit)]
+    unknown = [{"tool": "embeddings", "status": "unset", "source": "answer"}]
+    assert sorted(found, key=len) == [[], [], unknown, unknown]
 
 
 async def test_long_prompts_exclude_their_group_with_the_setting(database: Database) -> None:

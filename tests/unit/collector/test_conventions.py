@@ -1,8 +1,10 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from leyden.libs.contracts.states import GATEWAY_SCOPE
 from leyden.libs.store.records.spans import NewReward, NewSpan
 from leyden.services.collector.conventions import Limits, Sender, SpanRejected, log_reward, span_rewards, span_row
 from leyden.services.collector.decode import UNUSABLE_REWARD, decode_logs, decode_traces
@@ -20,6 +22,12 @@ def wire(name: str = "span", status: int = 0, events: list[WireEvent] | None = N
 
 def row(span: WireSpan, limits: Limits = Limits(100, 1000)) -> NewSpan:  # noqa: B008
     return span_row(span, SENDER, limits)
+
+
+def test_no_agent_gives_its_spans_the_scope_of_the_gateway() -> None:
+    named = wire(gen_ai__operation__name="execute_tool")
+    assert row(named).scope == "scope"
+    assert row(replace(named, scope=GATEWAY_SCOPE)).scope is None
 
 
 @pytest.mark.parametrize(
