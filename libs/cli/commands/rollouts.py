@@ -43,7 +43,7 @@ from leyden.libs.cli.view.output import (
     print_result,
     table,
 )
-from leyden.libs.cli.view.report import answer_text, last_question, tool_spans, unmatched_spans
+from leyden.libs.cli.view.report import answer_text, embedding_facts, last_question, tool_spans, unmatched_spans
 from leyden.libs.client import Client, Conflict
 from leyden.libs.contracts.api.groups import Sibling
 from leyden.libs.contracts.api.rollouts import (
@@ -490,5 +490,6 @@ def _credit(call: Call) -> list[tuple[str, object]]:
 def _of_span(span: Span) -> Part:
     detail = f" {span.error_type}" if span.error_type else ""
     milliseconds = (span.end_ns - span.start_ns) / 1e6
-    words = f"  {span.tool or span.name}: {span.status}{detail} ({milliseconds:.0f} ms)"
+    facts = f", {found}" if (found := embedding_facts(span)) else ""
+    words = f"  {span.tool or span.name}: {span.status}{detail} ({milliseconds:.0f} ms{facts})"
     return as_text(words, "red" if span.status == "error" else "green")

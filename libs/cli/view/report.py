@@ -18,6 +18,7 @@ from leyden.libs.contracts.api.rollouts import Call, RolloutDetail, Span
 from leyden.libs.contracts.api.runs import Evaluation, Fact, Run, Statistic, Step
 from leyden.libs.contracts.call_counts import tool_failures
 from leyden.libs.contracts.conversation import Json
+from leyden.libs.contracts.states import GATEWAY_SCOPE
 
 WIDTH, HEIGHT, MARGIN = 640, 220, 36
 COLOURS = ("#2f6f9f", "#c2571a", "#3d8b4f", "#7d4f9e", "#a33b4b")
@@ -35,6 +36,7 @@ svg text { font: 11px system-ui, sans-serif; fill: #4a5866 } pre { white-space: 
 """
 
 
+SHOWN_OF_TEXT = 80
 COMPONENTS_NOTE = "Means before the weight, over the rollouts of a step that have the component."
 TOOLS_NOTE = "Share of the calls of a tool whose end is known."
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -301,7 +303,7 @@ def _call(number: int, call: Call, spans: Sequence[Span]) -> str:
 
 def _tool(span: Span) -> str:
     mark = "bad" if span.status == "error" else "good"
-    detail = span.error_type or span.attributes.get("gen_ai.tool.call.result") or ""
+    detail = span.error_type or span.attributes.get("gen_ai.tool.call.result") or embedding_facts(span)
     return f"<p class='{mark}'>{escape(span.tool or span.name)}: {escape(span.status)} {escape(str(detail))}</p>"
 
 
@@ -333,6 +335,22 @@ def unmatched_spans(calls: Sequence[Call], spans: Sequence[Span]) -> list[Span]:
 def tool_spans(call: Call, spans: Sequence[Span]) -> list[Span]:
     """The tool spans that name this call's response."""
     return [span for span in spans if span.kind == "tool" and (span.response_id or "").endswith(call.request_id)]
+
+
+def embedding_facts(span: Span) -> str:
+    """The facts of an embedding, as `2 inputs, 256 dimensions, MODEL: "the first text"`; empty for other tools."""
+    if span.scope != GATEWAY_SCOPE:
+        return ""
+    found = span.attributes
+    count, dimensions = found["leyden.embeddings.inputs"], found.get("gen_ai.embeddings.dimension.count")
+    facts = [
+        f"{count} {'input' if count == 1 else 'inputs'}",
+        f"{dimensions} dimensions" if dimensions else None,
+        found.get("gen_ai.response.model") or found.get("gen_ai.request.model"),
+    ]
+    text = next(iter(found["leyden.embeddings.texts"]), "")
+    shown = f"{text[:SHOWN_OF_TEXT]}{'…' if len(text) > SHOWN_OF_TEXT else ''}"
+    return ", ".join(filter(None, facts)) + (f': "{shown}"' if text else "")
 
 
 def last_question(call: Call) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from leyden.libs.cli.commands.demo import DemoOptions, check_rise, run_document
 from leyden.libs.cli.errors import CommandError
 from leyden.libs.cli.view.comparison import held_out_reward
-from leyden.libs.cli.view.report import Trajectory, answer_text, last_question, render_report
+from leyden.libs.cli.view.report import Trajectory, answer_text, embedding_facts, last_question, render_report
 from leyden.libs.contracts.api.rollouts import Call, CallCredit, RolloutDetail, Span
 from leyden.libs.contracts.api.runs import (
     Evaluation,
@@ -91,6 +92,27 @@ def page() -> str:
 
 def test_the_page_fetches_nothing_and_runs_nothing() -> None:
     assert re.findall(r"(?:src|href)=|url\(|<script", page()) == []
+
+
+def test_an_embedding_is_shown_with_its_facts_and_its_first_text() -> None:
+    facts = {
+        "leyden.embeddings.inputs": 2,
+        "leyden.embeddings.texts": [HOSTILE, "b"],
+        "gen_ai.embeddings.dimension.count": 256,
+        "gen_ai.request.model": "asked",
+        "gen_ai.response.model": "small",
+    }
+    made = trajectory()
+    embedded = made.spans[0].model_copy(
+        update={"tool": "embeddings", "scope": "leyden.gateway", "response_id": None, "attributes": facts}
+    )
+    assert embedding_facts(embedded) == f'2 inputs, 256 dimensions, small: "{HOSTILE}"'
+    bare = {"leyden.embeddings.inputs": 1, "leyden.embeddings.texts": ["c" * 81]}
+    assert embedding_facts(embedded.model_copy(update={"attributes": bare})) == f'1 input: "{"c" * 80}…"'
+    assert embedding_facts(made.spans[0]) == ""
+    shown = render_report(run(), [], [], [replace(made, spans=[*made.spans, embedded])])
+    assert "embeddings: ok 2 inputs, 256 dimensions, small" in shown
+    assert HOSTILE not in shown
 
 
 def test_the_page_has_the_progress_of_further_policies() -> None:

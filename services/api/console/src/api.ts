@@ -18,6 +18,7 @@ export type RolloutDetail = Schemas["RolloutDetail"];
 export type Attempt = Schemas["Attempt"];
 export type Call = Schemas["Call"];
 export type Turn = Schemas["Turn"];
+export type Span = Schemas["Span"];
 export type CallToken = Schemas["CallToken"];
 export type CallTokens = Schemas["CallTokens"];
 export type Comparison = Schemas["Comparison"];

@@ -5,6 +5,7 @@ import { conversation } from "../conversation";
 import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, link, number, signed, time } from "../parts";
 import { CreditLedger } from "./rollout_credit";
 import { Ledger } from "./rollout_ledger";
+import { Tools } from "./rollout_tools";
 
 const LIVE = new Set(["queued", "running", "grading"]);
 const CALLS = 50;
@@ -35,6 +36,8 @@ export function RolloutPage({ id }: { id: string }) {
           </>
         )}
       </Loaded>
+      <h2>Tools</h2>
+      <Loaded answer={rollout}>{(data) => <Tools rollout={data} isLive={LIVE.has(data.state)} />}</Loaded>
     </>
   );
 }
