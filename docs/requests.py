@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 Schema = Mapping[str, Any]
-DIALECTS = "leyden.services.gateway.dialects"
+GATEWAY = "leyden.services.gateway"
 CHANGED = "Another value than its neutral one makes the call untrainable."
 CALLS = "`required` and a named tool constrain decoding."
 SAMPLING = {
@@ -92,6 +92,13 @@ COMPLETIONS = {
     "prompt": "One text, or one list of token ids, without the chat template. Special tokens in it are control tokens.",
     "logprobs": "The number of alternatives to each token.",
 }
+EMBEDDINGS = {
+    "model": "Any name; the answer names the model that made it.",
+    "input": "One text, or at most 2048, of at most 8192 tokens each and 300,000 together. An empty one is refused, and"
+    " so are token ids: the model has a vocabulary of its own.",
+    "encoding_format": "`base64`: float32, little-endian; OpenAI's SDK asks for it by itself.",
+    "dimensions": "The first ones of each vector, as a unit vector.",
+}
 
 
 class Part(NamedTuple):
@@ -106,17 +113,26 @@ class Part(NamedTuple):
 
 OTHERS = "Every other field is recorded without an effect."
 PARTS = (
-    Part("`POST /v1/chat/completions`", "chat_completions", "_Body", CHAT, OTHERS),
-    Part("`POST /v1/responses`", "responses.dialect", "_Body", RESPONSES, OTHERS),
-    Part("`POST /v1/messages`", "messages", "_Body", MESSAGES, OTHERS),
-    Part("`POST /api/chat`", "ollama", "_Body", OLLAMA, OTHERS),
-    Part("`POST /v1beta/models/MODEL:generateContent`", "gemini.dialect", "_Body", GEMINI, OTHERS),
+    Part("`POST /v1/chat/completions`", "dialects.chat_completions", "_Body", CHAT, OTHERS),
+    Part("`POST /v1/responses`", "dialects.responses.dialect", "_Body", RESPONSES, OTHERS),
+    Part("`POST /v1/messages`", "dialects.messages", "_Body", MESSAGES, OTHERS),
+    Part("`POST /api/chat`", "dialects.ollama", "_Body", OLLAMA, OTHERS),
+    Part("`POST /v1beta/models/MODEL:generateContent`", "dialects.gemini.dialect", "_Body", GEMINI, OTHERS),
     Part(
         "`POST /v1/completions`",
-        "completions",
+        "dialects.completions",
         "_Own",
         COMPLETIONS,
         "Every other field is one of chat completions or has no effect; `max_tokens` is 16 by default.",
+    ),
+    Part(
+        "`POST /v1/embeddings`",
+        "embeddings.bundled",
+        "Body",
+        EMBEDDINGS,
+        "Every other field has no effect. The bundled model reads these. A server that the run or the settings name"
+        " gets the body as it is, but for its `model`, and may read more. Either way the request is a span of the tool"
+        " `embeddings`, which does not train.",
     ),
 )
 
@@ -132,7 +148,7 @@ def requests_page(note: str) -> str:
         "reasoning and constrained decoding, whose calls the run's `training.constrained_calls` leaves out or trains."
     ]
     for part in PARTS:
-        lines += ["", *_part(part, import_module(f"{DIALECTS}.{part.module}"))]
+        lines += ["", *_part(part, import_module(f"{GATEWAY}.{part.module}"))]
     return "\n".join(lines) + "\n"
 
 

@@ -31,7 +31,9 @@ from leyden.services.gateway.dialects.base import WireFormat
 from leyden.services.gateway.dialects.responses.compaction import Compaction
 from leyden.services.gateway.dialects.responses.dialect import Responses
 from leyden.services.gateway.dialects.responses.routes import RESPONSE_ROUTES
-from leyden.services.gateway.embeddings import Embeddings
+from leyden.services.gateway.embeddings.bundled import bundled_model
+from leyden.services.gateway.embeddings.servers import Servers
+from leyden.services.gateway.embeddings.service import Embeddings
 from leyden.services.gateway.engine.client import EngineClient
 from leyden.services.gateway.engine.pool import Endpoint, EnginePool
 from leyden.services.gateway.errors import (
@@ -49,6 +51,7 @@ from leyden.services.gateway.prompt.stored import StoredCalls
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.records.agent_objects import AgentObjects
 from leyden.services.gateway.records.deliveries import Deliveries
+from leyden.services.gateway.records.embeddings import EmbeddingSpans
 from leyden.services.gateway.records.quotas import AttemptQuota
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import Recorder
@@ -110,7 +113,8 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     reader = Reader(database, hold_seconds=hold_seconds)
     # Its own connection: records never wait for a place in the pool.
     recording = Database(settings.database_url, CLIENT, pool_size=1, answer_seconds=min(10.0, hold_seconds))
-    recorder = Recorder(recording, hold_seconds=hold_seconds, quota=_calls_quota(settings))
+    calls_quota = _calls_quota(settings)
+    recorder = Recorder(recording, hold_seconds=hold_seconds, quota=calls_quota)
     delivering = Database(settings.database_url, CLIENT, pool_size=1, answer_seconds=min(10.0, hold_seconds))
     deliveries = Deliveries(delivering)
     pool, engines = _engines(settings, reader)
@@ -133,9 +137,9 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     app.state.agent_objects = AgentObjects(database, hold_seconds=hold_seconds, quota=_objects_quota(settings))
     app.state.responses = Responses(stored, app.state.agent_objects)
     app.state.compaction = Compaction(stored, app.state.agent_objects)
-    embeddings_key = read_secret(settings.embeddings_api_key, settings.embeddings_api_key_file)
     app.state.reader = reader
-    app.state.embeddings = Embeddings(settings.embeddings_url, embeddings_key, settings.providers)
+    spans = EmbeddingSpans(database, hold_seconds=hold_seconds, quota=calls_quota)
+    app.state.embeddings = Embeddings(_servers(settings), bundled_model(), spans)
     app.state.calls, app.state.deliveries, app.state.give_up = calls, deliveries, calls.close
     app.state.auth = Authenticator(KeyRing(settings.capability_keys_file, liveness.clock.now), liveness)
     app.state.checks.add("store", database.ping)
@@ -175,6 +179,12 @@ def _engines(settings: Settings, reader: Reader) -> tuple[EnginePool, EngineClie
         hold_seconds=settings.hold_seconds,
         newest_version=reader.newest_version,
     )
+
+
+def _servers(settings: Settings) -> Servers:
+    """The servers of embeddings, which `close` ends."""
+    key = read_secret(settings.embeddings_api_key, settings.embeddings_api_key_file)
+    return Servers(settings.embeddings_url, key, settings.providers)
 
 
 def _models(settings: Settings, reader: Reader, renderer: Renderer) -> PoolModels:

@@ -26,7 +26,8 @@ from leyden.services.gateway.dialects.gemini.chunks import Form
 from leyden.services.gateway.dialects.gemini.dialect import Gemini
 from leyden.services.gateway.dialects.messages import Messages
 from leyden.services.gateway.dialects.ollama import OllamaChat
-from leyden.services.gateway.embeddings import Embeddings
+from leyden.services.gateway.embeddings.service import Embeddings
+from leyden.services.gateway.errors import Unavailable
 from leyden.services.gateway.requests import (
     ATTEMPT,
     BASE,
@@ -105,15 +106,19 @@ async def input_tokens(request: Request) -> Response:
 
 
 async def embeddings(request: Request) -> Response:
-    """Passes a request on to the server of embeddings that the run names, or else the settings."""
+    """Answers a request for embeddings, from the server that the run or the settings name or the bundled model."""
     attempt = await authenticate(request)
     defaults = await request.app.state.reader.defaults(attempt.run_id)
-    server: Embeddings = request.app.state.embeddings
-    # Before the body: a slow server holds the bodies of few requests, which the budget of model calls then spares.
-    async with server.turns:
-        with request.app.state.budget.share() as share:
-            body = await body_of(request, share)
-        return await server.answer(body, defaults.embeddings)
+    service: Embeddings = request.app.state.embeddings
+    try:
+        # Before the body: a slow server holds the bodies of few requests, which the budget of model calls then spares.
+        async with service.turns:
+            with request.app.state.budget.share() as share:
+                body = await body_of(request, share)
+            return await service.answer(attempt, body, request.headers, defaults.embeddings)
+    except (Overloaded, Unavailable):
+        request.app.state.calls.give_up(attempt)
+        raise
 
 
 async def models(request: Request) -> Response:

@@ -48,7 +48,8 @@ class RunConfig(Document):
     policies: dict[Word, Policy] = Field(default_factory=dict, max_length=20)
     """Further models of the run by name, each for the calls of the roles that name it."""
     embeddings: EmbeddingModel | None = None
-    """The model of agents' embeddings. Null: the server of the gateway's `GATEWAY_EMBEDDINGS_URL`, if it has one."""
+    """The model of agents' embeddings. Null: the server of the gateway's `GATEWAY_EMBEDDINGS_URL`, else the bundled
+    model where it is installed."""
     reward: Reward | None = None
     """The components of a rollout's reward. Null: the agent's reward line, and all that is given beside it."""
     sampling: Sampling = Field(default_factory=Sampling)

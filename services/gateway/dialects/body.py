@@ -41,10 +41,14 @@ class Wire(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
 
-def read_object(body: bytes, *, param: str) -> Json:
-    """Parses a body. Args: param: the field with the conversation. Raises: BadRequest."""
-    if has_more_values(body, MAX_VALUES):
-        message = f"The body has more than {MAX_VALUES} values: send fewer messages."
+def read_object(body: bytes, *, param: str, most: int = MAX_VALUES) -> Json:
+    """Parses a body.
+
+    Args:   param: the field with the conversation; most: values that it may have
+    Raises: BadRequest
+    """
+    if has_more_values(body, most):
+        message = f"The body has more than {most} values: send fewer in `{param}`."
         raise BadRequest(message, param=param, code="too_many_values")
     try:
         document = orjson.loads(body)

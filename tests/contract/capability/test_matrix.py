@@ -173,8 +173,8 @@ GATEWAY = {
     ("POST", "/r/{rollout}/{attempt}/v1/messages"): Row(for_agents(200), CHAT),
     ("POST", "/r/{rollout}/{attempt}/v1/messages/"): Row(for_agents(200), CHAT),
     ("POST", "/r/{rollout}/{attempt}/v1/messages/count_tokens"): Row(for_agents(200), CHAT),
-    ("POST", "/r/{rollout}/{attempt}/v1/embeddings"): Row(for_agents(404), {}),
-    ("POST", "/r/{rollout}/{attempt}/v1/embeddings/"): Row(for_agents(404), {}),
+    ("POST", "/r/{rollout}/{attempt}/v1/embeddings"): Row(for_agents(400), {}),
+    ("POST", "/r/{rollout}/{attempt}/v1/embeddings/"): Row(for_agents(400), {}),
     ("GET", "/r/{rollout}/{attempt}/v1/models"): Row(for_agents(200)),
     ("GET", "/r/{rollout}/{attempt}/v1/models/"): Row(for_agents(200)),
     ("GET", "/r/{rollout}/{attempt}/v1/models/{name}"): Row(for_agents(200)),
@@ -203,7 +203,7 @@ GATEWAY |= {
 GATEWAY |= {
     ("POST", f"{AZURE}/deployments/{{deployment}}/chat/completions"): Row(for_agents(200), CHAT),
     ("POST", f"{AZURE}/deployments/{{deployment}}/completions"): Row(for_agents(200), PROMPT),
-    ("POST", f"{AZURE}/deployments/{{deployment}}/embeddings"): Row(for_agents(404), {}),
+    ("POST", f"{AZURE}/deployments/{{deployment}}/embeddings"): Row(for_agents(400), {}),
 }
 GATEWAY[OLLAMA] = Row(for_agents(200), {**CHAT, "options": {"num_predict": 2}})
 CONTENT = {"contents": [{"parts": [{"text": "hi"}]}], "generationConfig": {"maxOutputTokens": 2}}
