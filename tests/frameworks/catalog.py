@@ -54,6 +54,7 @@ class Framework:
     Args: agent: its file in tests/agents/frameworks; package: the distribution whose version counts; environment: in
         `environments`; tree: for each call `fresh`, `extends` (its prompt begins with all tokens of an earlier call) or
         `forks` (with the beginning of one); retries: the faults after which the client repeats its request;
+        renews: those after which it asks the same by another request, for which the engine samples again;
         status_after_fault: the exit status after another one; needs: what the run must say, or nothing of it trains
     """
 
@@ -66,6 +67,7 @@ class Framework:
     script: Script = tools
     tree: tuple[str, ...] = EXTENDS
     retries: frozenset[str] = ALL_FAULTS
+    renews: frozenset[str] = frozenset()
     status_after_fault: int = 1
     streams: bool = False
     answers: tuple[str, ...] = (FIRST_ANSWER, SECOND_ANSWER)
@@ -182,7 +184,9 @@ FRAMEWORKS = (
         script=shell("exec_command", "cmd"),
         tree=CODING,
         streams=True,
-        note=f"{COMMANDS}; its test with a 429 fails: the engine samples anew",
+        retries=frozenset({"500", "dropped"}),
+        renews=frozenset({"429"}),
+        note=COMMANDS,
     ),
     Framework(
         "qwen_code.sh",

@@ -25,10 +25,11 @@ request is lost with a 500, a 429 and a dropped connection.
 *Extends*: how many of the later calls begin with all tokens of an earlier one, so that the trainer computes them once
 (a forked call shares a beginning with an earlier one; both are trained right). *Objects*: whether the suite also
 asks for an object of a schema; its grammar reaches the engine. *Repeats*: after which faults the client
-sends its request again. It then gets the answer that was sampled before, and never a second sample. *Spans*: how the
-spans of the tools (OpenTelemetry, sent by the instrumentation of `tests/agents/frameworks/traced`; *posts*: what
-LangSmith's client sends of the agent as it is) join the model calls that asked for them; elsewhere AIR takes a tool's
-status from the result in the conversation.
+sends its request again. It then gets the answer that was sampled before, and never a second sample. *Anew*: it asks
+the same by another request, and the engine samples again; the answer that nobody received does not train. *Spans*:
+how the spans of the tools (OpenTelemetry, sent by the instrumentation of `tests/agents/frameworks/traced`; *posts*:
+what LangSmith's client sends of the agent as it is) join the model calls that asked for them; elsewhere AIR takes a
+tool's status from the result in the conversation.
 
 *Trains*: the tokens of the agent's rollout that train, of those that the engine sampled for it. The rollout ends with
 reward 1 and its sibling with 0, credit writes its samples, and the suite counts the tokens that the trainer's loss
@@ -61,6 +62,7 @@ def write_page() -> None:
 def _row(framework: Framework, found: dict[str, Any]) -> str:
     later = framework.tree[1:]
     repeats = [fault for fault in sorted(ALL_FAULTS) if found.get(fault)]
+    repeats += [f"{fault} anew" for fault in sorted(framework.renews) if fault in found]
     missing = [fault for fault in sorted(ALL_FAULTS) if fault not in found]
     notes = [
         framework.note,

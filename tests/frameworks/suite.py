@@ -19,6 +19,7 @@ import pytest
 from sqlalchemy import select
 
 from leyden.libs.contracts.conversation import parse_turn
+from leyden.libs.contracts.untrainable import NOT_DELIVERED
 from leyden.libs.service import serving
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
@@ -127,7 +128,12 @@ async def test_a_lost_answer_is_not_sampled_again(
     played = await play(framework, tmp_path, database, fault=fault)
     assert recorded(played.calls) == list(played.engine)
     has_repeated = fault in framework.retries
-    if has_repeated:
+    if fault in framework.renews:
+        assert played.status == 0, played.output
+        assert played.tree() == ["fresh", "forks", *framework.tree[1:]]
+        received = sorted(token for _, answer in played.engine[1:] for token in answer)
+        assert played.trained == Trained(received, {NOT_DELIVERED: 1})
+    elif has_repeated:
         assert played.status == 0, played.output
         # The row after a replayed call may name no parent (DSPy); the log of the engine shows which prompts extend.
         assert [step == "extends" for step in played.tree()] == [step == "extends" for step in framework.tree]
