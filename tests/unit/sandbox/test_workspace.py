@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.libs.sandbox.workspace import AgentFolder, Workspaces, others_filled_disk, remove_tree
+from leyden.libs.sandbox.workspace import AgentFolder, MoreFiles, Workspaces, others_filled_disk, remove_tree
 from leyden.libs.service.errors import Misconfigured
 from leyden.services.runner.backends.process import NAMES
 
@@ -65,7 +65,7 @@ def test_a_task_file_replaces_the_agents_and_follows_no_link(
     (agent / "link.json").symlink_to(outside)
     with agent_folder(agent) as folder:
         for name in ("agent.py", "link.json"):
-            made = workspaces.make("r.0.0", {"question": "Café"}, folder, None, name)
+            made = workspaces.make("r.0.0", {"question": "Café"}, folder, None, MoreFiles(name))
             assert json.loads((made.work / name).read_text()) == {"question": "Café"}
         with pytest.raises(OSError, match="lib"):
             workspaces.make("r.0.0", {}, folder, None, "lib")
