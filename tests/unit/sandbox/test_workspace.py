@@ -68,7 +68,7 @@ def test_a_task_file_replaces_the_agents_and_follows_no_link(
             made = workspaces.make("r.0.0", {"question": "Café"}, folder, None, MoreFiles(name))
             assert json.loads((made.work / name).read_text()) == {"question": "Café"}
         with pytest.raises(OSError, match="lib"):
-            workspaces.make("r.0.0", {}, folder, None, "lib")
+            workspaces.make("r.0.0", {}, folder, None, MoreFiles("lib"))
     assert outside.read_text() == "untouched"
 
 
