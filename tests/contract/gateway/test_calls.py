@@ -19,7 +19,6 @@ from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
 from leyden.services.gateway.calls.context import seed_of_call, seed_of_rollout
 from tests.contract.gateway.test_deliveries import ended
-from tests.contract.gateway.test_failover import OPENING, START_OF_TURN
 from tests.fakes.chat_model import EOS
 from tests.fakes.gateway import scene
 from tests.fakes.scripted_engine import logprob_of
@@ -166,22 +165,18 @@ async def test_a_stop_string_ends_the_answer_and_nothing_of_it_is_shown(tmp_path
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_tokens_after_a_stop_string_that_two_engines_wrote_are_neither_shown_nor_trained(
+async def test_tokens_after_a_stop_string_that_the_engine_missed_are_neither_shown_nor_trained(
     tmp_path, database, stream
 ):
-    async with scene(tmp_path, database) as stage, stage.client() as client:
-        said = [*stage.model.tokenizer.encode("Thought: x\nObservation: 42, says nobody.").tolist(), EOS]
-
-        def says(body: dict[str, Any]) -> list[int]:
-            since_turn = body["input_ids"][::-1].index(START_OF_TURN)
-            return said[since_turn - len(OPENING) :]
-
-        stage.engine.says, stage.engine.dies_after = says, len("Thought: x\nObserv")
-        answer: Any = await client.chat.completions.create(model="m", messages=HI, stop=["Observation:"], stream=stream)
-        chunks = await collect(answer) if stream else []
+    async with scene(tmp_path, database, says="Thought: x\nObservation: 42, says nobody.") as stage:
+        # As one that continues the answer of another engine, which had the beginning of the stop string.
+        stage.engine.decode = lambda _: ""
+        async with stage.client() as client:
+            create: Any = client.chat.completions.create
+            answer = await create(model="m", messages=HI, stop=["Observation:"], stream=stream)
+            chunks = await collect(answer) if stream else []
         (call,) = await stage.calls()
         sampled = stage.model.tokenizer.decode(ids(call.sampled_ids))
-    assert len(stage.engine.requests) == 2
     assert (text_of(chunks) if stream else answer.choices[0].message.content) == "Thought: x\n"
     assert (sampled, call.status, call.finish_reason) == ("Thought: x\nObservation:", "completed", "stop")
     assert (call.completion_tokens, call.trainable) == (len(sampled), True)
