@@ -250,12 +250,16 @@ AND NOT EXISTS (SELECT FROM credits x WHERE x.run_id = c.run_id AND x.parent_cal
 \echo question: outcomes that their exit code or their duration belies
 SELECT o.rollout_id, o.attempt, o.kind, o.exit_code, o.detail FROM outcomes o
 JOIN attempts a ON a.rollout_id = o.rollout_id AND a.number = o.attempt JOIN runs u ON u.id = o.run_id
+JOIN rollouts r ON r.id = o.rollout_id JOIN groups g ON g.id = r.group_id
+CROSS JOIN LATERAL (SELECT coalesce(g.runner_type, u.runner_type) AS type, coalesce(
+    jsonb_path_query_first(u.config, '$.agents[*] ? (@.name == $name).runner', jsonb_build_object('name', g.agent)),
+    u.config -> 'runner') AS document) AS runner
 WHERE o.run_id = :'run' AND CASE o.kind
     -- An external agent is no process of the platform's.
-    WHEN 'succeeded' THEN o.exit_code IS DISTINCT FROM CASE u.runner_type WHEN 'external' THEN NULL ELSE 0 END
+    WHEN 'succeeded' THEN o.exit_code IS DISTINCT FROM CASE runner.type WHEN 'external' THEN NULL ELSE 0 END
     WHEN 'agent_error' THEN o.exit_code = 0 AND coalesce(o.detail, '') NOT LIKE '%reward%'
     WHEN 'timeout' THEN extract(epoch FROM a.finished_at - a.created_at)
-        < coalesce((u.config #>> '{runner,timeout_seconds}')::double precision, 300)
+        < coalesce((runner.document ->> 'timeout_seconds')::double precision, 300)
     ELSE o.reward IS NOT NULL END;
 
 \echo question: excluded rollouts that had tries left, or whose attempts do not show the cause

@@ -51,12 +51,15 @@ class Attempt:
     `rewards` or `output` inside the block. An exception ends the attempt as failed and goes on; an interrupt gives it
     back, so that its task runs again. An attempt that was lost meanwhile, see `stopped`, counts for nothing.
 
-    Args: wait_seconds: how long entering waits for a task; None: for as long as the run goes on
+    Args: agent_name: the one of the run's `agents` that plays it, where it has several; wait_seconds: how long entering
+        waits for a task; None: for as long as the run goes on
     Raises: on entry: RunEnded; NoTask; Conflict: the platform starts the run's agents itself
     """
 
-    def __init__(self, http: Transport, run_id: str, *, worker: str, wait_seconds: float | None) -> None:
-        self._http, self._run_id = http, run_id
+    def __init__(
+        self, http: Transport, run_id: str, *, agent_name: str | None, worker: str, wait_seconds: float | None
+    ) -> None:
+        self._http, self._run_id, self._agent_name = http, run_id, agent_name
         self._address = f"/v1/runs/{quote(run_id, safe='')}/attempts"
         self._worker, self._wait_seconds = worker, wait_seconds
         self._leased: LeasedAttempt | None = None
@@ -157,9 +160,10 @@ class Attempt:
         deadline = None if self._wait_seconds is None else time.monotonic() + self._wait_seconds
         while True:
             left = WAIT_SECONDS if deadline is None else max(0.0, min(WAIT_SECONDS, deadline - time.monotonic()))
-            request = LeaseRequest(worker=self._worker, key=key, wait_seconds=left)
+            request = LeaseRequest(worker=self._worker, key=key, wait_seconds=left, agent=self._agent_name)
             try:
-                body = self._http.post(self._address, request.model_dump_json().encode())
+                # An older platform refuses fields that it does not know.
+                body = self._http.post(self._address, request.model_dump_json(exclude_none=True).encode())
             except Conflict as error:
                 if error.problem is not None and error.problem.cause == "run_ended":
                     raise RunEnded(str(error), error.problem) from None

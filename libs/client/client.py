@@ -298,6 +298,7 @@ class Client:
         step: int | None = None,
         version: int | None = None,
         task: int | None = None,
+        agent: str | None = None,
         failed: bool | None = None,
         reward_min: float | None = None,
         reward_max: float | None = None,
@@ -311,9 +312,9 @@ class Client:
     ) -> Iterator[Rollout]:
         """Lists rollouts, newest first; `evaluation="none"` selects training rollouts.
 
-        Args: text: a part of the reason, the output, the task or an answer; role, tool: of one of its calls; these need
-            `run`; component: one that has a value, from `component_min` to `component_max`; sort: newest, oldest,
-            highest or lowest
+        Args: agent: the one of the run's `agents` that played them; text: a part of the reason, the output, the task or
+            an answer; role, tool: of one of its calls; these need `run`; component: one that has a value, from
+            `component_min` to `component_max`; sort: newest, oldest, highest or lowest
         """
         parameters: Parameters = {
             "run": run,
@@ -323,6 +324,7 @@ class Client:
             "step": step,
             "version": version,
             "task": task,
+            "agent": agent,
             "failed": failed,
             "reward_min": reward_min,
             "reward_max": reward_max,
@@ -467,24 +469,43 @@ class Client:
         body = self._http.create(path, request.model_dump_json().encode(), timeout_seconds=GRADE_SECONDS)
         return Regrade.model_validate_json(body)
 
-    def attempt(self, run_id: str, *, worker: str = "client", wait_seconds: float | None = None) -> Attempt:
+    def attempt(
+        self,
+        run_id: str,
+        *,
+        agent_name: str | None = None,
+        worker: str = "client",
+        wait_seconds: float | None = None,
+    ) -> Attempt:
         """An attempt for an agent in this process: `with client.attempt(run.id) as attempt:`, or `async with`.
 
-        Args: worker: a name for people, shown as its owner; wait_seconds: for a task; None: while the run goes on
+        Args: agent_name: the one of the run's `agents` that plays it, where it has several; worker: a name for people,
+            shown as its owner; wait_seconds: for a task; None: while the run goes on
         """
-        return Attempt(self._http, run_id, worker=worker, wait_seconds=wait_seconds)
+        return Attempt(self._http, run_id, agent_name=agent_name, worker=worker, wait_seconds=wait_seconds)
 
-    def attempts(self, run_id: str, *, worker: str = "client") -> Iterator[Attempt]:
-        """Attempts until the run has ended, each for a `with` of its own."""
-        return attempts_until(partial(self.attempt, run_id, worker=worker, wait_seconds=WAIT_SECONDS), Event())
+    def attempts(self, run_id: str, *, agent_name: str | None = None, worker: str = "client") -> Iterator[Attempt]:
+        """Attempts until the run has ended, each for a `with` of its own. Args: as those of `attempt`"""
+        return attempts_until(self._next_attempt(run_id, agent_name, worker), Event())
 
-    def work(self, run_id: str, agent: Callable[[Attempt], Result], *, at_once: int = 1, worker: str = "client") -> int:
+    def work(
+        self,
+        run_id: str,
+        agent: Callable[[Attempt], Result],
+        *,
+        agent_name: str | None = None,
+        at_once: int = 1,
+        worker: str = "client",
+    ) -> int:
         """Runs a function as the agent of a run on task after task until the run has ended; returns their number.
 
         Args: agent: returns its reward, its answer as text, or fields (`output`, `reward`, `rewards`, `facts`); an
-            exception is the agent's failure; at_once: threads
+            exception is the agent's failure; agent_name, worker: as those of `attempt`; at_once: threads
         """
-        return work(partial(self.attempt, run_id, worker=worker, wait_seconds=WAIT_SECONDS), agent, at_once)
+        return work(self._next_attempt(run_id, agent_name, worker), agent, at_once)
+
+    def _next_attempt(self, run_id: str, agent_name: str | None, worker: str) -> Callable[[], Attempt]:
+        return partial(self.attempt, run_id, agent_name=agent_name, worker=worker, wait_seconds=WAIT_SECONDS)
 
     def pools(self) -> Iterator[Pool]:
         """Lists the pools that runs may name, with their engines and runs."""

@@ -19,8 +19,12 @@ from leyden.libs.store.database import ReadSession, Session
 EXTERNAL = "external"
 ENDED_PHASES = frozenset({RunPhase.COMPLETED, RunPhase.FAILED, RunPhase.CANCELLED})
 
+_OF_AGENT = "JOIN groups g ON g.id = r.group_id AND g.agent IS NOT DISTINCT FROM CAST(:agent AS text)"
 _DEMAND = text(f"""
-    SELECT u.runner_type, s.phase, u.intent, EXISTS (SELECT FROM rollouts r WHERE r.run_id = u.id AND {DUE}) AS is_due,
+    SELECT coalesce(jsonb_path_query_first(u.config, '$.agents[*] ? (@.name == $name).runner.type',
+               jsonb_build_object('name', CAST(:agent AS text))) #>> '{{}}', u.runner_type) AS runner_type,
+           jsonb_path_query_array(u.config, '$.agents[*].name') AS agents, s.phase, u.intent,
+           EXISTS (SELECT FROM rollouts r {_OF_AGENT} WHERE r.run_id = u.id AND {DUE}) AS is_due,
            EXISTS (SELECT FROM attempts a WHERE a.run_id = u.id AND a.owner = :owner
                    AND a.state IN ('leased', 'running')) AS is_held
     FROM runs u LEFT JOIN run_status s ON s.run_id = u.id WHERE u.id = :run_id
@@ -29,7 +33,7 @@ _DEMAND = text(f"""
 # Two requests with one owner take turns. SKIP LOCKED: clients that ask at once look at different rollouts.
 _LOCK_OWNER = text("SELECT pg_advisory_xact_lock(hashtextextended('attempt of ' || :owner, 0))")
 _NEXT = text(f"""
-    SELECT r.id FROM rollouts r JOIN runs u ON u.id = r.run_id WHERE r.run_id = :run_id AND {DUE}
+    SELECT r.id FROM rollouts r JOIN runs u ON u.id = r.run_id {_OF_AGENT} WHERE r.run_id = :run_id AND {DUE}
     ORDER BY r.created_at, r.id LIMIT 1 FOR NO KEY UPDATE OF r SKIP LOCKED
 """)  # noqa: S608  # constants alone
 
@@ -59,9 +63,13 @@ _STATUS = text("""
 
 @dataclass(frozen=True)
 class Demand:
-    """The rollouts of a run for a client that asks for one."""
+    """The rollouts of a run for a client that asks for one.
+
+    Args: agents: the names of the run's `agents`; runner_type: of the agent that the client plays
+    """
 
     runner_type: str
+    agents: list[str]
     has_ended: bool
     is_due: bool
     is_held: bool
@@ -88,25 +96,32 @@ class AttemptStatus:
         return self.state in {AttemptState.LEASED, AttemptState.RUNNING}
 
 
-async def read_demand(session: ReadSession, run_id: str, owner: str) -> Demand | None:
-    """Returns whether a client of the run has work; None for an unknown run."""
-    row = (await session.execute(_DEMAND, {"run_id": run_id, "owner": owner})).one_or_none()
+async def read_demand(session: ReadSession, run_id: str, owner: str, agent: str | None = None) -> Demand | None:
+    """Returns whether a client of the run has work; None for an unknown run.
+
+    Args: agent: the one of the run's `agents` that the client plays
+    """
+    row = (await session.execute(_DEMAND, {"run_id": run_id, "owner": owner, "agent": agent})).one_or_none()
     if row is None:
         return None
     has_ended = row.phase in ENDED_PHASES or row.intent in {"cancelled", "deleted"}
-    return Demand(row.runner_type, has_ended, row.is_due, row.is_held)
+    return Demand(row.runner_type, row.agents, has_ended, row.is_due, row.is_held)
 
 
-async def lease_next(session: Session, run_id: str, owner: str, seconds: float) -> tuple[Lease | None, bool]:
-    """Leases the next due rollout of a run whose agents are external; None when another client was quicker.
+async def lease_next(
+    session: Session, run_id: str, owner: str, seconds: float, agent: str | None = None
+) -> tuple[Lease | None, bool]:
+    """Leases the next due rollout of an external agent of a run; None when another client was quicker.
 
     The second value: whether the lease is new. Idempotency key: the owner, while its attempt lives.
+
+    Args: agent: its name, where the run has several
     """
     await session.execute(_LOCK_OWNER, {"owner": owner})
     held = (await session.execute(_HELD, {"run_id": run_id, "owner": owner})).first()
     if held is not None:
         return lease_of(held), False
-    found = list(await session.scalars(_NEXT, {"run_id": run_id}))
+    found = list(await session.scalars(_NEXT, {"run_id": run_id, "agent": agent}))
     leased = await lease_rollouts(session, found, owner, seconds, EXTERNAL)
     return (leased[0] if leased else None), bool(leased)
 

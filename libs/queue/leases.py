@@ -20,19 +20,18 @@ from sqlalchemy import Row, insert, text
 
 from leyden.libs.contracts.config import Agent, BrokenDocument, RunnerConfig
 from leyden.libs.contracts.config.agents import stored_agent
-from leyden.libs.contracts.config.runners import stored_runner
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.faults import fault_point
 from leyden.libs.store import tables
-from leyden.libs.store.attempts import MAY_RUN, AttemptKey
+from leyden.libs.store.attempts import MAY_RUN, RUNNER_TYPE, AttemptKey
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.records.artifacts import Artifact, add_artifacts
 
 DUE = f"{MAY_RUN} AND r.due_at <= clock_timestamp()"
 """SQL: whether rollout r of run u may be leased now."""
 
-# Whether rollout r of run u is for the caller; null: for any runner.
-_OF_TYPE = "coalesce(CAST(:runner_type AS text), u.runner_type) = u.runner_type"
+# Whether group g of run u is for the caller; null: for any runner.
+_OF_TYPE = f"coalesce(CAST(:runner_type AS text), {RUNNER_TYPE}) = {RUNNER_TYPE}"
 
 # NO KEY UPDATE: leases of one rollout are serialised, but inserts with a foreign key to the rollout do not wait.
 # ORDER BY id: two callers with the same rollouts cannot deadlock.
@@ -40,7 +39,7 @@ _LOCK = text("SELECT FROM rollouts WHERE id = ANY(:rollout_ids) ORDER BY id FOR 
 
 OF_LEASED = """
     SELECT leased.rollout_id, leased.number, leased.run_id, leased.lease_id, leased.lease_expires_at,
-           r.group_id, r.trace_parent, r.greedy, g.dataset_id, g.task_number, t.payload,
+           r.group_id, r.trace_parent, r.greedy, g.dataset_id, g.task_number, g.agent, t.payload,
            u.config,
            jsonb_path_exists(u.config, '$.reward.components[*] ? (@.from == "otlp")') AS takes_feedback
     FROM leased
@@ -58,6 +57,7 @@ _LEASE = text(f"""
                'leased', asked.lease_id, :owner, clock_timestamp() + make_interval(secs => :seconds)
         FROM unnest(CAST(:rollout_ids AS text[]), CAST(:lease_ids AS text[])) AS asked (rollout_id, lease_id)
         JOIN rollouts r ON r.id = asked.rollout_id
+        JOIN groups g ON g.id = r.group_id
         JOIN runs u ON u.id = r.run_id
         WHERE {DUE} AND {_OF_TYPE}
         RETURNING rollout_id, number, run_id, lease_id, lease_expires_at
@@ -120,7 +120,7 @@ _END = text(f"""
 """)  # noqa: S608  # constants alone
 
 _DELIVERABLE = text(f"""
-    SELECT r.id FROM rollouts r JOIN runs u ON u.id = r.run_id
+    SELECT r.id FROM rollouts r JOIN groups g ON g.id = r.group_id JOIN runs u ON u.id = r.run_id
     WHERE {DUE} AND {_OF_TYPE}
     ORDER BY r.created_at, r.id LIMIT :limit
 """)  # noqa: S608  # constants alone
@@ -141,6 +141,7 @@ class Lease:
     task: dict[str, Any]
     """The row of the dataset as uploaded."""
     agent: Agent
+    """That of its group, as its runner."""
     runner: RunnerConfig
     trace_parent: str | None
     """W3C trace context of the rollout's creation."""
@@ -150,6 +151,8 @@ class Lease:
     """Its model calls are decoded greedily."""
     takes_feedback: bool = False
     """Its telemetry gives components of the reward."""
+    agent_name: str | None = None
+    """In the run's `agents`; None for the agent of a run that has one."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +246,7 @@ def lease_of(row: Row[Any], *, adopted: bool = False) -> Lease:
 
     Raises: BrokenDocument
     """
+    played_by = stored_agent(row.config, row.agent)
     return Lease(
         adopted=adopted,
         run_id=row.run_id,
@@ -254,8 +258,9 @@ def lease_of(row: Row[Any], *, adopted: bool = False) -> Lease:
         dataset_id=row.dataset_id,
         task_number=row.task_number,
         task=row.payload,
-        agent=stored_agent(row.config),
-        runner=stored_runner(row.config),
+        agent=played_by.agent,
+        agent_name=played_by.name,
+        runner=played_by.runner,
         trace_parent=row.trace_parent,
         greedy=row.greedy,
         takes_feedback=row.takes_feedback,

@@ -23,6 +23,9 @@ MAY_RUN = """
 """
 """SQL: whether rollout r of run u may have another attempt once it is due. The controller excuses the earlier ones."""
 
+RUNNER_TYPE = "coalesce(g.runner_type, u.runner_type)"
+"""SQL: the type of the runner that executes group g of run u."""
+
 ROLLOUT_STATE = """(CASE WHEN rollouts.state = 'queued' AND EXISTS (
     SELECT FROM attempts WHERE attempts.rollout_id = rollouts.id AND attempts.state IN ('leased', 'running')
 ) THEN 'running' WHEN rollouts.state = 'queued' AND rollouts.grading_attempt > rollouts.excused_attempt THEN 'grading'

@@ -283,6 +283,9 @@ class Evaluation(Base):
     policy_version: Mapped[int | None] = mapped_column(comment="Null: the last version, once training has ended.")
     rollouts_per_task: Mapped[int] = mapped_column(comment="Siblings per task.")
     max_tasks: Mapped[int | None] = mapped_column(comment="Only the first so many tasks; null for all.")
+    agents: Mapped[int] = mapped_column(
+        server_default="1", comment="Agents of the run, each of which plays each task in a group of its own."
+    )
     created_at: Mapped[datetime] = _created()
     __table_args__ = (UniqueConstraint("run_id", "number"),)
 
@@ -387,6 +390,12 @@ class Group(Base):
     admitted_version: Mapped[int] = mapped_column(comment="The policy version that engines served at the admission.")
     replaces: Mapped[str | None] = mapped_column(
         comment="The lost group whose task it samples again; null for a task whose turn it was."
+    )
+    agent: Mapped[str | None] = mapped_column(
+        comment="The one of the run's agents that plays it, by name; null for the agent of a run that has one."
+    )
+    runner_type: Mapped[str | None] = mapped_column(
+        comment="runner.type of its agent; null for that of the run, as in groups of an earlier version."
     )
     state: Mapped[str] = mapped_column(default=GroupState.OPEN, comment=_transitions(GROUP_TRANSITIONS))
     created_at: Mapped[datetime] = _created()

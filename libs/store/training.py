@@ -26,7 +26,7 @@ from leyden.libs.store.runs.teachers import teaching_versions
 
 _MEASURED = """
     SELECT e.id FROM evaluations e JOIN datasets d ON d.id = e.dataset_id
-    WHERE e.run_id = :run AND least(d.task_count, e.max_tasks) = (
+    WHERE e.run_id = :run AND e.agents * least(d.task_count, e.max_tasks) = (
         SELECT count(*) FROM groups WHERE evaluation_id = e.id AND state = 'complete')
 """
 _PENDING_VERSIONS = text(f"""

@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema_rs
 
 from leyden.libs.contracts.api.problems import FieldProblem
-from leyden.libs.contracts.config import BrokenDocument, Reward, RunConfig, Sft
+from leyden.libs.contracts.config import BrokenDocument, GroupAgent, Reward, RunConfig, Sft
 from leyden.libs.contracts.config.graders import (
     CODE,
     Command,
@@ -119,17 +119,22 @@ async def check_task_fields(session: ReadSession, config: RunConfig) -> None:
 
     Raises: Problem: a task lacks one; UnknownDataset
     """
-    fields = config.agent.task_fields()
+    for one in config.group_agents:
+        await _check_task_fields_of(session, config, one)
+
+
+async def _check_task_fields_of(session: ReadSession, config: RunConfig, one: GroupAgent) -> None:
+    fields = one.agent.task_fields()
     names = {config.dataset, *([config.evaluation.dataset] if config.evaluation else [])} if fields else set()
     for dataset in [await find_dataset(session, name) for name in sorted(names)]:
         for field in fields:
             # Postgres would count from the end, which the runner does not.
             if any(part.startswith("-") and part[1:].isdigit() for part in field):
-                raise refusal("agent", f"{{task.{'.'.join(field)}}}: items of a list count from 0")
+                raise refusal(one.path, f"{{task.{'.'.join(field)}}}: items of a list count from 0")
             number = await task_without(session, dataset.id, field, first=CHECKED_TASKS)
             if number is not None:
                 placeholder = f"{{task.{'.'.join(field)}}}"
-                raise refusal("agent", f"task {number} of dataset {dataset.name!r} has no field for {placeholder}")
+                raise refusal(one.path, f"task {number} of dataset {dataset.name!r} has no field for {placeholder}")
 
 
 async def check_conversations(session: ReadSession, config: RunConfig) -> None:
@@ -389,14 +394,18 @@ def check_model(model: str | None, path: str = "model", *, one_machine: bool = F
 
 
 def check_directory(config: RunConfig, settings: Settings) -> list[Judgement]:
-    """Passes a run whose agents have their folder, or whose runner may be on another machine.
+    """Passes a run whose agents have their folders, or whose runner may be on another machine.
 
-    Returns: a warning if the folder is missing beside others that this machine has, and the runner may have it
-    Raises:  Problem: the folder is missing, and the runner is on this machine
+    Returns: a warning for each folder that is missing beside others that this machine has, and the runner may have it
+    Raises:  Problem: a folder is missing, and the runner is on this machine
     """
-    if config.agent.directory is None:
+    return [warning for one in config.group_agents for warning in _check_folder(one, settings)]
+
+
+def _check_folder(one: GroupAgent, settings: Settings) -> list[Judgement]:
+    if one.agent.directory is None:
         return []
-    folder, field = Path(config.agent.directory), "agent.directory"
+    folder, field = Path(one.agent.directory), f"{one.path}.directory"
     if not _is_missing(folder):
         return []
     remedy = "write the folder that holds the agent's files"

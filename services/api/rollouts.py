@@ -68,6 +68,9 @@ async def get_rollouts(
         int | None, Query(ge=0, le=MAX_NUMBER, description="The policy version they were admitted at.")
     ] = None,
     task: Annotated[int | None, Query(ge=0, le=MAX_NUMBER, description="Number of the task in its dataset.")] = None,
+    agent: Annotated[
+        str | None, Query(max_length=100, description="The one of the run's `agents` that played them.")
+    ] = None,
     failed: Annotated[
         bool | None, Query(description="Whether agent or platform failed: excluded, or finished without success.")
     ] = None,
@@ -107,6 +110,7 @@ async def get_rollouts(
         reward_min=reward_min,
         reward_max=reward_max,
         text=text,
+        agent=agent,
         role=role,
         tool=tool,
         component=component,

@@ -26,7 +26,7 @@ from leyden.libs.contracts.api.runs import (
     RunParent,
     Step,
 )
-from leyden.libs.contracts.config import Computation, KubernetesRunner, RunConfig
+from leyden.libs.contracts.config import Computation, GroupAgent, KubernetesRunner, RunConfig
 from leyden.libs.contracts.judgements import Judgement, Machine, judge
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.queue.external import EXTERNAL
@@ -88,16 +88,22 @@ def _check_services(request: Request, config: RunConfig) -> None:
     """Refuses a runner, an agent's pod, a grader or a provider that this platform lacks or its operator forbids."""
     check_sources(config.reward, request.app.state.settings)
     check_providers(config, request.app.state.settings)
+    for one in config.group_agents:
+        _check_runner(request, one)
+
+
+def _check_runner(request: Request, one: GroupAgent) -> None:
     executed = request.app.state.settings.runner_types
-    if config.runner.type == EXTERNAL:
+    if one.runner.type == EXTERNAL:
         context_of(request)
-    elif executed is not None and config.runner.type not in executed:
+    elif executed is not None and one.runner.type not in executed:
         detail = (
-            f"runner.type: this platform's runners execute {', '.join(sorted(executed))} and not {config.runner.type}"
+            f"{one.runner_path}.type: this platform's runners execute {', '.join(sorted(executed))} and not"
+            f" {one.runner.type}"
         )
         raise Problem(422, detail, cause="runner_type")
     rules: AgentRules = request.app.state.settings.agent_rules
-    if isinstance(config.runner, KubernetesRunner) and (refused := rules.refusals(config.runner)):
+    if isinstance(one.runner, KubernetesRunner) and (refused := rules.refusals(one.runner)):
         raise Problem(422, "; ".join(refused), cause="agent_rules")
 
 

@@ -194,7 +194,7 @@ class Controller:
         fault_point("controller.admitted")
         GROUPS_ADMITTED.labels("training" if groups[0].evaluation_id is None else "evaluation").inc(len(groups))
         log.info("groups admitted", run_id=run.id, groups=len(groups), first=groups[0].id, version=served[run.id])
-        return [QueuedRollout(one, run.config.runner.type) for one in rollout_ids]
+        return [QueuedRollout(one, group.runner_type) for group in groups for one in group.rollout_ids]
 
     async def _past_of(self, run: RunFacts) -> tuple[dict[int, float], Replacements]:
         """The facts of earlier groups that decide on the tasks of the next ones."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from leyden.libs.contracts.api.body import Body, RequestBody
+from leyden.libs.contracts.config.agents import AgentName
 from leyden.libs.contracts.conversation import Json
 from leyden.libs.contracts.rewards import RewardValue
 from leyden.libs.contracts.states import OutcomeKind
@@ -25,6 +26,8 @@ class LeaseRequest(RequestBody):
     """The client's choice, another for each attempt: while that attempt lives, a repeat gets it again."""
     wait_seconds: float = Field(default=0.0, ge=0, le=30)
     """So long the answer waits for a task that is due."""
+    agent: AgentName | None = None
+    """The one of the run's `agents` that the client plays; null for a run that has one agent."""
 
 
 class LeasedAttempt(Body):
@@ -36,6 +39,8 @@ class LeasedAttempt(Body):
     rollout_id: str
     number: int
     """The attempt's number in its rollout, from 1."""
+    agent: str | None = None
+    """The one of the run's `agents` that plays it; null for a run that has one agent."""
     dataset_id: str
     task_number: int
     task: Json

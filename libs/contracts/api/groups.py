@@ -66,6 +66,8 @@ class Group(Body):
     id: str
     run_id: str
     evaluation_id: str | None
+    agent: str | None = None
+    """The one of the run's `agents` that plays it; null for a run that has one agent."""
     number: int
     dataset_id: str
     task_number: int

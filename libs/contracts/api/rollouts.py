@@ -21,6 +21,8 @@ class Rollout(Body):
     run_id: str
     group_id: str
     evaluation_id: str | None
+    agent: str | None = None
+    """The one of the run's `agents` that plays it; null for a run that has one agent."""
     sibling: int
     greedy: bool = False
     """Decoded greedily: the baseline of its siblings, never trained."""

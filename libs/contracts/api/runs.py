@@ -83,6 +83,17 @@ class RunPolicy(Body):
     """Its alarms that last."""
 
 
+class AgentProgress(Body):
+    """The training rollouts of one of a run's `agents`."""
+
+    step: int | None
+    """The last step that consumed rollouts of it; null before."""
+    rollouts: int
+    """Finished rollouts of it that this step consumed."""
+    reward_mean: float | None
+    """Their mean reward."""
+
+
 class Run(Body):
     """One training job."""
 
@@ -130,6 +141,9 @@ class Run(Body):
     policies: dict[str, RunPolicy] = Field(default_factory=dict)
     """The run's further policies by name, without those of a provider: nothing of theirs is made here. The run's own
     model is in the fields above. `?policy=NAME` asks for a policy's steps, metrics, versions and samples."""
+    agents: dict[str, AgentProgress] = Field(default_factory=dict)
+    """The run's agents by name, in the order of the document; empty for a run that has one agent. Only in the answer
+    about one run. The metric `agent.NAME.reward_mean` has their curves."""
     computation: Computation | None = None
     """The settings that the document leaves to the trainer's device, as its first trainer resolved them; null before.
     Only in the answer about one run."""
@@ -213,6 +227,8 @@ class EvaluationResults(Body):
     """Whether all rollouts ended and none of them is pending."""
     reward: Statistic | None
     """Null while nothing is measured."""
+    agents: dict[str, Statistic] = Field(default_factory=dict)
+    """The reward of each of the run's `agents` that has one, by name; empty for a run that has one agent."""
     facts: list[Fact]
 
 

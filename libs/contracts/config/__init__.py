@@ -4,7 +4,7 @@ Defaults follow the recipe of `make demo`; `docs/how-to` explains when to change
 module each its parts, and `checks` the contradictions between parts.
 """
 
-from leyden.libs.contracts.config.agents import Agent
+from leyden.libs.contracts.config.agents import Agent, GroupAgent, NamedAgent
 from leyden.libs.contracts.config.algorithms import (
     Algorithm,
     Cispo,
@@ -74,11 +74,13 @@ __all__ = [
     "EvaluationPlan",
     "ExternalRunner",
     "FailureRule",
+    "GroupAgent",
     "Gspo",
     "IdenticalCredit",
     "ImportanceSampling",
     "KubernetesRunner",
     "Lora",
+    "NamedAgent",
     "Optimizer",
     "Overlong",
     "Override",

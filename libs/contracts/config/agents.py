@@ -1,18 +1,25 @@
-"""The command that runs an agent, and the variables that it may not set."""
+"""The commands that run the agents of a run, each with its runner."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator, model_validator
 
-from leyden.libs.contracts.config.document import BrokenDocument, Document, FolderPath, stored_object
+from leyden.libs.contracts.config.document import Argument, BrokenDocument, Document, FolderPath, stored_object
+from leyden.libs.contracts.config.runners import (
+    OF_REWARDS,
+    ProcessRunner,
+    RunnerConfig,
+    VariableName,
+    reserved_names,
+    stored_runner,
+)
 from leyden.libs.contracts.placeholders import task_fields
 
-Argument = Annotated[str, Field(max_length=100_000, pattern=r"^[^\x00]*$")]
-"""A word of a command or a value of its environment; Linux limits one to 128 KiB."""
-VariableName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^=\x00]+$")]
+AgentName = Annotated[str, Field(max_length=100, pattern=r"^\w[\w.-]*$")]
 
 
 def _below_the_workspace(pattern: str) -> str:
@@ -23,20 +30,6 @@ def _below_the_workspace(pattern: str) -> str:
 
 ArtifactPattern = Annotated[FolderPath, Field(max_length=255), AfterValidator(_below_the_workspace)]
 """Names with `*`, `?` and `[…]`; `**` is any number of folders."""
-
-RESERVED_NAMES = frozenset(
-    {
-        *("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "OPENAI_CUSTOM_HEADERS"),
-        *("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_CUSTOM_HEADERS"),
-        *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_RESOURCE_ATTRIBUTES", "TRACEPARENT"),
-    }
-)
-"""Variables of agents that carry the platform's addresses, keys and ids, beside those in `LEYDEN_`."""
-
-
-def reserved_names(names: Iterable[str]) -> list[str]:
-    """Those that the platform sets in every agent's environment."""
-    return sorted(name for name in names if name.startswith("LEYDEN_") or name in RESERVED_NAMES)
 
 
 class Agent(Document):
@@ -95,6 +88,42 @@ class ExternalAgent(Agent):
         return value
 
 
+class NamedAgent(Agent):
+    """One of several agents of a run. It plays whole groups: all siblings of a task are its own."""
+
+    name: AgentName
+    """The name by which people see and filter its rollouts."""
+    command: list[Argument] = Field(default_factory=list, max_length=256)
+    """As that of `agent`: required, and none with `runner.type: external`."""
+    runner: RunnerConfig = Field(default_factory=ProcessRunner)
+    """Its fields go over those of the run's `runner`; with another `type` it has the fields that it names alone. Left
+    out, it is the run's `runner`, which alone says `stdout_reward` and `grant_reward`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_one_of_its_runner(cls, document: Any) -> Any:
+        if isinstance(document, Mapping):
+            _kind_of(document).model_validate(_fields_of(document))
+        return document
+
+
+@dataclass(frozen=True)
+class GroupAgent:
+    """An agent of a run, with its runner, as its groups have it."""
+
+    name: str | None
+    """Null for the one agent of a run without `agents`."""
+    path: str
+    """Its place in the document: `agent`, or `agents.1` for the second one."""
+    agent: Agent
+    runner: RunnerConfig
+
+    @property
+    def runner_path(self) -> str:
+        """The place of its runner in the document."""
+        return "runner" if self.name is None else f"{self.path}.runner"
+
+
 class _External(BaseModel):
     agent: ExternalAgent = Field(default_factory=ExternalAgent)
 
@@ -104,25 +133,64 @@ def with_external_agent(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Raises: ValidationError: a field that starts an agent, with its path
     """
-    if not is_external(document):
+    if document.get("agents") or not is_external(document):
         return document
     return {**document, "agent": _External.model_validate(document).agent}
 
 
-def stored_agent(document: object) -> Agent:
-    """Returns the agent of a stored document, without what a newer version has added to it.
+def with_runners(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a run's document each of whose `agents` has its complete runner; others as they are."""
+    agents, runner = document.get("agents"), document.get("runner", {})
+    if not isinstance(agents, list) or not isinstance(runner, Mapping):
+        return document
+    return {**document, "agents": [_with_runner(one, runner) for one in agents]}
 
+
+def _with_runner(agent: Any, runner: Mapping[str, Any]) -> Any:
+    own = agent.get("runner", {}) if isinstance(agent, Mapping) else None
+    if not isinstance(own, Mapping):
+        return agent
+    kinds = [one.get("type", "process") for one in (runner, {**runner, **own})]
+    shared = runner if kinds[0] == kinds[1] else {name: runner[name] for name in OF_REWARDS if name in runner}
+    return {**agent, "runner": {**shared, **own}}
+
+
+def stored_agent(document: object, name: str | None) -> GroupAgent:
+    """Returns an agent of a stored document, without what a newer version has added to it.
+
+    Args:   name: as the agent's group has it
     Raises: BrokenDocument
     """
     stored = stored_object(document)
-    kind = ExternalAgent if is_external(stored) else Agent
+    if name is None:
+        return GroupAgent(None, "agent", _read(stored, stored.get("agent"), "agent"), stored_runner(stored))
+    agents = stored.get("agents")
+    named = [one if isinstance(one, Mapping) else {} for one in agents] if isinstance(agents, list) else []
+    found = next((number for number, one in enumerate(named) if one.get("name") == name), None)
+    if found is None:
+        raise BrokenDocument(f"the stored document does not parse: agents: it has no agent {name!r}")
+    path, own = f"agents.{found}", named[found]
+    return GroupAgent(name, path, _read(own, _fields_of(own), path), stored_runner(own, path))
+
+
+def _read(document: Mapping[str, Any], agent: Any, path: str) -> Agent:
+    """Args: document: of the run or of a named agent: it has the runner"""
     try:
-        return kind.model_validate(stored.get("agent"), extra="ignore")
+        return _kind_of(document).model_validate(agent, extra="ignore")
     except ValidationError as error:
-        raise BrokenDocument.of(error, "agent") from error
+        raise BrokenDocument.of(error, path) from error
+
+
+def _kind_of(document: Mapping[str, Any]) -> type[Agent]:
+    return ExternalAgent if is_external(document) else Agent
+
+
+def _fields_of(agent: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a named agent that every agent has."""
+    return {name: value for name, value in agent.items() if name in Agent.model_fields}
 
 
 def is_external(document: Mapping[str, Any]) -> bool:
-    """Whether the platform does not start the agents of a run's document."""
+    """Whether the platform does not start the agent that has this runner."""
     runner = document.get("runner")
     return isinstance(runner, Mapping) and runner.get("type") == "external"

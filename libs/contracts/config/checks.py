@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from leyden.libs.contracts.config.agents import Agent
+from leyden.libs.contracts.config.agents import Agent, GroupAgent, NamedAgent
 from leyden.libs.contracts.config.algorithms import Algorithm, Sft
 from leyden.libs.contracts.config.credit import Baseline, Credit, DiscountedCredit
 from leyden.libs.contracts.config.evaluation import MAX_PLANNED_EVALUATIONS, EvaluationPlan
 from leyden.libs.contracts.config.policies import Policy, Role
 from leyden.libs.contracts.config.reward import Reward
-from leyden.libs.contracts.config.runners import RunnerConfig
+from leyden.libs.contracts.config.runners import OF_REWARDS, RunnerConfig
 from leyden.libs.contracts.config.sampling import Sampling
 from leyden.libs.contracts.config.training import EarlyStopping, Optimizer
 
@@ -84,8 +84,13 @@ def check_distillation(algorithm: Algorithm, sampling: Sampling, baseline: Basel
         raise ValueError(f"{', '.join(given)} cannot act beside the advantages of algorithm.distillation: remove it")
 
 
-def check_moving_average(baseline: Baseline, sampling: Sampling) -> None:
-    """A moving average needs no siblings."""
+def check_moving_average(baseline: Baseline, sampling: Sampling, agents: Sequence[NamedAgent]) -> None:
+    """A moving average needs no siblings, and compares the groups of one agent."""
+    if baseline.type == "ema" and len(agents) > 1:
+        raise ValueError(
+            "credit.baseline.type 'ema' compares the groups of all agents with each other: write 'mean', which compares"
+            " the siblings of one, or a run for each agent"
+        )
     if baseline.type == "ema" and sampling.min_siblings > 1:
         raise ValueError(
             f"sampling.min_siblings {sampling.min_siblings} excludes groups that credit.baseline 'ema' can"
@@ -192,17 +197,37 @@ def check_policies(
         raise ValueError(f"train: no role of the policies {idle} trains: add one to train, or set their frozen to true")
 
 
-def check_agents_files(agent: Agent, runner: RunnerConfig) -> None:
+def check_agents(agent: Agent | None, agents: Sequence[NamedAgent], runner: RunnerConfig) -> None:
+    """A run has one agent, or several with a name each; all of them are rewarded in the same way."""
+    if agent is not None and agents:
+        raise ValueError("agent and agents: a run has one or the other: write the agent into agents, with a name")
+    if agent is None and not agents:
+        raise ValueError("agent: the run has none: write its command, or several agents with names into agents")
+    names = [one.name for one in agents]
+    if double := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"agents: {double} name two agents each: write another name")
+    if len({one.hosted_tools for one in agents}) > 1:
+        raise ValueError("agents: hosted_tools is the same for all agents of a run: write one value into each")
+    for number, one in enumerate(agents):
+        for field in OF_REWARDS:
+            if getattr(one.runner, field) != getattr(runner, field):
+                raise ValueError(
+                    f"agents.{number}.runner.{field} differs from runner.{field}, which all agents of a run share:"
+                    " write it into runner alone"
+                )
+
+
+def check_agents_files(one: GroupAgent) -> None:
     """The image of a pod holds the agent's files."""
-    if runner.type == "kubernetes" and agent.directory is not None:
+    if one.runner.type == "kubernetes" and one.agent.directory is not None:
         raise ValueError(
-            "agent.directory is a folder of a runner's machine, and runner.type 'kubernetes' has none: "
-            "put the files into runner.image"
+            f"{one.path}.directory is a folder of a runner's machine, and runner.type 'kubernetes' has none: "
+            f"put the files into {one.runner_path}.image"
         )
-    if runner.type == "kubernetes" and agent.artifacts:
+    if one.runner.type == "kubernetes" and one.agent.artifacts:
         raise ValueError(
-            "agent.artifacts are files of a runner's machine, and the pods of runner.type 'kubernetes' keep none: let"
-            " the agent print them, or use runner.type 'process'"
+            f"{one.path}.artifacts are files of a runner's machine, and the pods of runner.type 'kubernetes' keep none:"
+            " let the agent print them, or use runner.type 'process'"
         )
 
 
@@ -215,15 +240,15 @@ def check_mini_batches(algorithm: Algorithm, sampling: Sampling) -> None:
         )
 
 
-def check_task_file(agent: Agent, runner: RunnerConfig) -> None:
+def check_task_file(one: GroupAgent) -> None:
     """The task's file has a place where the runner's backend can write it."""
-    name = agent.task_file
+    name = one.agent.task_file
     if name is None:
         return
-    if runner.type == "kubernetes" and (not name.startswith("/") or ".." in name.split("/")):
-        raise ValueError("agent.task_file: write an absolute path of the pod, such as /app/input.json")
-    if runner.type == "process" and ("/" in name or name in {".", ".."}):
-        raise ValueError("agent.task_file: write a name in the agent's working folder, such as input.json")
+    if one.runner.type == "kubernetes" and (not name.startswith("/") or ".." in name.split("/")):
+        raise ValueError(f"{one.path}.task_file: write an absolute path of the pod, such as /app/input.json")
+    if one.runner.type == "process" and ("/" in name or name in {".", ".."}):
+        raise ValueError(f"{one.path}.task_file: write a name in the agent's working folder, such as input.json")
 
 
 def check_reward(reward: Reward | None, runner: RunnerConfig) -> None:

@@ -10,6 +10,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 Word = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
 FolderPath = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
 
+Argument = Annotated[str, Field(max_length=100_000, pattern=r"^[^\x00]*$")]
+"""A word of a command or a value of its environment; Linux limits one to 128 KiB."""
 PoolName = Annotated[str, Field(max_length=30, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
 """A pool of engines. Objects of Kubernetes have it in their names."""
 DEFAULT_POOL = "default"

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from leyden.libs.contracts.config.agents import Argument
-from leyden.libs.contracts.config.document import Document, FolderPath, PinnedImage, Resources, Word
+from leyden.libs.contracts.config.document import Argument, Document, FolderPath, PinnedImage, Resources, Word
 from leyden.libs.contracts.json_path import segments_of
 
 FIELD = re.compile(r"\{([A-Za-z_]\w*(?:\.[^{}.\x00]+)*)\}")

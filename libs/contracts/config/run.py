@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from leyden.libs.contracts.config import checks
-from leyden.libs.contracts.config.agents import Agent, with_external_agent
+from leyden.libs.contracts.config.agents import Agent, GroupAgent, NamedAgent, with_external_agent, with_runners
 from leyden.libs.contracts.config.algorithms import Algorithm, PpoClip
 from leyden.libs.contracts.config.computation import Computation, Device
 from leyden.libs.contracts.config.credit import Credit
@@ -33,8 +33,11 @@ class RunConfig(Document):
     recipe."""
     dataset: Word
     """Id or name of the training dataset."""
-    agent: Agent
-    """With `runner.type: external` it may be left out, and has no command."""
+    agent: Agent | None = None
+    """The run's one agent. With `runner.type: external` it may be left out, and has no command."""
+    agents: list[NamedAgent] = Field(default_factory=list, max_length=20)
+    """Several agents in place of `agent`, which share tasks and policies. Each group of training is played by one of
+    them, in turn by the group's number; an evaluation plays each task with each of them."""
     model: FolderPath | None = None
     """Absolute folder of the base model (Hugging Face format), no id of the Hub; null for the model of the pool.
     Its tokens and architecture are the pool's; its weights and chat template may be its own."""
@@ -84,11 +87,13 @@ class RunConfig(Document):
         document = self.model_dump(mode="json")
         if self.sampling.failure_reward is None:
             del document["sampling"]["failure_reward"]
-        if not self.agent.artifacts:
+        if self.agent is not None and not self.agent.artifacts:
             del document["agent"]["artifacts"]
-        for name in ("embeddings", "reward"):
+        for name in ("agent", "embeddings", "reward"):
             if document[name] is None:
                 del document[name]
+        if not self.agents:
+            del document["agents"]
         # The trainer's device decides. The version before computes with its own defaults.
         for part, name in (("training", "precision"), ("training", "attention"), ("algorithm", "correction")):
             if document[part][name] is None:
@@ -105,7 +110,7 @@ class RunConfig(Document):
     def _begins_with_its_recipe(cls, document: Any) -> Any:
         if not isinstance(document, Mapping):
             return document
-        return with_external_agent(with_rate(with_line(expanded(document))))
+        return with_external_agent(with_runners(with_rate(with_line(expanded(document)))))
 
     @field_validator("recipe")
     @classmethod
@@ -119,7 +124,7 @@ class RunConfig(Document):
         checks.check_critic(self.algorithm, self.credit, self.sampling)
         checks.check_demonstrations(self.algorithm, self.sampling, self.credit.baseline, self.policies)
         checks.check_distillation(self.algorithm, self.sampling, self.credit.baseline)
-        checks.check_moving_average(self.credit.baseline, self.sampling)
+        checks.check_moving_average(self.credit.baseline, self.sampling, self.agents)
         checks.check_schedule(self.optimizer, self.training.steps)
         checks.check_refills(self.sampling, self.algorithm, self.credit.baseline)
         checks.check_narrow_band(self.algorithm, self.sampling)
@@ -129,11 +134,20 @@ class RunConfig(Document):
         checks.check_policies(self.policies, self.roles, self.train, self.training.steps)
         for name in self.served_policies:
             self.policy_document(name)
-        checks.check_agents_files(self.agent, self.runner)
+        checks.check_agents(self.agent, self.agents, self.runner)
+        for one in self.group_agents:
+            checks.check_agents_files(one)
+            checks.check_task_file(one)
         checks.check_mini_batches(self.algorithm, self.sampling)
-        checks.check_task_file(self.agent, self.runner)
         checks.check_reward(self.reward, self.runner)
         return self
+
+    @property
+    def group_agents(self) -> list[GroupAgent]:
+        """The run's agents, of which one plays each group: `agents` in their order, or `agent` alone."""
+        if self.agent is not None:
+            return [GroupAgent(None, "agent", self.agent, self.runner)]
+        return [GroupAgent(one.name, f"agents.{number}", one, one.runner) for number, one in enumerate(self.agents)]
 
     def computation(self, device: Device) -> Computation:
         """The settings that the document leaves to the device of its trainer, resolved."""

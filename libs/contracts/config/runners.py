@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
-from leyden.libs.contracts.config.agents import VariableName, reserved_names
 from leyden.libs.contracts.config.document import (
     BrokenDocument,
     Document,
@@ -16,8 +16,23 @@ from leyden.libs.contracts.config.document import (
     stored_object,
 )
 
+VariableName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^=\x00]+$")]
 SecretName = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
 LabelValue = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9._-]*$")]
+
+RESERVED_NAMES = frozenset(
+    {
+        *("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "OPENAI_CUSTOM_HEADERS"),
+        *("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_CUSTOM_HEADERS"),
+        *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_RESOURCE_ATTRIBUTES", "TRACEPARENT"),
+    }
+)
+"""Variables of agents that carry the platform's addresses, keys and ids, beside those in `LEYDEN_`."""
+
+
+def reserved_names(names: Iterable[str]) -> list[str]:
+    """Those that the platform sets in every agent's environment."""
+    return sorted(name for name in names if name.startswith("LEYDEN_") or name in RESERVED_NAMES)
 
 
 class _Runner(Document):
@@ -30,6 +45,10 @@ class _Runner(Document):
     stdout_reward: bool = True
     """Whether the last line of the agent's stdout may hold its own reward. False: no line is read, a success
     starts from 0, and rewards come from outside, telemetry with `grant_reward`, or `credit.air`."""
+
+
+OF_REWARDS = ("grant_reward", "stdout_reward")
+"""The fields of a runner that say where rewards come from: all agents of a run have the same."""
 
 
 class ProcessRunner(_Runner):
@@ -100,13 +119,14 @@ RunnerConfig = Annotated[
 _RUNNER: TypeAdapter[RunnerConfig] = TypeAdapter(RunnerConfig)
 
 
-def stored_runner(document: object) -> RunnerConfig:
+def stored_runner(document: object, *path: str) -> RunnerConfig:
     """Returns the runner of a stored document, without what a newer version has added to it.
 
+    Args:   path: of the document in that of the run, where it is a part of it
     Raises: BrokenDocument
     """
     runner = stored_object(document).get("runner")
     try:
         return _RUNNER.validate_python(runner or {}, extra="ignore")
     except ValidationError as error:
-        raise BrokenDocument.of(error, "runner") from error
+        raise BrokenDocument.of(error, *path, "runner") from error

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from leyden.libs.contracts.config import BypassCorrection, Reward, RunConfig
+from leyden.libs.contracts.config import BypassCorrection, GroupAgent, Reward, RunConfig
 from leyden.libs.contracts.config.graders import CODE, Container, RelativeModel
 from leyden.libs.contracts.judgements.finding import Judgement, Severity
 from leyden.libs.contracts.judgements.rewards import judge_rewards
@@ -102,9 +102,13 @@ def _is_compared_alone(run: RunConfig) -> bool:
 
 
 def _lacks_its_files(run: RunConfig) -> bool:
-    scripts = [word for word in run.agent.command if PurePath(word).suffix in SCRIPTS and " " not in word]
+    return any(_names_a_missing_file(one) for one in run.group_agents)
+
+
+def _names_a_missing_file(one: GroupAgent) -> bool:
+    scripts = [word for word in one.agent.command if PurePath(word).suffix in SCRIPTS and " " not in word]
     relative = any(word[0] not in "/{" for word in scripts)
-    return run.runner.type == "process" and run.agent.directory is None and relative
+    return one.runner.type == "process" and one.agent.directory is None and relative
 
 
 RULES: tuple[Rule, ...] = (

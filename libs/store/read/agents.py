@@ -1,17 +1,19 @@
-"""The agents of a run, by the fingerprints in its calls."""
+"""The agents of a run: by the fingerprints in its calls, and the rewards of those that its document names."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Row, text
 
 from leyden.libs.contracts.api.body import Page
-from leyden.libs.contracts.api.runs import RunAgent
+from leyden.libs.contracts.api.runs import AgentProgress, RunAgent
 from leyden.libs.contracts.conversation import Tool
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.paging import decode_cursor, page
+from leyden.libs.store.rewards import REWARD
 
 _NAMES = ", ".join(
     f"attributes ->> '{name}'"
@@ -55,6 +57,47 @@ _AGENTS = text(f"""
     FROM found JOIN model_calls c ON c.run_id = :run_id AND c.id = found.call_id
     ORDER BY first_ns, agent
 """)  # noqa: S608  # constants alone
+
+
+# A greedy rollout is a baseline, and shows what the policy would do, not what it samples.
+_CONSUMED = f"""
+    FROM step_groups JOIN groups ON groups.id = step_groups.group_id
+    JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished' AND NOT rollouts.greedy
+    CROSS JOIN LATERAL (SELECT {REWARD} AS reward) AS earned
+    WHERE step_groups.run_id = :run_id
+"""  # constants alone
+
+# Why: steps are read from the last one back, so the cost does not grow with a run's past.
+_PROGRESS = text(f"""
+    SELECT named.agent, last.step, of_step.rollouts, of_step.reward_mean
+    FROM unnest(CAST(:agents AS text[])) WITH ORDINALITY AS named (agent, place)
+    LEFT JOIN LATERAL (
+        SELECT s.step FROM step_groups s JOIN groups g ON g.id = s.group_id AND g.agent = named.agent
+        WHERE s.run_id = :run_id AND s.step IS NOT NULL ORDER BY s.step DESC LIMIT 1
+    ) AS last ON true
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS rollouts, avg(earned.reward) AS reward_mean {_CONSUMED}
+            AND step_groups.step = last.step AND groups.agent = named.agent
+    ) AS of_step
+    ORDER BY named.place
+""")  # noqa: S608  # constants alone
+
+_REWARDS = text(f"""
+    SELECT step_groups.step, groups.agent, avg(earned.reward) AS reward_mean {_CONSUMED}
+        AND step_groups.step IS NOT NULL AND groups.agent IS NOT NULL
+    GROUP BY step_groups.step, groups.agent HAVING count(earned.reward) > 0 ORDER BY step_groups.step, groups.agent
+""")  # constants alone
+
+
+async def agents_progress(session: ReadSession, run_id: str, names: Sequence[str]) -> dict[str, AgentProgress]:
+    """The rewards of a run's named agents in the last step that consumed rollouts of each."""
+    rows = await session.execute(_PROGRESS, {"run_id": run_id, "agents": list(names)})
+    return {row.agent: AgentProgress(step=row.step, rollouts=row.rollouts, reward_mean=row.reward_mean) for row in rows}
+
+
+async def agents_rewards(session: ReadSession, policy_id: str) -> list[tuple[int, str, float]]:
+    """The step, the name and the mean reward of each agent with rollouts in a step, for a run that names its agents."""
+    return [tuple(row) for row in await session.execute(_REWARDS, {"run_id": policy_id})]
 
 
 async def list_agents(session: ReadSession, run_id: str, *, cursor: str | None, limit: int) -> Page[RunAgent]:

@@ -31,7 +31,8 @@ _ON_THE_SAME_TASKS = text("""
 """)
 
 _TASKS = text(f"""
-    SELECT e.id, e.number, e.rollouts_per_task, least(d.task_count, e.max_tasks) AS asked, groups.task_number,
+    SELECT e.id, e.number, e.rollouts_per_task * e.agents AS rollouts_per_task,
+        least(d.task_count, e.max_tasks) AS asked, groups.task_number,
         min(groups.admitted_version) AS version, count(*) FILTER (WHERE rollouts.state <> 'queued') AS ended,
         count(*) FILTER (WHERE graded.is_open) AS ungraded, avg(earned.reward) AS mean
     FROM evaluations e JOIN datasets d ON d.id = e.dataset_id

@@ -84,6 +84,7 @@ async def get_group(session: ReadSession, group_id: str, *, calls: int) -> Group
         id=group.id,
         run_id=group.run_id,
         evaluation_id=group.evaluation_id,
+        agent=group.agent,
         number=group.number,
         dataset_id=group.dataset_id,
         task_number=group.task_number,

@@ -19,6 +19,7 @@ from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.policies import OWN
 from leyden.libs.store.read import call_counts, step_figures
+from leyden.libs.store.read.agents import agents_rewards
 from leyden.libs.store.read.intervals import TaskSums, statistic
 from leyden.libs.store.read.paging import decode_cursor, page
 from leyden.libs.store.rewards import REWARD, UNGRADED
@@ -29,7 +30,7 @@ MAX_TEXTS = 20
 # The reward of the line is a part of `rollouts.reward`, with the policy for failures applied. Numbers too large for
 # statistics are left out: JSON has no bound, double precision has, and sums of squares have it sooner.
 _FACTS_OF_TASKS = """
-    SELECT groups.evaluation_id, groups.id, fact.key AS name, jsonb_typeof(fact.value) = 'string' AS is_text,
+    SELECT groups.evaluation_id, groups.task_number, fact.key AS name, jsonb_typeof(fact.value) = 'string' AS is_text,
         CASE WHEN jsonb_typeof(fact.value) = 'string' THEN left(fact.value #>> '{}', 100) END AS text,
         CASE WHEN jsonb_typeof(fact.value) = 'string' THEN count(*) ELSE count(number.value) END AS n,
         sum(number.value) AS s, bool_and(number.value IN (0, 1)) AS is_binary
@@ -57,26 +58,29 @@ _EVALUATION_FACTS = text(f"""
 
 _EARNED = f"CROSS JOIN LATERAL (SELECT {REWARD} AS reward) AS earned"
 
-_EVALUATION_ROLLOUTS = text(f"""
-    SELECT evaluation_id, state, sum(rollouts)::bigint AS rollouts, min(version) AS version,
+_REWARDS_OF_TASKS = f"""
+    SELECT evaluation_id, agent, state, sum(rollouts)::bigint AS rollouts, min(version) AS version,
         sum(ungraded)::bigint AS ungraded, {_SUMS} FROM (
-        SELECT groups.evaluation_id, groups.id, count(*) AS rollouts,
+        SELECT groups.evaluation_id, groups.task_number, {{agent}} AS agent, count(*) AS rollouts,
             CASE WHEN earned.reward IS NOT NULL THEN 'finished' ELSE {ROLLOUT_STATE} END AS state,
             count(earned.reward) AS n, sum(earned.reward) AS s, bool_and(earned.reward IN (0, 1)) AS is_binary,
             min(groups.admitted_version) AS version, count(*) FILTER (WHERE graded.is_open) AS ungraded
         FROM groups JOIN rollouts ON rollouts.group_id = groups.id JOIN runs ON runs.id = groups.run_id
         CROSS JOIN LATERAL (SELECT {UNGRADED} AS is_open) AS graded
         CROSS JOIN LATERAL (SELECT CASE WHEN NOT graded.is_open THEN {REWARD} END AS reward) AS earned
-        WHERE groups.evaluation_id = ANY(:evaluation_ids) GROUP BY 1, 2, 4
-    ) AS of_tasks GROUP BY 1, 2
-""")  # noqa: S608  # constants alone
+        WHERE groups.evaluation_id = ANY(:evaluation_ids) {{condition}} GROUP BY 1, 2, 3, 5
+    ) AS of_tasks GROUP BY 1, 2, 3
+"""  # noqa: S608  # constants alone
+_EVALUATION_ROLLOUTS = text(_REWARDS_OF_TASKS.format(agent="NULL::text", condition=""))
+_EVALUATION_AGENTS = text(_REWARDS_OF_TASKS.format(agent="groups.agent", condition="AND groups.agent IS NOT NULL"))
 
 _EXPECTED = text("""
     SELECT evaluations.id,
         CASE WHEN status.phase = 'completed' AND evaluations.policy_version > coalesce(
             (SELECT max(version) FROM policy_versions WHERE run_id = evaluations.run_id), 0)
         -- Training stopped early and made no such version.
-        THEN 0 ELSE evaluations.rollouts_per_task * least(datasets.task_count, evaluations.max_tasks) END AS rollouts
+        THEN 0 ELSE evaluations.rollouts_per_task * evaluations.agents
+            * least(datasets.task_count, evaluations.max_tasks) END AS rollouts
     FROM evaluations JOIN datasets ON datasets.id = evaluations.dataset_id
     LEFT JOIN run_status AS status ON status.run_id = evaluations.run_id
     WHERE evaluations.id = ANY(:evaluation_ids)
@@ -181,15 +185,22 @@ async def _with_results(session: ReadSession, rows: Sequence[tables.Evaluation])
     ids = {"evaluation_ids": [row.id for row in rows]}
     states = _grouped((await session.execute(_EVALUATION_ROLLOUTS, ids)).mappings(), "evaluation_id")
     facts = _grouped((await session.execute(_EVALUATION_FACTS, ids)).mappings(), "evaluation_id")
+    of_agents = _grouped((await session.execute(_EVALUATION_AGENTS, ids)).mappings(), "evaluation_id")
     expected = {record["id"]: record["rollouts"] for record in (await session.execute(_EXPECTED, ids)).mappings()}
-    return [_evaluation(row, states[row.id], facts[row.id], expected[row.id]) for row in rows]
+    return [_evaluation(row, states[row.id], of_agents[row.id], facts[row.id], expected[row.id]) for row in rows]
 
 
-def _evaluation(row: tables.Evaluation, states: Sequence[Record], facts: Sequence[Record], expected: int) -> Evaluation:
+def _evaluation(
+    row: tables.Evaluation,
+    states: Sequence[Record],
+    of_agents: Sequence[Record],
+    facts: Sequence[Record],
+    expected: int,
+) -> Evaluation:
     counts = {record["state"]: record["rollouts"] for record in states}
     terminal = sum(count for state, count in counts.items() if state not in _OPEN)
     ungraded = sum(record["ungraded"] for record in states) + counts.get(ShownRolloutState.GRADING, 0)
-    finished = next((record for record in states if record["state"] == "finished" and record["count"]), None)
+    finished = next(filter(_is_measured, states), None)
     return Evaluation(
         id=row.id,
         run_id=row.run_id,
@@ -205,9 +216,14 @@ def _evaluation(row: tables.Evaluation, states: Sequence[Record], facts: Sequenc
             pending=ungraded,
             complete=terminal >= expected and not ungraded,
             reward=statistic(_sums(finished)) if finished else None,
+            agents={record["agent"]: statistic(_sums(record)) for record in of_agents if _is_measured(record)},
             facts=_facts(facts),
         ),
     )
+
+
+def _is_measured(record: Record) -> bool:
+    return record["state"] == "finished" and bool(record["count"])
 
 
 def _facts(records: Sequence[Record]) -> list[Fact]:
@@ -278,7 +294,8 @@ async def get_metrics(session: ReadSession, run_id: str, names: Sequence[str]) -
     """Time series over the steps of a run: the trainer's metrics, `reward_mean`, `reward_std`, `fact.<name>`, for each
     component of the reward `component.<name>.mean` and `component.<name>.failed_share`, for each tool
     `tool.<name>.calls` and, of the calls whose end is known, `tool.<name>.failed_share`, and for each role of the
-    policy `role.<name>.return_mean` and `role.<name>.calls`; and the figures of `step_figures`. One that is unknown at
+    policy `role.<name>.return_mean` and `role.<name>.calls`; for each of the run's `agents`
+    `agent.<name>.reward_mean`; and the figures of `step_figures`. One that is unknown at
     a step has no point there.
 
     Args: run_id: or a further policy's id; names: the wanted series; empty for all
@@ -287,6 +304,9 @@ async def get_metrics(session: ReadSession, run_id: str, names: Sequence[str]) -
     steps = await _with_rewards(session, run_id, (await session.scalars(query)).all(), _ROLLOUTS_OF_A_RUN)
     policy = await _of_policy(session, run_id)
     of_roles = _grouped(await _role_returns(session, policy), "step")
+    of_agents: dict[int, dict[str, float]] = defaultdict(dict)
+    for number, name, reward in await agents_rewards(session, run_id):
+        of_agents[number][f"agent.{name}.reward_mean"] = reward
     figures = await step_figures.read_figures(session, run_id, policy.run_id, steps, policy.roles, policy.others)
     series: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
     for step in steps:
@@ -294,6 +314,7 @@ async def get_metrics(session: ReadSession, run_id: str, names: Sequence[str]) -
         for name, value in (
             *_values(step),
             *_role_values(of_roles[step.number]),
+            *of_agents[step.number].items(),
             *figures[step.number].items(),
         ):
             series[name].append((step.number, seconds, value))

@@ -82,6 +82,7 @@ class RolloutFilter:
     step: int | None = None
     version: int | None = None
     task_number: int | None = None
+    agent: str | None = None
     reward_min: float | None = None
     reward_max: float | None = None
     text: str | None = None
@@ -134,6 +135,7 @@ def _conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
         (tables.StepGroup.step, wanted.step),
         (group.admitted_version, wanted.version),
         (group.task_number, wanted.task_number),
+        (group.agent, wanted.agent),
     )
     found: list[ColumnElement[bool]] = [column == value for column, value in equal if value is not None]
     if wanted.evaluation is not None:
@@ -216,6 +218,7 @@ def shown_rollout(row: RolloutRow) -> Rollout:
         run_id=rollout.run_id,
         group_id=rollout.group_id,
         evaluation_id=group.evaluation_id,
+        agent=group.agent,
         sibling=rollout.sibling,
         greedy=rollout.greedy,
         dataset_id=group.dataset_id,

@@ -16,6 +16,7 @@ from leyden.libs.store.alarms.stored import lasting_alarms
 from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.policies import IS_RUN, UnknownPolicy, further_policies, policies_by_id
+from leyden.libs.store.read.agents import agents_progress
 from leyden.libs.store.read.call_counts import of_run
 from leyden.libs.store.read.paging import decode_cursor, page
 from leyden.libs.store.read.policies import shown_policies
@@ -86,6 +87,7 @@ async def get_run(session: ReadSession, run_id: str) -> Run:
     excluded = await session.execute(_EXCLUDED, {"run": run_id, "limit": EXCLUDED_REASONS})
     changes = {
         "calls": await of_run(session, run_id),
+        "agents": await agents_progress(session, run_id, [one.name for one in run.config.agents] if run.config else []),
         "policies": policies,
         "excluded": {row.reason: row.rollouts for row in excluded},
         **await _judges(session, run_id),

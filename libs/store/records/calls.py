@@ -255,7 +255,7 @@ async def call_defaults(session: ReadSession, run_id: str) -> CallDefaults:
         [name for name, policy in of_roles.items() if not policy.trains],
         {name: policy for name, policy in of_roles.items() if policy.provider is not None},
         None if override == "keep" else override,
-        config.agent.hosted_tools == "refuse",
+        config.group_agents[0].agent.hosted_tools == "refuse",
         config.embeddings,
     )
 

@@ -62,7 +62,7 @@ async def create_run(
     dataset_id = (await find_dataset(session, config.dataset)).id
     row = await _add_row(session, config, dataset_id, parent)
     if config.evaluation is not None:
-        await _add_planned_evaluations(session, row.id, config.evaluation, config.training.steps)
+        await _add_planned_evaluations(session, row.id, config, config.evaluation)
     for name in config.served_policies:
         columns = policy_columns(row.id, name)
         await _add_row(session, config.policy_document(name), dataset_id, policy_parents.get(name), columns)
@@ -94,7 +94,7 @@ async def _add_row(
     return row
 
 
-async def _add_planned_evaluations(session: Session, run_id: str, plan: EvaluationPlan, steps: int) -> None:
+async def _add_planned_evaluations(session: Session, run_id: str, config: RunConfig, plan: EvaluationPlan) -> None:
     dataset = await find_dataset(session, plan.dataset)
     session.add_all(
         tables.Evaluation(
@@ -105,8 +105,9 @@ async def _add_planned_evaluations(session: Session, run_id: str, plan: Evaluati
             policy_version=version,
             rollouts_per_task=plan.rollouts_per_task,
             max_tasks=plan.max_tasks,
+            agents=len(config.group_agents),
         )
-        for number, version in enumerate(plan.planned_versions(steps), 1)
+        for number, version in enumerate(plan.planned_versions(config.training.steps), 1)
     )
     await session.flush()
 
@@ -236,6 +237,7 @@ async def create_evaluation(session: Session, run_id: str, request: EvaluationRe
             policy_version=request.policy_version,
             rollouts_per_task=request.rollouts_per_task or (plan.rollouts_per_task if plan else 1),
             max_tasks=request.max_tasks or (plan.max_tasks if plan else None),
+            agents=len(run.config.group_agents),
         )
     )
     await session.flush()

@@ -18,7 +18,8 @@ from leyden.libs.store.rewards import SOLVE_RATE
 class NewGroup:
     """A group to be admitted; ids are deterministic, so admitting it twice makes one row.
 
-    `has_greedy`: its last sibling is decoded greedily; `replaces`: the lost group whose task it samples again.
+    `agent`: the one of the run's agents that plays it; `runner_type`: that one's; `has_greedy`: its last sibling is
+    decoded greedily; `replaces`: the lost group whose task it samples again.
     """
 
     id: str
@@ -29,6 +30,8 @@ class NewGroup:
     task_number: int
     size: int
     admitted_version: int
+    agent: str | None = None
+    runner_type: str = "process"
     has_greedy: bool = False
     replaces: str | None = None
 

@@ -136,7 +136,8 @@ _RUNS = text("""
 
 _EVALUATIONS = text("""
     SELECT e.id, e.run_id, e.number, e.dataset_id, e.policy_version, e.rollouts_per_task,
-           least(d.task_count, coalesce(e.max_tasks, d.task_count)) AS expected, g.groups, g.open, g.started_version
+           e.agents * least(d.task_count, coalesce(e.max_tasks, d.task_count)) AS expected, g.groups, g.open,
+           g.started_version
     FROM evaluations e
     JOIN datasets d ON d.id = e.dataset_id
     LEFT JOIN run_status s ON s.run_id = e.run_id

@@ -98,7 +98,7 @@ _EVALUATED_WITHOUT_SUCCESS = text(f"""
     FROM run_status s
     JOIN runs u ON u.id = s.run_id AND u.steps = 0
     CROSS JOIN LATERAL (
-        SELECT least(:groups, sum(least(d.task_count, coalesce(e.max_tasks, d.task_count)))) AS groups
+        SELECT least(:groups, sum(e.agents * least(d.task_count, coalesce(e.max_tasks, d.task_count)))) AS groups
         FROM evaluations e JOIN datasets d ON d.id = e.dataset_id WHERE e.run_id = s.run_id
     ) AS needed
     JOIN groups g ON g.run_id = s.run_id AND g.evaluation_id IS NOT NULL AND g.state = 'complete'

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sqlalchemy import text
 
 from leyden.libs.contracts.states import OutcomeKind, RolloutState
-from leyden.libs.store.attempts import MAY_RUN
+from leyden.libs.store.attempts import MAY_RUN, RUNNER_TYPE
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.records.deliveries import FAILED_REQUESTS, UNSETTLED, WAITS
 from leyden.libs.store.runs import failure_rewards
@@ -135,7 +135,7 @@ _COMPLETE = text("""
 """)
 
 _QUEUED = text(f"""
-    SELECT r.id AS rollout_id, u.runner_type, r.due_at <= clock_timestamp() AS is_due
+    SELECT r.id AS rollout_id, {RUNNER_TYPE} AS runner_type, r.due_at <= clock_timestamp() AS is_due
     FROM rollouts r
     JOIN runs u ON u.id = r.run_id
     JOIN groups g ON g.id = r.group_id

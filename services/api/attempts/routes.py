@@ -42,11 +42,11 @@ async def lease_attempt(
     deadline = time.monotonic() + asked.wait_seconds
     while True:
         async with store.read() as session:
-            demand = _checked(await external.read_demand(session, run_id, owner), run_id)
+            demand = _checked(await external.read_demand(session, run_id, owner, asked.agent), run_id, asked.agent)
         context = context_of(request)
         if demand.is_due or demand.is_held:
             async with changing(request) as change:
-                leased = await _lease(change, run_id, owner, context)
+                leased = await _lease(change, run_id, owner, asked.agent, context)
             fault_point("api.leased")
             if leased is not None:
                 lease, answer = leased
@@ -91,9 +91,10 @@ async def end_attempt(
 
 
 async def _lease(
-    change: Change, run_id: str, owner: str, context: AttemptContext
+    change: Change, run_id: str, owner: str, agent: str | None, context: AttemptContext
 ) -> tuple[Lease, LeasedAttempt] | None:
-    lease, change.is_new = await external.lease_next(change.session, run_id, owner, service.FIRST_LEASE_SECONDS)
+    seconds = service.FIRST_LEASE_SECONDS
+    lease, change.is_new = await external.lease_next(change.session, run_id, owner, seconds, agent)
     if lease is None:
         return None
     answer = await service.start_attempt(change.session, lease, context)
@@ -101,15 +102,29 @@ async def _lease(
     return None if answer is None else (lease, answer)
 
 
-def _checked(demand: Demand | None, run_id: str) -> Demand:
+def _checked(demand: Demand | None, run_id: str, agent: str | None) -> Demand:
     if demand is None:
         raise Problem(404, f"no run has the id {run_id!r}: list runs to find it", cause="unknown")
+    _check_agent(demand, run_id, agent)
     if demand.runner_type != EXTERNAL:
-        detail = f"run {run_id!r} has runner.type {demand.runner_type!r}: its agents are the platform's to start"
+        whose = "its agents are" if agent is None else f"its agent {agent!r} is"
+        detail = f"run {run_id!r} has runner.type {demand.runner_type!r}: {whose} the platform's to start"
         raise Problem(409, detail, cause="runner_type")
     if demand.has_ended and not demand.is_held:
         raise Problem(409, f"run {run_id!r} has ended: no task is left", cause="run_ended")
     return demand
+
+
+def _check_agent(demand: Demand, run_id: str, agent: str | None) -> None:
+    names = ", ".join(demand.agents)
+    if agent is None and names:
+        raise Problem(
+            422, f"run {run_id!r} has the agents {names}: write the one that the client plays into agent", cause="agent"
+        )
+    if agent is not None and not names:
+        raise Problem(422, f"run {run_id!r} has one agent without a name: leave agent out", cause="agent")
+    if agent is not None and agent not in demand.agents:
+        raise Problem(422, f"run {run_id!r} has no agent {agent!r}: write one of {names}", cause="agent")
 
 
 def _known(status: AttemptStatus | None) -> AttemptStatus:

@@ -44,6 +44,7 @@ async def start_attempt(session: Session, lease: Lease, context: AttemptContext)
         run_id=lease.run_id,
         rollout_id=lease.rollout_id,
         number=lease.attempt,
+        agent=lease.agent_name,
         dataset_id=lease.dataset_id,
         task_number=lease.task_number,
         task=lease.task,

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from types import MappingProxyType
+from typing import TypedDict
 
-from leyden.libs.contracts.config import Curriculum, Sampling, Sft
+from leyden.libs.contracts.config import Curriculum, GroupAgent, Sampling, Sft
 from leyden.libs.contracts.ids import group_id
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.store.runs.admission import NewGroup, Replacements
@@ -27,6 +28,11 @@ MAX_DRAWS = 100
 MAX_EVALUATION_GROUPS = 1000
 """Groups of an evaluation admitted in one tick."""
 NO_REPLACEMENTS = Replacements()
+
+
+class _Played(TypedDict):
+    agent: str | None
+    runner_type: str
 
 
 def groups_to_admit(
@@ -49,7 +55,7 @@ def groups_to_admit(
         are_served = served[run.id] == version and all(
             served[one.id] == target_version(team, one) for one in team.others
         )
-        return evaluation_groups(run.id, evaluation, version) if are_served else []
+        return evaluation_groups(run.id, evaluation, version, run.config.group_agents) if are_served else []
     if run.phase is not RunPhase.RUNNING or due is not None or team.stop_reason is not None:
         return []
     if isinstance(run.config.algorithm, Sft):
@@ -104,6 +110,7 @@ def training_groups(
     else:
         tasks = drawn_tasks(sampling.curriculum, sampling.seed, numbers, run.task_count, solve_rates)
     has_greedy = run.config.credit.baseline.type == "remax"
+    agents = run.config.group_agents
     return [
         NewGroup(
             id=group_id(run.id, number),
@@ -114,6 +121,7 @@ def training_groups(
             task_number=task,
             size=sampling.group_size + has_greedy,
             admitted_version=served_version,
+            **_played_by(agents, number),
             has_greedy=has_greedy,
             replaces=lost[place].id if place < len(lost) else None,
         )
@@ -121,8 +129,10 @@ def training_groups(
     ]
 
 
-def evaluation_groups(run_id: str, evaluation: EvaluationFacts, version: int) -> list[NewGroup]:
-    """Returns the evaluation's next groups: group n does task n, in the order of the dataset."""
+def evaluation_groups(
+    run_id: str, evaluation: EvaluationFacts, version: int, agents: Sequence[GroupAgent]
+) -> list[NewGroup]:
+    """Returns the evaluation's next groups: each task in the order of the dataset, with each agent in its order."""
     return [
         NewGroup(
             id=group_id(evaluation.id, number),
@@ -130,12 +140,19 @@ def evaluation_groups(run_id: str, evaluation: EvaluationFacts, version: int) ->
             evaluation_id=evaluation.id,
             number=number,
             dataset_id=evaluation.dataset_id,
-            task_number=number,
+            task_number=number // len(agents),
             size=evaluation.rollouts_per_task,
             admitted_version=version,
+            **_played_by(agents, number),
         )
         for number in range(evaluation.groups, min(evaluation.expected, evaluation.groups + MAX_EVALUATION_GROUPS))
     ]
+
+
+def _played_by(agents: Sequence[GroupAgent], number: int) -> _Played:
+    """The agent of a group: they take turns, so that each plays as many groups of a run, whatever their tasks."""
+    one = agents[number % len(agents)]
+    return {"agent": one.name, "runner_type": one.runner.type}
 
 
 def task_of(seed: int, turn: int, task_count: int) -> int:

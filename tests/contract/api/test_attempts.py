@@ -274,6 +274,36 @@ async def test_what_cannot_be_leased_says_why(
     assert "API_GATEWAY_URL" in created.json()["detail"]
 
 
+async def test_a_client_leases_the_rollouts_of_the_agent_that_it_plays(
+    http: httpx.AsyncClient, database: Database
+) -> None:
+    agents = [{"name": "a", "environment": {"A": "1"}}, {"name": "b"}, {"name": "own", "command": ["x"], "runner": {}}]
+    agents[2]["runner"] = {"type": "process"}
+    run = await builders.add_run(database, config=external_document(agents=agents))
+    groups = [
+        await builders.add_group(database, run, number, size=1, agent=one["name"], runner_type=kind)
+        for number, (one, kind) in enumerate(zip(agents, ("external", "external", "process"), strict=True))
+    ]
+    leased = await lease(http, run.id, agent="b")
+    assert (leased["agent"], leased["rollout_id"]) == ("b", groups[1][1][0].id)
+    empty = await http.post(f"/v1/runs/{run.id}/attempts", json={"agent": "b"})
+    assert empty.status_code == 204
+    leased = await lease(http, run.id, agent="a")
+    assert (leased["agent"], leased["environment"]["A"]) == ("a", "1")
+    assert (await end(http, leased, reward=1.0)).status_code == 200
+
+    single, _ = await waiting_run(database)
+    for run_id, agent, status, words in (
+        (run.id, None, 422, "has the agents a, b, own: write the one that the client plays into agent"),
+        (run.id, "c", 422, "no agent 'c': write one of a, b, own"),
+        (run.id, "own", 409, "runner.type 'process': its agent 'own' is the platform's to start"),
+        (single.id, "a", 422, "has one agent without a name: leave agent out"),
+    ):
+        refused = await http.post(f"/v1/runs/{run_id}/attempts", json={"agent": agent})
+        assert refused.status_code == status
+        assert words in refused.json()["detail"]
+
+
 async def test_runners_leave_the_rollouts_of_clients_alone(http: httpx.AsyncClient, database: Database) -> None:
     run, rollouts = await waiting_run(database)
     ids = [rollout.id for rollout in rollouts]

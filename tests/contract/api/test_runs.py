@@ -285,7 +285,7 @@ async def test_a_run_is_created_with_partitions_and_planned_evaluations(
     evaluations = (await api_http.get(f"/v1/runs/{run['id']}/evaluations")).json()["items"]
     assert [(e["id"], e["policy_version"]) for e in evaluations] == [(f"{run['id']}.e1", 0), (f"{run['id']}.e2", None)]
     assert evaluations[0]["results"] == {
-        **{"rollouts": {}, "pending": 0, "complete": False, "reward": None, "facts": []}
+        **{"rollouts": {}, "pending": 0, "complete": False, "reward": None, "agents": {}, "facts": []}
     }
     _, [rollout, _] = await builders.add_group(database, await row_of(database, run["id"]))
     call = await builders.add_call(database, rollout)
@@ -302,6 +302,8 @@ async def test_a_run_is_created_with_partitions_and_planned_evaluations(
         ({"sampling": {"group_size": 0}}, "sampling.group_size", "greater than or equal to 1"),
         ({"sampling": {"group_size": 2, "min_siblings": 3}}, "sampling", "no group could count"),
         ({"learning_rate": 1}, "learning_rate", "unknown field"),
+        ({"agent": None, "agents": [{"name": "a", "comand": ["x"]}]}, "agents.0.command", "required"),
+        ({"agents": [{"name": "a", "command": ["x"]}]}, "body", "write the agent into agents, with a name"),
         ({"agent": {"command": []}}, "agent.command", "at least 1 item"),
         ({"sampling": {"group_size": 1, "min_siblings": 1}}, "sampling.group_size", "write 2 or more"),
         ({"sampling": {"temperature": 0.0}}, "sampling.temperature", "write 1, or leave it out"),

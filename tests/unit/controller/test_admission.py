@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.libs.contracts.config import Baseline, Credit, Curriculum, Sampling
+from leyden.libs.contracts.config import Baseline, Credit, Curriculum, RunConfig, Sampling
 from leyden.libs.store.runs.admission import LostGroup, NewGroup, Replacements
 from leyden.libs.store.training import ReadyGroup
 from leyden.services.controller.runs.admission import (
@@ -15,6 +15,7 @@ from leyden.services.controller.runs.admission import (
     training_groups_wanted,
 )
 from leyden.services.trainer.rows.selection import select_groups
+from tests.support import builders
 from tests.unit.controller.test_phases import CONFIG, evaluation, run
 
 
@@ -147,9 +148,26 @@ def test_ids_of_groups_are_deterministic() -> None:
     config = config.model_copy(update={"credit": Credit(baseline=Baseline(type="remax"))})
     [more] = training_groups(run(config=config), 1, served_version=1)
     assert (more.size, more.has_greedy) == (3, True)
-    [one] = evaluation_groups("run-a", evaluation(groups=2, expected=3), 9)
+    [one] = evaluation_groups("run-a", evaluation(groups=2, expected=3), 9, CONFIG.group_agents)
     assert (one.id, one.evaluation_id, one.task_number, one.rollout_ids, one.admitted_version) == (
         *("e1.2", "e1", 2),
         *(["e1.2.0"], 9),
     )
     assert not one.has_greedy
+
+
+def test_agents_play_groups_in_turn_and_each_task_of_an_evaluation() -> None:
+    agents = [{"name": "plain", "command": ["a"]}, {"name": "served", "runner": {"type": "external"}}]
+    config = RunConfig.model_validate(builders.run_document(agent=None, agents=agents))
+    made = training_groups(run(config=config, next_group=3), 3, served_version=1)
+    assert [(one.number, one.agent, one.runner_type) for one in made] == [
+        (3, "served", "external"),
+        (4, "plain", "process"),
+        (5, "served", "external"),
+    ]
+    measured = evaluation_groups("run-a", evaluation(groups=1, expected=4), 9, config.group_agents)
+    assert [(one.number, one.task_number, one.agent) for one in measured] == [
+        (1, 0, "served"),
+        (2, 1, "plain"),
+        (3, 1, "served"),
+    ]

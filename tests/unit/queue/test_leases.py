@@ -16,6 +16,7 @@ from leyden.libs.store.runs.rollouts import excuse_attempts, queued_rollouts
 from tests.support import builders, queues
 
 SUCCESS = Outcome(OutcomeKind.SUCCEEDED, reward=1.0, exit_code=0)
+IMAGE = {"type": "kubernetes", "image": "agents:1"}
 INFRA = Outcome(OutcomeKind.INFRA_ERROR)
 
 
@@ -313,6 +314,20 @@ async def test_a_runner_gets_no_rollout_of_another_type(database: Database) -> N
         assert await leases.deliverable_rollouts(session, runner_type="kubernetes") == [there.id]
         leased = await leases.lease_rollouts(session, [here.id, there.id], "runner-a", 30.0, "kubernetes")
         assert [one.rollout_id for one in leased] == [there.id]
+
+
+async def test_a_lease_has_the_agent_of_its_group(database: Database) -> None:
+    agents = [{"name": "plain", "command": ["a"]}, {"name": "image", "command": ["b"], "runner": IMAGE}]
+    run = await builders.add_run(database, config=builders.run_document(agent=None, agents=agents))
+    _, [here] = await builders.add_group(database, run, 0, size=1, agent="plain", runner_type="process")
+    _, [there] = await builders.add_group(database, run, 1, size=1, agent="image", runner_type="kubernetes")
+    async with database.session() as session:
+        for kind, own in (("process", here), ("kubernetes", there)):
+            assert await leases.deliverable_rollouts(session, runner_type=kind) == [own.id]
+            [leased] = await leases.lease_rollouts(session, [here.id, there.id], "runner-a", 30.0, kind)
+            found = (leased.rollout_id, leased.agent_name, leased.agent.command, leased.runner.type)
+            name, word = ("plain", "a") if own is here else ("image", "b")
+            assert found == (own.id, name, [word], kind)
 
 
 async def test_no_output_can_make_an_attempt_unsettlable(database: Database, rollout: tables.Rollout) -> None:
