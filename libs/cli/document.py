@@ -21,8 +21,8 @@ Document = dict[str, Any]
 def read_document(path: Path, changes: Sequence[str] = ()) -> Document:
     """The document of a file with changes laid over it; the API validates it.
 
-    A relative `agent.directory`, and a relative `model` that exists, are resolved from the file's folder, because the
-    platform needs absolute ones.
+    A relative `directory` of an agent, and a relative `model` that exists, are resolved from the file's folder, because
+    the platform needs absolute ones.
 
     Raises: CommandError: the file is not readable, or a change is not `path=value`
     """
@@ -41,9 +41,10 @@ def read_document(path: Path, changes: Sequence[str] = ()) -> Document:
         read_json(json.dumps(document).encode())
     except (TypeError, ValueError) as error:
         raise CommandError(f"{path}: {error}", Exit.USAGE) from None
-    agent = document.get("agent")
-    if isinstance(agent, dict) and isinstance(agent.get("directory"), str):
-        agent["directory"] = str((path.parent / agent["directory"]).resolve())
+    agents = document.get("agents")
+    for agent in [document.get("agent"), *(agents if isinstance(agents, list) else [])]:
+        if isinstance(agent, dict) and isinstance(agent.get("directory"), str):
+            agent["directory"] = str((path.parent / agent["directory"]).resolve())
     model = document.get("model")
     if isinstance(model, str) and (path.parent / model).is_dir():
         document["model"] = str((path.parent / model).resolve())

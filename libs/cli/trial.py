@@ -1,4 +1,4 @@
-"""One rollout of an agent, not trained, and everything that would keep such a rollout from training."""
+"""One rollout of each agent of a run, not trained, and everything that would keep such a rollout from training."""
 
 from __future__ import annotations
 
@@ -30,26 +30,33 @@ class Trial:
     problems: list[str]
 
 
-def try_agent(leyden: Client, document: Document) -> Trial:
-    """Runs the agent once on the document's first task, as a run of its own with one evaluation rollout.
+def try_agents(leyden: Client, document: Document) -> list[Trial]:
+    """Runs each agent once on the document's first task, as a run of its own with one evaluation rollout of each.
 
     Ctrl-C cancels that run.
 
     Raises: CommandError: the agent did not run
     """
     run = leyden.create_run(trial_document(document))
-    if run.config is not None and run.config.runner.type == "external":
-        error_console.print(as_text(f"waiting for a client: run yours with this run's id, {run.id}"), soft_wrap=True)
+    external = [one for one in run.config.group_agents if one.runner.type == "external"] if run.config else []
+    for one in external:
+        whose = f" of agent {one.name}" if one.name else ""
+        words = f"waiting for a client{whose}: run yours with this run's id, {run.id}"
+        error_console.print(as_text(words), soft_wrap=True)
     try:
         run = _wait(leyden, run)
     except KeyboardInterrupt:
         leyden.cancel_run(run.id)
         raise
-    found = next(leyden.rollouts(run=run.id), None)
-    if found is None:
+    found = list(leyden.rollouts(run=run.id, sort="oldest"))
+    if not found:
         raise CommandError(f"the trial {run.id} ran no agent, it is {run.phase}: {run.reason or 'see `leyden logs`'}")
-    rollout = leyden.rollout(found.id)
-    calls, spans = list(leyden.calls(found.id)), list(leyden.spans(found.id))
+    return [_trial(leyden, one.id, document) for one in found]
+
+
+def _trial(leyden: Client, rollout_id: str, document: Document) -> Trial:
+    rollout = leyden.rollout(rollout_id)
+    calls, spans = list(leyden.calls(rollout_id)), list(leyden.spans(rollout_id))
     return Trial(rollout, calls, spans, list(problems_of(rollout, calls, replaced_by(document))))
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from leyden.libs.cli.local import managed_service
 from leyden.libs.cli.local.platform import Platform
-from leyden.libs.cli.trial import try_agent
+from leyden.libs.cli.trial import try_agents
 from leyden.libs.cli.view.watch import watch_run
 from leyden.libs.client import Client
 from leyden.libs.contracts.config import Reward
@@ -127,7 +127,7 @@ def test_an_agent_learns_from_a_program_whose_service_is_killed_while_it_runs(
     assert not any(map(psutil.pid_exists, pids(begun)))
 
     # A trial grades with both.
-    trial = try_agent(client, {**document, "reward": {"components": both}})
+    [trial] = try_agents(client, {**document, "reward": {"components": both}})
     assert trial.problems == []
     right, characters = trial.rollout.components
     assert (right.state, right.extracted) == ("scored", "odd" if right.value else "even")

@@ -10,6 +10,7 @@ OfEvaluation = Annotated[str | None, typer.Option(help="Id of an evaluation, or 
 OfStep = Annotated[int | None, typer.Option(min=1, help="The optimiser step that consumed them.")]
 OfVersion = Annotated[int | None, typer.Option(min=0, help="The policy version they were admitted at.")]
 OfTask = Annotated[int | None, typer.Option(min=0, help="Number of the task in its dataset.")]
+OfAgent = Annotated[str | None, typer.Option(help="The one of the run's agents that played them.")]
 Failed = Annotated[
     bool | None, typer.Option("--failed/--succeeded", help="Whether agent or platform failed.", show_default=False)
 ]

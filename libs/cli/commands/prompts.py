@@ -179,6 +179,11 @@ def clean(
 
 def prompts_of(document: Document, names: list[str]) -> dict[str, str]:
     """Returns the present prompts. Raises: CommandError: the document lacks one, or held-out tasks"""
+    if document.get("agents"):
+        raise CommandError(
+            "the document has several agents, and prompts are those of one: write it as `agent` in place of `agents`",
+            Exit.USAGE,
+        )
     agent = document.get("agent")
     environment = agent.get("environment") if isinstance(agent, dict) else None
     found = environment if isinstance(environment, dict) else {}

@@ -30,6 +30,7 @@ from leyden.libs.cli.view.output import (
 )
 from leyden.libs.cli.view.run_report import write_report
 from leyden.libs.cli.view.watch import (
+    agent_table,
     alarm_lines,
     call_lines,
     evaluation_table,
@@ -131,6 +132,7 @@ def show(ctx: typer.Context, run: Name, policy: PolicyName = None, as_json: AsJs
         ("allowed actions", ", ".join(found.allowed_actions) or "none"),
     )
     tables: list[Part] = [*alarm_lines(found), *call_lines(found.calls)]
+    tables += [agent_table(found)] if found.agents else []
     tables += [policy_table(found)] if found.policies else []
     tables += [step_table(steps)] if steps else []
     tables += [evaluation_table(evaluations)] if evaluations else []

@@ -16,7 +16,7 @@ from leyden.libs.cli.commands.runs import Changes
 from leyden.libs.cli.context import Context, context_of
 from leyden.libs.cli.document import Document, set_values
 from leyden.libs.cli.errors import CommandError, Exit
-from leyden.libs.cli.trial import is_cured_by_override, replaced_by, try_agent
+from leyden.libs.cli.trial import is_cured_by_override, replaced_by, try_agents
 from leyden.libs.cli.view.output import AsJson, as_text, console, error_console
 from leyden.libs.cli.view.watch import watch_run
 from leyden.libs.contracts.config.graders import Grader
@@ -81,7 +81,8 @@ def _train(context: Context, document: Document, tasks: Path, *, as_json: bool) 
         leyden.upload_dataset(document["dataset"], tasks)
         path = write_document(document, Path.cwd())
         screen.print(as_text(f"wrote {path}; trying the agent on the first task"), soft_wrap=True)
-        trial = try_agent(leyden, document)
+        # The command writes a document with one agent.
+        [trial] = try_agents(leyden, document)
         if trial.problems:
             found = "\n".join(f"would not train: {problem}" for problem in trial.problems)
             if is_cured_by_override(trial.calls, replaced_by(document)):

@@ -85,6 +85,7 @@ def _poll(leyden: Client, run_id: str, console: Console) -> tuple[Run, list[Step
 def view(run: Run, steps: Sequence[Step], evaluations: Sequence[Evaluation]) -> RenderableType:
     """The terminal's view of a run."""
     parts: list[RenderableType] = [summary(run), step_table(steps[-ROWS:])]
+    parts += [agent_table(run)] if run.agents else []
     measured = [evaluation for evaluation in evaluations if evaluation.results.rollouts]
     return Group(*parts, evaluation_table(measured)) if measured else Group(*parts)
 
@@ -165,6 +166,12 @@ def step_table(steps: Sequence[Step]) -> Table:
     return table(head, rows, justify="right")
 
 
+def agent_table(run: Run) -> Table:
+    """The agents of a run that has several, with their rewards in the last step that had rollouts of each."""
+    rows = [(name, one.step, one.rollouts, one.reward_mean) for name, one in run.agents.items()]
+    return table(("agent", "last step", "rollouts", "reward"), rows)
+
+
 def policy_table(run: Run) -> Table:
     """The further policies of a run, those of providers too."""
     rows = []
@@ -202,7 +209,7 @@ def idle(step: Step) -> list[str]:
 
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
-    """Reward and facts of each evaluation with their 95 % intervals."""
+    """Reward, also of each agent where the run has several, and facts of each evaluation with their 95 % intervals."""
     rows = []
     for evaluation in evaluations:
         results = evaluation.results
@@ -212,13 +219,14 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
             if fact.kind == "share" and fact.statistic is not None
         ]
         texts = [f"{fact.name} {fact.counts}" for fact in results.facts if fact.counts is not None]
-        reward = results.reward
+        rewards = [mean_and_interval(results.reward, ".3f") if results.reward else "–"]
+        rewards += [f"{name} {mean_and_interval(one, '.3f')}" for name, one in results.agents.items()]
         rows.append(
             (
                 evaluation.number,
                 evaluation.measured_version,
                 ", ".join(f"{count} {state}" for state, count in sorted(results.rollouts.items())),
-                mean_and_interval(reward, ".3f") if reward else "–",
+                Text("\n").join(map(as_text, rewards)),
                 Text("\n").join(map(as_text, [*shares, *texts])),
             )
         )

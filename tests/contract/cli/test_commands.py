@@ -335,6 +335,40 @@ def test_a_trial_runs_one_rollout_without_a_step_and_names_what_would_not_train(
     assert "would not train: 1 of 1 model calls cannot be trained: sampled with temperature" in result.stdout
 
 
+def test_a_trial_runs_each_agent_of_a_run_that_has_several(leyden: Leyden, document: Path, postgres_dsn: str) -> None:
+    async def end(run_id: str) -> None:
+        database = Database(postgres_dsn)
+        try:
+            async with database.read() as session:
+                run = await session.get_one(tables.Run, run_id)
+            for number, name in enumerate(("a", "b")):
+                columns = {"evaluation_id": f"{run_id}.e1", "agent": name, "runner_type": "process"}
+                _, [rollout] = await builders.add_group(database, run, number, size=1, **columns)
+                await builders.add_call(database, rollout)
+                await builders.finish_rollout(database, rollout, reward=1.0, kind=("succeeded", "agent_error")[number])
+            async with database.session() as session:
+                session.add(tables.RunStatus(run_id=run_id, phase="completed"))
+        finally:
+            await database.close()
+
+    fields = json.loads(document.read_text())
+    del fields["agent"]
+    agents = [{"name": name, "command": ["/agent"]} for name in ("a", "b")]
+    document.write_text(json.dumps(fields | {"agents": agents}))
+    with ThreadPoolExecutor(1) as pool:
+        trial = pool.submit(leyden, "agent", "try", str(document), "--json")
+        with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+            while (row := connection.execute("SELECT id FROM runs").fetchone()) is None:
+                time.sleep(0.02)
+        asyncio.run(end(row[0]))
+        result = trial.result()
+    assert result.exit_code == Exit.ERROR, result.output
+    found = {one["agent"]: len(one["problems"]) for one in json.loads(result.stdout)}
+    assert found == {"a": 0, "b": 1}
+    shown = leyden("rollout", "list", "--run", row[0], "--agent", "b", "--json")
+    assert [one["agent"] for one in json.loads(shown.stdout)] == ["b"]
+
+
 def test_a_report_is_written_for_any_run(leyden: Leyden, postgres_dsn: str, tmp_path: Path) -> None:
     run_id, rollout_id = asyncio.run(add_trajectory(postgres_dsn))
     with psycopg.connect(postgres_dsn) as connection:

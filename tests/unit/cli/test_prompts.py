@@ -35,10 +35,11 @@ def optimise(folder: Path, **document: Any) -> Result:
 @pytest.mark.parametrize(
     ("document", "words"),
     [
+        ({"agent": None, "agents": [{"name": "a", "command": ["x"]}]}, "prompts are those of one: write it as `agent`"),
         ({"agent": {"command": ["agent"]}}, "agent.environment has no text 'PROMPT': write the present prompt there"),
         ({"agent": AGENT}, "and `evaluation.dataset`, for the held-out tasks"),
     ],
-    ids=["no variable", "no held-out tasks"],
+    ids=["several agents", "no variable", "no held-out tasks"],
 )
 def test_a_document_without_a_part_is_refused_with_the_remedy(
     tmp_path: Path, document: dict[str, Any], words: str

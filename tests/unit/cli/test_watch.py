@@ -17,10 +17,10 @@ from leyden.libs.cli.local.platform import rotate_log
 from leyden.libs.cli.local.record import PlatformRecord, Process, ServiceRecord, read_record, write_record
 from leyden.libs.cli.local.services import PORTS, SERVICES, STOP_ORDER, Listeners, open_listeners
 from leyden.libs.cli.view import watch
-from leyden.libs.cli.view.watch import line, step_table, summary
+from leyden.libs.cli.view.watch import agent_table, line, step_table, summary
 from leyden.libs.client import Client, Unreachable
 from leyden.libs.client.transport import Transport
-from leyden.libs.contracts.api.runs import Evaluation, Progress, Run, RunPolicy, Step
+from leyden.libs.contracts.api.runs import AgentProgress, Evaluation, Progress, Run, RunPolicy, Step
 from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import RunConfig
 from tests.support.builders import run_document
@@ -59,6 +59,17 @@ def test_steps_are_rows_with_reward_shares_loss_entropy_kl_tokens_and_seconds() 
     assert two == ["2", "–", "–", "100%", "–", "–", "–", "–", "–", "–"]
     said = "step 1: reward 0.250 ± 0.125, memory_first 50%, calls 2.50, loss -0.0123, entropy 0.5, KL 0.002"
     assert line(first) == f"{said}, tokens 1,234, seconds 2.1"
+
+
+def test_an_agent_without_a_step_has_no_mean_reward() -> None:
+    agents = {
+        "plain": AgentProgress(step=3, rollouts=8, reward_mean=0.5),
+        "idle": AgentProgress(step=None, rollouts=0, reward_mean=None),
+    }
+    run = ended("run-a").model_copy(update={"agents": agents})
+    _, one, other = [[cell.strip() for cell in row if cell.strip()] for row in shown(agent_table(run))]
+    assert (one[:3], one[3][:3]) == (["plain", "3", "8"], "0.5")
+    assert other == ["idle", "–", "0", "–"]
 
 
 class SlowApi:
