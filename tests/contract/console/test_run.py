@@ -64,6 +64,33 @@ def test_the_last_lines_of_a_trainer_that_ended_are_shown(
     assert visitor.violations() == []
 
 
+def test_a_run_with_several_agents_shows_the_rewards_of_each(
+    insert: Insert[str], open_page: Callable[[str], Visitor]
+) -> None:
+    async def two_agents(database: Database) -> str:
+        agents = [{"name": name, "command": ["/agent"]} for name in ("plain", "idle")]
+        run = await builders.add_run(database, config=builders.run_document(agent=None, agents=agents))
+        group, rollouts = await builders.add_group(database, run, agent="plain", state="complete")
+        for rollout, reward in zip(rollouts, (0.0, 1.0), strict=True):
+            await builders.finish_rollout(database, rollout, reward=reward)
+        async with database.session() as session:
+            moment = datetime(2026, 1, 1, tzinfo=UTC)
+            session.add(tables.Step(run_id=run.id, number=1, metrics={}, checkpoint="", started_at=moment))
+            await session.flush()
+            session.add(tables.StepGroup(group_id=group.id, run_id=run.id, step=1, verdict="trained"))
+        return run.id
+
+    run_id = insert(two_agents)
+    visitor = open_page(f"/runs/{run_id}")
+    rows = visitor.page.get_by_role("region", name="Agents").locator("tbody tr")
+    expect(rows.nth(0).get_by_role("cell")).to_have_text(["1", "2", "0.500"])
+    expect(rows.nth(1).get_by_role("cell")).to_have_text(["–", "0", "–"])
+    rows.nth(1).get_by_role("link", name="idle").click()
+    expect(visitor.page.get_by_text("No rollout matches the filter.")).to_be_visible()
+    expect(visitor.page.get_by_label("Agent")).to_have_value("idle")
+    assert visitor.violations() == []
+
+
 async def with_steps(database: Database) -> str:
     """Three steps; the second one measured no entropy, and no step has a KL."""
     run = await builders.add_run(database)

@@ -29,6 +29,7 @@ function Siblings({ group }: { group: Group }) {
           ["Run", <a href={link("runs", group.run_id)}>{group.run_id}</a>],
           ["State", <><State state={group.state} /> {group.consumption ?? group.verdict ?? ""}</>],
           ["Task", `${group.task_number} of ${group.dataset_id}`],
+          ...(group.agent ? [["Agent", group.agent] satisfies [string, string]] : []),
           ["Version", group.admitted_version],
           ["Mean reward", number(group.reward_mean)],
           ["Deviation", number(group.reward_std)],

@@ -61,6 +61,7 @@ function Overview({ rollout, group, run, calls }: OfRollout) {
           ["State", <><State state={rollout.state} /> <AgentLine text={rollout.reason} /></>],
           ["Reward", number(rollout.reward)],
           ["Task", `${rollout.task_number} of ${rollout.dataset_id}`],
+          ...(rollout.agent ? [["Agent", rollout.agent] satisfies [string, string]] : []),
           ["Version", rollout.admitted_version],
           ["Step", rollout.step ?? "–"],
           ["Created", time(rollout.created_at)],

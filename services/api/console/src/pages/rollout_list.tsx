@@ -12,7 +12,7 @@ const TRAINING = "none";
 const ALL = "all";
 
 /** The fields of the address; an empty one filters nothing. */
-const FIELDS = ["of", "state", "failed", "task", "step", "version", "reward_min", "reward_max", "role", "tool", "component", "component_min", "component_max", "text", "sort"] as const;
+const FIELDS = ["of", "state", "failed", "task", "step", "version", "agent", "reward_min", "reward_max", "role", "tool", "component", "component_min", "component_max", "text", "sort"] as const;
 type Field = (typeof FIELDS)[number];
 type Filter = Choice<Field>;
 
@@ -75,6 +75,7 @@ function Filters({ filter, change, evaluations }: Filters) {
       {input("version", "Version", whole)}
       {input("reward_min", "Reward from", real)}
       {input("reward_max", "to", real)}
+      {input("agent", "Agent", { type: "search", maxLength: 100 })}
       {input("role", "Role", { type: "search", maxLength: 200 })}
       {input("tool", "Tool", { type: "search", maxLength: 200 })}
       {input("component", "Component", { type: "search", maxLength: 100 })}

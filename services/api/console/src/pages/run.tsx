@@ -2,7 +2,7 @@ import { useState } from "preact/hooks";
 import { Alarms } from "../alarms";
 import { bestVersion, usePolled, type Evaluation, type Page, type Run } from "../api";
 import { useRunEvents } from "../live";
-import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, Select, State, Table, number, time } from "../parts";
+import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, Select, State, Table, link, number, time } from "../parts";
 import { Actions } from "../run/actions";
 import { RunCharts } from "../run/charts";
 import { RunDocument } from "../run/document";
@@ -73,6 +73,7 @@ function Overview({ run }: { run: Run }) {
           ["Ended", time(run.finished_at)],
         ]}
       />
+      <Agents run={run} />
       <Policies run={run} />
       <TrainerEnds run={run} />
       <Calls run={run} />
@@ -91,6 +92,24 @@ function computation({ computation: found }: Run): [string, string][] {
     `correction ${type}${weights ? ` (${weights})` : ""}`, `on ${found.device}`,
   ];
   return [["Computes in", words.join(", ")]];
+}
+
+/** The agents of a run that has several, each with the last step that consumed rollouts of it. */
+function Agents({ run }: { run: Run }) {
+  const agents = Object.entries(run.agents ?? {});
+  if (agents.length === 0) return null;
+  return (
+    <Table label="Agents" head={["Agent", "Last step", "Rollouts", "Mean reward"]} numbers={["Last step", "Rollouts", "Mean reward"]}>
+      {agents.map(([name, one]) => (
+        <tr key={name}>
+          <th scope="row"><a href={`${link("runs", run.id)}/rollouts?${new URLSearchParams({ agent: name })}`}>{name}</a></th>
+          <td class="number">{one.step ?? "–"}</td>
+          <td class="number">{one.rollouts}</td>
+          <td class="number">{number(one.reward_mean)}</td>
+        </tr>
+      ))}
+    </Table>
+  );
 }
 
 /** The further policies, which learn from the same groups. */

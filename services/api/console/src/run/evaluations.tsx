@@ -16,7 +16,7 @@ export function Evaluations({ run, evaluations }: { run: Run; evaluations: Evalu
               <td>{states(one)}</td>
               <td class="number">{number(one.results.reward?.mean)}</td>
               <td>{interval(one.results.reward)}</td>
-              <td class="reason"><AgentLine text={facts(one)} /></td>
+              <td class="reason"><AgentLine text={[...agents(one), facts(one)].filter(Boolean).join("; ")} /></td>
             </tr>
           ))}
         </Table>
@@ -35,6 +35,10 @@ type Statistic = NonNullable<Evaluation["results"]["reward"]>;
 
 const interval = (statistic: Statistic | null | undefined) =>
   statistic?.low == null || statistic.high == null ? "–" : `${number(statistic.low)} to ${number(statistic.high)}`;
+
+/** The reward of each agent of a run that has several. */
+const agents = ({ results }: Evaluation) =>
+  Object.entries(results.agents ?? {}).map(([name, one]) => `agent ${name} ${number(one.mean)} (${interval(one)})`);
 
 const facts = ({ results }: Evaluation) =>
   results.facts.map((one) => `${one.name} ${one.statistic ? number(one.statistic.mean) : Object.entries(one.counts ?? {}).map(([text, count]) => `${text}: ${count}`).join(", ")}`).join("; ");
