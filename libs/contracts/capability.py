@@ -4,6 +4,9 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
+PLAYGROUND = "playground"
+"""Stands for the rollout in a key that belongs to no attempt; its attempt is 0."""
+
 
 class Scope(StrEnum):
     """An endpoint that an agent may use."""
@@ -13,6 +16,8 @@ class Scope(StrEnum):
     REWARD = "reward"
     FEEDBACK = "feedback"
     """Evaluation events in telemetry, as values of components that are `from: otlp`."""
+    PLAYGROUND = "playground"
+    """A person's call of a policy, for the API alone: the key belongs to no attempt, and opens nothing else."""
 
 
 class Capability(BaseModel):

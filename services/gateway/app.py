@@ -45,6 +45,7 @@ from leyden.services.gateway.errors import (
     Unavailable,
     error_response,
 )
+from leyden.services.gateway.playground import PLAYGROUND_ROUTES, Playground
 from leyden.services.gateway.prompt.models import PoolModels
 from leyden.services.gateway.prompt.rendering import Renderer
 from leyden.services.gateway.prompt.stored import StoredCalls
@@ -77,6 +78,7 @@ def create_app(settings: Settings) -> FastAPI:
         routes=[
             *at_both_bases([*openai, *ANTHROPIC_ROUTES, *OLLAMA_ROUTES, *GEMINI_ROUTES]),
             *at_both_bases(azure_routes(openai)),
+            *PLAYGROUND_ROUTES,
         ],
         lifespan=lifespan,
         max_body_bytes=settings.max_body_bytes,
@@ -138,6 +140,7 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     app.state.responses = Responses(stored, app.state.agent_objects)
     app.state.compaction = Compaction(stored, app.state.agent_objects)
     app.state.reader = reader
+    app.state.playground = Playground(models, engines)
     spans = EmbeddingSpans(database, hold_seconds=hold_seconds, quota=calls_quota)
     app.state.embeddings = Embeddings(_servers(settings), bundled_model(), spans)
     app.state.calls, app.state.deliveries, app.state.give_up = calls, deliveries, calls.close

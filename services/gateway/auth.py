@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from cachetools import TTLCache
 
 from leyden.libs.capability import CapabilityError, Cause, KeyRing, key_from_headers, verify
-from leyden.libs.contracts.capability import Scope
+from leyden.libs.contracts.capability import PLAYGROUND, Scope
 from leyden.libs.contracts.ids import NUMBER
 from leyden.libs.queue.attempt_liveness import AttemptEnded, AttemptLiveness
 from leyden.libs.store.database import StoreAway
@@ -40,6 +40,14 @@ class Authenticator:
         if found is None:
             found = self._verified[claim] = self._verify(*claim)
         return found
+
+    def policy_of(self, headers: Mapping[str, str]) -> str:
+        """Returns the policy that a person's key opens. Raises: KeyRefused: it is no key of the playground."""
+        try:
+            key = key_from_headers(headers)
+            return verify(self._ring, key, rollout_id=PLAYGROUND, attempt=0, scope=Scope.PLAYGROUND).run_id
+        except CapabilityError as error:
+            raise refusal(error) from error
 
     async def confirm(self, attempt: Attempt) -> None:
         """Returns if the attempt runs.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from leyden.services.gateway.calls.context import Answer, Attempt, CallContext, ModelRequest, Prompt, SampledTokens
 from leyden.services.gateway.engine.client import EngineClient
@@ -53,7 +54,7 @@ class EngineSampler:
             request = replace(request, sampling=replace(request.sampling, temperature=0.0))
         indexed = await render(served, stored, attempt, request, policy_id)
         request = replace(request, turns=indexed.conversation.turns)
-        _check_vocabulary(served.chat, request, indexed.prompt)
+        check_vocabulary(served.chat, request, indexed.prompt)
         return cls(engines, served, request, indexed, decoding_constraint(served.chat, request))
 
     @property
@@ -65,24 +66,13 @@ class EngineSampler:
         self, context: CallContext, choices: Sequence[SampledTokens], progressed: Callable[[], None]
     ) -> None:
         """Samples all choices at once. Raises: ContextOverflow: no room is left for an answer."""
-        request, tokenizer = context.request, self.chat.tokenizer
-        # Engines reserve one place of the context for themselves.
-        room = tokenizer.context_length - 1 - len(context.prompt.ids)
-        if room < 1:
-            raise ContextOverflow(tokenizer.context_length, len(context.prompt.ids))
-        asked = EngineRequest(
-            run_id=context.policy_id,
-            rollout_id=context.attempt.rollout_id,
-            pool=self.served.pool,
-            prompt_ids=context.prompt.ids,
-            sampling=request.sampling,
-            temperature=context.temperature,
-            max_tokens=min(request.sampling.max_tokens or room, room),
-            vocab_size=tokenizer.vocab_size,
-            top_logprobs=request.top_logprobs,
-            eos_ids=sorted(tokenizer.eos_ids),
-            stream=request.stream,
-            constraint=context.constraint,
+        asked = engine_request(
+            self.served,
+            context.request,
+            context.prompt,
+            (context.policy_id, context.attempt.rollout_id),
+            context.temperature,
+            context.constraint,
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -91,7 +81,7 @@ class EngineSampler:
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         for choice in choices:
-            end_at_stop(self.chat, request, choice)
+            end_at_stop(self.chat, context.request, choice)
 
     def answered(self, context: CallContext, choices: Sequence[SampledTokens]) -> Answered:
         """Reads the answers from the tokens."""
@@ -109,7 +99,42 @@ class EngineSampler:
             )
 
 
-def _check_vocabulary(model: ChatModel, request: ModelRequest, prompt: Prompt) -> None:
+def engine_request(
+    served: ServedModel,
+    request: ModelRequest,
+    prompt: Prompt,
+    place: tuple[str, str],
+    temperature: float,
+    constraint: Mapping[str, str] = MappingProxyType({}),
+) -> EngineRequest:
+    """Returns what an engine is asked for.
+
+    Args: place: the policy, and the rollout or another name by which calls find the same engine again
+    Raises: ContextOverflow: no room is left for an answer
+    """
+    tokenizer = served.chat.tokenizer
+    # Engines reserve one place of the context for themselves.
+    room = tokenizer.context_length - 1 - len(prompt.ids)
+    if room < 1:
+        raise ContextOverflow(tokenizer.context_length, len(prompt.ids))
+    return EngineRequest(
+        run_id=place[0],
+        rollout_id=place[1],
+        pool=served.pool,
+        prompt_ids=prompt.ids,
+        sampling=request.sampling,
+        temperature=temperature,
+        max_tokens=min(request.sampling.max_tokens or room, room),
+        vocab_size=tokenizer.vocab_size,
+        top_logprobs=request.top_logprobs,
+        eos_ids=sorted(tokenizer.eos_ids),
+        stream=request.stream,
+        constraint=dict(constraint),
+    )
+
+
+def check_vocabulary(model: ChatModel, request: ModelRequest, prompt: Prompt) -> None:
+    """Raises: BadRequest: prompt or logit_bias names a token that the model does not know."""
     # SGLang crashes on a token id beyond the vocabulary.
     size = model.tokenizer.vocab_size
     if prompt.ids.min(initial=0) < 0 or prompt.ids.max(initial=0) >= size:

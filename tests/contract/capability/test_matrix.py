@@ -212,6 +212,8 @@ GATEWAY |= {
     for action in ("generateContent", "streamGenerateContent", "countTokens")
 }
 GATEWAY |= by_key_alone(GATEWAY, "/r/{rollout}/{attempt}")
+# A key of an attempt opens it as little, whatever its scopes.
+GATEWAY["POST", "/playground"] = Row(for_agents(403), CHAT)
 PROTOBUF = {"content-type": "application/x-protobuf"}
 COLLECTOR = {
     ("POST", "/r/{rollout_id}/{attempt}/v1/traces"): Row(for_agents(200), b"", PROTOBUF),
