@@ -186,6 +186,11 @@ async def serving_engines(session: ReadSession) -> Sequence[ServingEngine]:
     return sorted((ServingEngine(*row) for row in rows), key=lambda one: (one.url, one.run_id))
 
 
+async def has_engines(session: ReadSession) -> bool:
+    """Whether a controller manages any engine; without one, the gateway's settings alone name engines."""
+    return bool(await session.scalar(select(select(tables.Engine.url).exists())))
+
+
 async def newest_policy_version(session: ReadSession, run_id: str) -> int | None:
     """The newest version of a run's policy; None before its first."""
     return await session.scalar(

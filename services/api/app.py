@@ -34,6 +34,7 @@ from leyden.libs.store.schema import check_schema
 from leyden.services.api import access, audit, console_page, datasets, docs_page, platform, rollouts, runs, session
 from leyden.services.api.attempts import routes as attempts
 from leyden.services.api.attempts.context import attempt_context
+from leyden.services.api.playground import routes as playground
 from leyden.services.api.read import call_tokens, comparison, events, groups, tasks, waiting, weights
 from leyden.services.api.refusals import on_refused
 from leyden.services.api.settings import Settings
@@ -83,6 +84,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.notifications = Notifications(settings.redis_url)
         app.state.uploads = asyncio.Semaphore(MAX_UPLOADS)
         app.state.stopping = asyncio.Event()
+        app.state.asking = set[str]()
         app.state.checks.add("database", database.ping)
         app.state.checks.add("schema", lambda: check_schema(database))
         try:
@@ -110,7 +112,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.first_admin_token = settings.first_admin_token()
     read = (call_tokens, groups, comparison, events, tasks, waiting, weights)
-    for module in (datasets, runs, attempts, rollouts, *read, platform, access, session, audit):
+    for module in (datasets, runs, attempts, playground, rollouts, *read, platform, access, session, audit):
         app.include_router(module.router)
     app.include_router(session.signed_in)
     for page in (docs_page, console_page):

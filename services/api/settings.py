@@ -28,7 +28,7 @@ class Settings(HttpSettings):
     """File that holds the admin token, instead of `admin_token`."""
     gateway_url: HttpAddress | None = None
     """The gateway's address, as external agents and this API reach it; no trailing slash. Without it and
-    `collector_url`, the API refuses runs with `runner.type: external`."""
+    `collector_url`, the API refuses runs with `runner.type: external`, and questions of the playground."""
     collector_url: HttpAddress | None = None
     """The collector's address as external agents see it."""
     runner_types: frozenset[Literal["process", "kubernetes"]] | None = None

@@ -37,7 +37,7 @@ def context_of(request: Request) -> AttemptContext:
     """Returns the context that the lifespan opened. Raises: Problem: the settings name no addresses"""
     context: AttemptContext | None = request.app.state.attempts
     if context is None:
-        detail = "the API knows no addresses for external agents: set API_GATEWAY_URL and API_COLLECTOR_URL"
+        detail = "the API knows no gateway: set API_GATEWAY_URL and API_COLLECTOR_URL (chart: api.externalAgents)"
         raise Problem(409, detail, cause="not_configured")
     return context
 

@@ -105,6 +105,8 @@ API = {
     ("POST", "/v1/runs/{run_id}/attempts/{attempt_id}/end"): Row(
         for_people(403, 409, 409, 409), {"outcome": "succeeded"}
     ),
+    # This API knows no gateway.
+    ("POST", "/v1/runs/{run_id}/playground"): Row(for_people(403, 409, 409), {"user": "hi"}),
     ("POST", "/v1/runs/{run_id}/cancel"): Row(for_people(403, 200, 200)),
     ("POST", "/v1/runs/{run_id}/prune"): Row(for_people(403, 403, 409)),
     ("DELETE", "/v1/runs/{run_id}"): Row(for_people(403, 403, 409)),

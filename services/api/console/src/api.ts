@@ -36,6 +36,7 @@ export type Task = Schemas["Task"];
 export type Health = Schemas["Health"];
 export type Platform = Schemas["Platform"];
 export type Pool = Schemas["Pool"];
+export type Engine = Schemas["Engine"];
 export type WaitingPage = Schemas["WaitingPage"];
 export type WaitingRollout = Schemas["WaitingRollout"];
 export interface Page<Item> {
@@ -81,8 +82,13 @@ export async function request<T>(method: string, path: string, body?: object, si
     throw new ApiError(0, `the API does not answer (${error instanceof Error ? error.message : "no connection"})`);
   }
   if (answer.ok) return (answer.status === 204 ? undefined : await answer.json()) as T;
+  throw await problemOf(answer);
+}
+
+/** The refusal that an answer is. */
+export async function problemOf(answer: Response): Promise<ApiError> {
   const problem = (await answer.json().catch(() => ({}))) as { detail?: string };
-  throw new ApiError(answer.status, problem.detail ?? `the API answers ${answer.status}`);
+  return new ApiError(answer.status, problem.detail ?? `the API answers ${answer.status}`);
 }
 
 export const signIn = (token: string, once: boolean) => request<unknown>("POST", "v1/session", { token, once });

@@ -6,6 +6,7 @@ import { ApiError, SIGNED_OUT, signIn, signOut } from "./api";
 import { ComparePage } from "./pages/compare";
 import { DatasetPage, Datasets } from "./pages/datasets";
 import { GroupPage } from "./pages/group";
+import { PlaygroundPage } from "./pages/playground";
 import { PlatformPage } from "./pages/platform";
 import { RatePage } from "./pages/rate";
 import { RolloutPage } from "./pages/rollout";
@@ -47,6 +48,7 @@ function Page({ address }: { address: string }) {
 
 const PARTS_OF_RUN = {
   rollouts: "Rollouts", tasks: "Tasks", versions: "Versions", evaluations: "Evaluations", document: "Document", rate: "Rate",
+  playground: "Playground",
 };
 
 function PageOfRun({ id, part }: { id: string; part: string | undefined }) {
@@ -67,6 +69,7 @@ function PartOfRun({ id, part }: { id: string; part: string | undefined }) {
   if (part === "tasks") return <TasksPage run={id} />;
   if (part === "versions") return <VersionsPage run={id} />;
   if (part === "rate") return <RatePage run={id} />;
+  if (part === "playground") return <PlaygroundPage run={id} />;
   return <RunPage id={id} part={part} />;
 }
 
