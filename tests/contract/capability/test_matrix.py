@@ -320,6 +320,7 @@ async def stage(database: Database, redis_url: str, tmp_path: Path, tiny_model: 
         "dataset_id": runs[0].dataset_id,
         "run_id": runs[0].id,
         "rollout_id": own.id,
+        "path": "missing.txt",
         "group_id": own.group_id,
         "call_id": "c-none",
         "rollout": own.id,
