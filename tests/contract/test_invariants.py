@@ -100,7 +100,10 @@ BROKEN = [
         "agents blamed for what the platform did",
         "WITH failed AS (UPDATE rollouts SET reason = 'no_reward') UPDATE outcomes SET endpoint_down = 'the store'",
     ),
-    ("agents blamed for what the platform did", "UPDATE outcomes SET gateway_down_seconds = 0"),
+    (
+        "agents blamed for what the platform did",
+        "WITH quick AS (UPDATE model_calls SET total_seconds = 0) UPDATE outcomes SET gateway_down_seconds = 0",
+    ),
     (
         "agents blamed for what the platform did",
         "WITH failed AS (UPDATE model_calls SET status = 'failed', created_at = '2000-01-01')"

@@ -49,7 +49,7 @@ class Api:
             return json.dumps(LEASED | {"id": f"lease-{self.tasks}"}).encode()
 
     def attempt(self) -> Attempt:
-        return Attempt(cast(Transport, self), "run-a", worker="nb", wait_seconds=None)
+        return Attempt(cast(Transport, self), "run-a", agent_name=None, worker="nb", wait_seconds=None)
 
 
 class Idle(Api):
@@ -90,7 +90,8 @@ def test_an_end_that_comes_too_late_raises_nothing() -> None:
 
 
 def test_a_wait_without_a_task_ends() -> None:
-    with pytest.raises(NoTask), Attempt(cast(Transport, Idle(0)), "run-a", worker="nb", wait_seconds=0.0):
+    idle = cast(Transport, Idle(0))
+    with pytest.raises(NoTask), Attempt(idle, "run-a", agent_name=None, worker="nb", wait_seconds=0.0):
         raise AssertionError("there is no task")
 
 

@@ -35,8 +35,8 @@ async def test_a_repeat_gets_the_attempt_that_its_owner_has(database: Database) 
         held = await external.read_demand(session, run.id, "a")
         idle = await external.read_demand(session, run.id, "c")
         assert await external.read_demand(session, "run-none", "a") is None
-    assert held == external.Demand("external", has_ended=False, is_due=False, is_held=True)
-    assert idle == external.Demand("external", has_ended=False, is_due=False, is_held=False)
+    assert held == external.Demand("external", [], has_ended=False, is_due=False, is_held=True)
+    assert idle == external.Demand("external", [], has_ended=False, is_due=False, is_held=False)
 
 
 async def test_requests_at_once_with_one_owner_get_one_attempt_and_others_another(database: Database) -> None:
