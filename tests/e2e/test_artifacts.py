@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from leyden.libs.cli.local.platform import Platform
-from leyden.libs.cli.trial import try_agent
+from leyden.libs.cli.trial import try_agents
 from leyden.libs.client import Client
 from leyden.libs.contracts.config import Reward
 from tests.campaigns.soak import QUICK, bandit_run, small_platform
@@ -63,7 +63,7 @@ def test_a_grader_tests_the_function_that_an_agent_wrote(
     document = bandit_run(received, "files", 1, reward=reward, **QUICK)
     command = ["{python}", "-c", AGENT, "{task.text}"]
     document |= {"dataset": "functions", "agent": {"command": command, "artifacts": ["solution.py", "notes/**"]}}
-    trial = try_agent(client, document)
+    [trial] = try_agents(client, document)
     (tests,) = trial.rollout.components
     assert (tests.state, tests.value, tests.explanation) == ("scored", 0.5, "1 of 2 cases")
     outcome = trial.rollout.attempts[0].outcome
