@@ -30,6 +30,8 @@ from tests.support.waiting import eventually
 
 POINTS = ("gateway.refused",)
 HI: list[Any] = [{"role": "user", "content": "hi"}]
+LATER: list[Any] = [{"role": "user", "content": "and now?"}]
+"""Another request: an equal one may be taken for a repeat of one whose answer died with its gateway."""
 
 
 @asynccontextmanager
@@ -116,11 +118,11 @@ async def test_a_reward_counts_only_if_an_answer_came_after_the_gateway_was_kill
                 await first.wait()
                 # The agent catches this, and ends with a verdict on nothing.
                 with pytest.raises(openai.APIConnectionError):
-                    await create(model="m", messages=HI)
+                    await create(model="m", messages=LATER)
             if tries_again:
                 async with gateway_process(stage, port):
                     await monitor.check()
-                    await create(model="m", messages=HI)
+                    await create(model="m", messages=LATER)
                     facts = await _judged(stage, monitor, started)
             else:
                 facts = await _judged(stage, monitor, started)
