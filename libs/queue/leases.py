@@ -310,9 +310,8 @@ async def _settle(session: Session, outcomes: Mapping[str, Outcome]) -> set[str]
         insert(tables.Outcome),
         [outcome_row(row.rollout_id, row.number, row.run_id, outcomes[row.lease_id]) for row in rows],
     )
-    for row in rows:
-        keys = {"rollout_id": row.rollout_id, "attempt": row.number, "run_id": row.run_id}
-        await add_artifacts(session, keys, outcomes[row.lease_id].artifacts)
+    kept = [(AttemptKey(row.rollout_id, row.number), row.run_id, outcomes[row.lease_id].artifacts) for row in rows]
+    await add_artifacts(session, kept)
     return {row.lease_id for row in rows}
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from sqlalchemy import insert, text
 
@@ -46,9 +46,14 @@ class UnknownArtifact(LookupError):
     """The rollout has no file of this path."""
 
 
-async def add_artifacts(session: Session, keys: Mapping[str, Any], artifacts: Iterable[Artifact]) -> None:
-    """Writes the files of an attempt in the transaction of its outcome. Args: keys: rollout, attempt and run"""
-    if rows := [{**keys, **one._asdict()} for one in artifacts]:
+async def add_artifacts(session: Session, kept: Iterable[tuple[AttemptKey, str, Iterable[Artifact]]]) -> None:
+    """Writes the files of attempts in the transaction of their outcomes. Args: kept: attempt, its run, and its files"""
+    rows = [
+        {"rollout_id": attempt.rollout_id, "attempt": attempt.attempt, "run_id": run_id, **one._asdict()}
+        for attempt, run_id, artifacts in kept
+        for one in artifacts
+    ]
+    if rows:
         await session.execute(insert(tables.Artifact), rows)
 
 

@@ -12,6 +12,7 @@ from sqlalchemy import func, select, text
 from leyden.libs.contracts.ids import evaluation_id
 from leyden.libs.contracts.ledger import JudgeUse
 from leyden.libs.store import tables
+from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.locks import AdvisoryLock
 from leyden.libs.store.records.artifacts import Artifact, add_artifacts
@@ -50,8 +51,8 @@ async def full_run(database: Database, root: Path, phase: str = "completed") -> 
         session.add(tables.Step(run_id=run.id, number=1, metrics={}, checkpoint=checkpoint, started_at=now))
         session.add(tables.ExternalReward(rollout_id=rollout.id, key="k", name="n", value=1.0))
         await add_judge_use(session, run.id, JudgeUse(100))
-        keys = {"rollout_id": rollout.id, "attempt": 1, "run_id": run.id}
-        await add_artifacts(session, keys, [Artifact("report.md", 1, b"x")])
+        left = [Artifact("report.md", 1, b"x")]
+        await add_artifacts(session, [(AttemptKey(rollout.id, 1), run.id, left)])
         session.add(
             tables.Feedback(rollout_id=rollout.id, key="k", attempt=1, run_id=run.id, component="thumbs", value=1.0)
         )

@@ -19,6 +19,7 @@ from prometheus_client import REGISTRY
 
 from leyden.libs.contracts.config import Reward
 from leyden.libs.faults import FaultInjector
+from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database
 from leyden.libs.store.records.artifacts import Artifact, add_artifacts
 from leyden.libs.store.runs.grading import Lane, lease_gradings
@@ -114,9 +115,9 @@ async def test_a_container_gets_the_trajectory_and_its_job_goes_once_the_verdict
     first = await builders.add_call(database, rollout, **turns("hello", answer="hi"))
     await builders.add_call(database, rollout, **turns("go on", answer="done"), parent_call_id=first.id, shared_turns=2)
     await builders.add_call(database, rollout, **turns("elsewhere", answer="yes"))
-    keys = {"rollout_id": rollout.id, "attempt": 1, "run_id": run.id}
+    left = [Artifact("src/a.py", 9, b"caf\xc3\xa9\xff")]
     async with database.session() as session:
-        await add_artifacts(session, keys, [Artifact("src/a.py", 9, b"caf\xc3\xa9\xff")])
+        await add_artifacts(session, [(AttemptKey(rollout.id, 1), run.id, left)])
     async with FakeKubernetes().serving() as server:
         pods = Pods(server, monkeypatch, tmp_path)
         async with grading(database, redis_url, **pods.settings):
