@@ -79,7 +79,7 @@ async def test_a_request_and_its_answer_pass_unchanged_with_another_key(tmp_path
         deliveries = await eventually(lambda: failed_requests(database, 3))
     assert answered.data[0].embedding == [0.5, -0.25]
     assert seen[0] == ("Bearer theirs", {"model": "e", "input": "text", "encoding_format": "float"})
-    # What the platform failed is no step of the agent's, and none of its faults.
+    # A failure of the platform is no step of the agent, and none of its faults.
     assert [(span.status, span.error_type) for span in spans] == [("ok", None), ("error", "400")]
     assert deliveries
 
@@ -248,7 +248,7 @@ async def test_a_killed_gateway_neither_loses_nor_doubles_an_embedding_that_is_a
                 await client.embeddings.create(model="e", input=TEXTS)
             assert len(await spans_of(database)) == POINTS.index(point)
         async with gateway_process(stage, port):
-            # What the client would send by itself, after a wait.
+            # The client would send this by itself, after a wait.
             await client.embeddings.create(model="e", input=TEXTS, extra_headers=REPEATED)
             (span,) = await spans_of(database)
             # Not a repeat: the agent has its answer, and asks again.

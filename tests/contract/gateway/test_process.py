@@ -130,7 +130,7 @@ async def test_a_reward_counts_only_if_an_answer_came_after_the_gateway_was_kill
 
 
 async def _judged(stage: Scene, monitor: EndpointMonitor, started: float) -> AttemptFacts:
-    """What the controller reads of the attempt, which prints a reward of 0 now."""
+    """The attempt prints a reward of 0 now; returns the facts that the controller reads of it."""
     outcome = await attribute_failure(Outcome(OutcomeKind.SUCCEEDED, reward=0.0), started, monitor)
     assert outcome.gateway_down_seconds is not None
     async with stage.database.read() as session:
