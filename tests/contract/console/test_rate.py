@@ -120,7 +120,7 @@ def test_the_platform_shows_services_pools_and_what_is_unknown(
     expect(page.get_by_text("No engine of this pool has been seen")).to_be_visible()
     expect(page.get_by_text("Checkpoints, free diskunknown")).to_be_visible()
     assert visitor.violations() == []
-    page.get_by_role("definition").get_by_role("link", name="2").click()
+    page.get_by_role("definition").get_by_role("link", name="2", exact=True).click()
     expect(page.get_by_role("heading", name="Rate rollouts")).to_be_visible()
 
 
