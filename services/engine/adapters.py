@@ -80,12 +80,18 @@ def _adapt_layer(number: int, layer: Layer, groups: Sequence[tuple[Adapter, Tens
 
         return compute
 
+    def of_mlp(name: str, product: LinearProduct | None) -> LinearProduct | None:
+        # Adapters of a model with experts stand beside attention alone.
+        if product is None or name not in groups[0][0].layers[number]:
+            return product
+        return adapted(name, product)
+
     return replace(
         layer,
         qkv=adapted("qkv", layer.qkv),
         output=adapted("output", layer.output),
-        gate_up=adapted("gate_up", layer.gate_up),
-        down=adapted("down", layer.down),
+        gate_up=of_mlp("gate_up", layer.gate_up),
+        down=of_mlp("down", layer.down),
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import time
 from collections.abc import Sequence as Many
 from typing import Any
+
+import torch
 
 from leyden.services.engine.request import GenerateRequest
 from leyden.services.engine.sampling import TokenLogprobs
@@ -67,6 +70,7 @@ class Answer:
             "weight_version": spans[-1]["version"] if spans else version,
             "weight_versions": spans,
             **self._logprobs(start, count),
+            **({} if finish is None else self._experts()),
             **_times(sequence),
         }
         # SGLang leaves these two fields out of the answer to a request aborted in the queue.
@@ -89,6 +93,14 @@ class Answer:
         if prompt.logprob_start_len >= 0 and start == 0:
             logprobs |= self._input_logprobs()
         return logprobs
+
+    def _experts(self) -> Json:
+        """The experts of all tokens but the last, from `routed_experts_start_len` on; none of a dense model."""
+        sequence, prompt = self.sequence, self.sequence.prompt
+        if not (prompt.return_routed_experts and sequence.experts):
+            return {}
+        found = torch.cat(sequence.experts)[prompt.routed_experts_start_len :]
+        return {"routed_experts": base64.b64encode(found.numpy().tobytes()).decode()}
 
     def _input_logprobs(self) -> Json:
         """Log-probabilities of the prompt from `logprob_start_len` on; its first token has none."""

@@ -46,6 +46,8 @@ class PrefixCache:
     def __init__(self, config: ModelConfig, capacity: int) -> None:
         """Args:    capacity: maximum number of stored tokens; memory is allocated as the store fills"""
         self._store = torch.empty(capacity, config.layers, 2, config.kv_heads, config.head_dim)
+        chosen = 0 if config.experts is None else config.experts.chosen
+        self._experts = torch.empty(capacity, config.layers, chosen, dtype=torch.int32)
         self._free = list(range(capacity - 1, -1, -1))
         self._roots: dict[Hashable, _Node] = {}
         self._clock = itertools.count()
@@ -63,6 +65,10 @@ class PrefixCache:
     def read(self, slots: Slots) -> Tensor:
         """Returns a copy of the keys and values [n, L, 2, K, D] of slots."""
         return self._store.index_select(0, torch.from_numpy(slots))
+
+    def read_experts(self, slots: Slots) -> Tensor:
+        """Returns the experts [n, L, chosen] of the tokens in slots; none of a dense model."""
+        return self._experts.index_select(0, torch.from_numpy(slots))
 
     def claim(self, namespace: Hashable, token_ids: TokenIds) -> tuple[int, Slots]:
         """Adds a sequence to the tree; returns the number of tokens stored already, and slots to `write` for the rest.
@@ -82,6 +88,10 @@ class PrefixCache:
     def write(self, slots: Slots, kv: Tensor) -> None:
         """Stores keys and values [n, L, 2, K, D] at the slots from `claim`; call it directly after `claim`."""
         self._store.index_copy_(0, torch.from_numpy(slots), kv)
+
+    def write_experts(self, slots: Slots, experts: Tensor) -> None:
+        """Stores the experts [n, L, chosen] at the same slots."""
+        self._experts.index_copy_(0, torch.from_numpy(slots), experts)
 
     def flush(self) -> None:
         """Removes all prefixes."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from leyden.services.engine.errors import UnsupportedModel
 
-SUPPORTED_TYPES = ("llama", "qwen2", "mistral")
+SUPPORTED_TYPES = ("llama", "qwen2", "mistral", "qwen3_moe")
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,25 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class ExpertsConfig:
+    """Experts of a Qwen3-MoE: each token has `chosen` of `count`, of inner size `size`, in all layers but `dense`.
+
+    `normalised`: the shares of the chosen ones add up to 1.
+    """
+
+    count: int
+    chosen: int
+    size: int
+    normalised: bool
+    dense: frozenset[int]
+
+
+@dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of a dense decoder. `end_ids` end a generation; `context_length` bounds prompt and answer together."""
+    """Sizes of a decoder. `end_ids` end a generation; `context_length` bounds prompt and answer together.
+
+    normalises_heads: queries and keys, as in Qwen3; experts: None in a dense decoder.
+    """
 
     model_type: str
     architectures: tuple[str, ...]
@@ -62,6 +79,8 @@ class ModelConfig:
     tied: bool
     context_length: int
     end_ids: frozenset[int]
+    normalises_heads: bool = False
+    experts: ExpertsConfig | None = None
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -98,6 +117,20 @@ def _described(folder: Path) -> ModelConfig:
         tied=bool(raw.get("tie_word_embeddings", False)),
         context_length=raw.get("max_position_embeddings", 2048),
         end_ids=_end_ids(raw, _read_json(folder / "generation_config.json")),
+        normalises_heads=raw["model_type"] == "qwen3_moe",
+        experts=_read_experts(raw) if raw["model_type"] == "qwen3_moe" else None,
+    )
+
+
+def _read_experts(raw: dict[str, Any]) -> ExpertsConfig:
+    every, named = raw.get("decoder_sparse_step", 1), raw.get("mlp_only_layers") or ()
+    return ExpertsConfig(
+        # transformers writes the second name.
+        count=raw.get("num_experts") or raw["num_local_experts"],
+        chosen=raw["num_experts_per_tok"],
+        size=raw["moe_intermediate_size"],
+        normalised=bool(raw.get("norm_topk_prob", False)),
+        dense=frozenset(n for n in range(raw["num_hidden_layers"]) if n in named or (n + 1) % every),
     )
 
 

@@ -224,6 +224,9 @@ class Engine:
                 f"Requested token count exceeds the model's maximum context length of {context} tokens: {size} of the "
                 f"prompt and {prompt.sampling.max_new_tokens} new; lower max_new_tokens"
             )
+        if prompt.return_routed_experts and prompt.routed_experts_start_len > size:
+            start = prompt.routed_experts_start_len
+            raise BadRequest(f"routed_experts_start_len {start} lies beyond the prompt of {size} tokens")
         if prompt.logprob_start_len >= size:
             raise BadRequest(f"logprob_start_len {prompt.logprob_start_len} lies beyond the prompt of {size} tokens")
 

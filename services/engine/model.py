@@ -1,7 +1,7 @@
-"""The forward pass of a dense Llama or Qwen2 style decoder over a flat batch of tokens.
+"""The forward pass of a Llama or Qwen style decoder over a flat batch of tokens, dense or with experts.
 
-Legend: N tokens of any mixture of sequences, V vocabulary, E hidden size, H query heads, K key-value heads, D head
-size. The `Attention` given to `Model.hidden` decides which tokens a token attends to.
+Legend: L layers, N tokens of any mixture of sequences, V vocabulary, E hidden size, H query heads, K key-value heads,
+D head size. The `Attention` given to `Model.hidden` decides which tokens a token attends to.
 """
 
 from __future__ import annotations
@@ -39,14 +39,31 @@ class Model:
         other.weights = weights
         return other
 
-    def hidden(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """Computes final hidden states: [N] ids at [N] positions -> [N, E], normalised for `logits`."""
+    def empty_routing(self, tokens: int) -> Tensor | None:
+        """[N, L, chosen], to which `hidden` writes each token's experts; None for a dense model."""
+        experts = self.config.experts
+        return None if experts is None else torch.zeros(tokens, self.config.layers, experts.chosen, dtype=torch.int32)
+
+    def hidden(
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, routing: Tensor | None = None
+    ) -> Tensor:
+        """Computes final hidden states: [N] ids at [N] positions -> [N, E], normalised for `logits`.
+
+        Args:    routing: filled with the experts of each token
+        """
         # The table has the type of its file.
         x = F.embedding(token_ids, self.weights.embedding).to(torch.float32)
         cos, sin = self._cos[positions], self._sin[positions]
         for index, layer in enumerate(self.weights.layers):
             x += layer.output(self._attend(index, layer, self._norm(x, layer.input_norm), cos, sin, attention))
-            x += self._mlp(layer, self._norm(x, layer.mlp_norm))
+            inner = self._norm(x, layer.mlp_norm)
+            if layer.experts is None:
+                x += self._mlp(layer, inner)
+                continue
+            found, chosen = layer.experts(inner)
+            x += found
+            if routing is not None:
+                routing[:, index] = chosen
         return self._norm(x, self.weights.norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -57,16 +74,26 @@ class Model:
         config = self.config
         rotated_heads = config.heads + config.kv_heads
         qkv = layer.qkv(x).view(len(x), rotated_heads + config.kv_heads, config.head_dim)
-        rotated = _rotate(qkv[:, :rotated_heads], cos, sin)
+        heads = qkv[:, :rotated_heads]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            norms = (layer.query_norm, config.heads), (layer.key_norm, config.kv_heads)
+            heads = self._norm_heads(heads, torch.cat([norm.expand(count, -1) for norm, count in norms]))
+        rotated = _rotate(heads, cos, sin)
         return attention.attend(index, rotated[:, : config.heads], rotated[:, config.heads :], qkv[:, rotated_heads:])
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        assert layer.gate_up is not None
+        assert layer.down is not None
         inner = self.config.intermediate_size
         gate_up = layer.gate_up(x)
         return layer.down(F.silu(gate_up[:, :inner]).mul_(gate_up[:, inner:]))
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (self.config.hidden_size,), weight, self.config.norm_eps)
+
+    def _norm_heads(self, heads: Tensor, weights: Tensor) -> Tensor:
+        """[N, H + K, D] heads, each with its row of weights [H + K, D]."""
+        return F.rms_norm(heads, (self.config.head_dim,), eps=self.config.norm_eps) * weights
 
 
 def _rotary_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,6 @@ _UNSERVED = (
     "audio_data",
     "custom_logit_processor",
     "return_hidden_states",
-    "return_routed_experts",
     "return_sampling_mask",
     "session_params",
 )
@@ -103,6 +102,8 @@ class Prompt(BaseModel):
     top_logprobs_num: int = Field(default=0, ge=0, le=100)
     token_ids_logprob: list[int] = Field(default_factory=list)
     salt: str = ""
+    return_routed_experts: bool = False
+    routed_experts_start_len: int = Field(default=0, ge=0)
     lora_path: str | None = None
     """The name of a loaded adapter."""
 
@@ -157,6 +158,8 @@ _PER_PROMPT = (
     "token_ids_logprob",
     "extra_key",
     "cache_salt",
+    "return_routed_experts",
+    "routed_experts_start_len",
     "lora_path",
 )
 

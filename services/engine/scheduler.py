@@ -192,6 +192,7 @@ class Scheduler:
         sequence.row = self._workspace.seat(prefix, sequence.length - start + room)
         self._workspace.write(sequence.row, self.cache.read(slots[start:]))
         sequence.computed = len(slots)
+        sequence.experts = [] if self.model.config.experts is None else [self.cache.read_experts(slots)]
         if not sequence.admitted:
             sequence.admitted, sequence.admitted_at = True, time.monotonic()
             sequence.cached_tokens = len(slots)
@@ -229,13 +230,17 @@ class Scheduler:
         attention = PrefillAttention(rows, counts, self.model.config.heads)
         token_ids = torch.tensor([token for _, ids in batch for token in ids.tolist()])
         positions = torch.cat([torch.arange(s.computed, s.computed + len(ids)) for s, ids in batch])
-        hidden = self._adapted([s.adapter for s, ids in batch for _ in ids]).hidden(token_ids, positions, attention)
+        model = self._adapted([s.adapter for s, ids in batch for _ in ids])
+        routing = model.empty_routing(len(token_ids))
+        hidden = model.hidden(token_ids, positions, attention, routing)
         self.totals.prefill_tokens += len(token_ids)
         begin = 0
         for (sequence, ids), row in zip(batch, rows, strict=True):
             row.length += len(ids)
             self._read_prompt_logprobs(sequence, hidden[begin : begin + len(ids)])
             sequence.computed += len(ids)
+            if routing is not None:
+                sequence.experts.append(routing[begin : begin + len(ids)])
             begin += len(ids)
             self._remember(sequence)
 
@@ -269,12 +274,16 @@ class Scheduler:
         batch = [by_row[id(row)] for row in attention.rows]
         token_ids = torch.tensor([sequence.last_id for sequence in batch])
         positions = torch.tensor([sequence.computed for sequence in batch])
-        hidden = self._adapted([sequence.adapter for sequence in batch]).hidden(token_ids, positions, attention)
+        model = self._adapted([sequence.adapter for sequence in batch])
+        routing = model.empty_routing(len(token_ids))
+        hidden = model.hidden(token_ids, positions, attention, routing)
         logits = self.model.logits(hidden)
         drawn = self.sampler.sample(logits, [sequence.draw for sequence in batch])
-        for sequence, row, token in zip(batch, attention.rows, drawn, strict=True):
+        for number, (sequence, row, token) in enumerate(zip(batch, attention.rows, drawn, strict=True)):
             row.length += 1
             sequence.computed += 1
+            if routing is not None:
+                sequence.experts.append(routing[number : number + 1])
             sequence.append(token, self.version)
         # After all rows have grown, because removing a row moves another one, which needs its final length.
         for sequence in batch:
@@ -311,3 +320,5 @@ class Scheduler:
         cached, slots = self.cache.claim(namespace, sequence.token_ids()[: sequence.computed])
         if len(slots):
             self.cache.write(slots, self._workspace.read(row, cached, cached + len(slots)))
+            if sequence.experts:
+                self.cache.write_experts(slots, torch.cat(sequence.experts)[cached : cached + len(slots)])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from torch import Tensor
 
 from leyden.services.engine.adapters import Adapter
 from leyden.services.engine.request import Prompt
@@ -61,6 +62,10 @@ class Sequence:
     input_logprobs: list[float] = field(default_factory=list)
     input_top_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: Finish | None = None
+
+    # The experts [n, L, chosen] of the computed tokens, in the pieces of the passes that computed them; none of a
+    # dense model.
+    experts: list[Tensor] = field(default_factory=list)
 
     namespace: Namespace | None = None
     row: Row | None = None

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from leyden.services.engine.config import ModelConfig
+from leyden.services.engine.config import ExpertsConfig, ModelConfig
 from leyden.services.engine.errors import WeightsRefused
 
 Products = Literal["float32", "bfloat16"]
@@ -57,30 +57,70 @@ class Product(NamedTuple):
 
 
 def products_of(config: ModelConfig) -> dict[str, Product]:
-    """The products of a decoder layer, by their fields of `Layer`."""
-    hidden, inner = config.hidden_size, config.intermediate_size
+    """The products that every decoder layer has, by their fields of `Layer`."""
+    return attention_products(config) | (mlp_products(config) if config.experts is None else {})
+
+
+def attention_products(config: ModelConfig) -> dict[str, Product]:
+    hidden, attention = config.hidden_size, "self_attn."
     query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    attention, mlp = "self_attn.", "mlp."
     return {
         "qkv": Product(
             hidden, ((attention + "q_proj", query), (attention + "k_proj", key), (attention + "v_proj", key))
         ),
         "output": Product(query, ((attention + "o_proj", hidden),)),
+    }
+
+
+def mlp_products(config: ModelConfig) -> dict[str, Product]:
+    """Those of a layer without experts."""
+    hidden, inner, mlp = config.hidden_size, config.intermediate_size, "mlp."
+    return {
         "gate_up": Product(hidden, ((mlp + "gate_proj", inner), (mlp + "up_proj", inner))),
         "down": Product(inner, ((mlp + "down_proj", hidden),)),
     }
 
 
 @dataclass(frozen=True)
+class Experts:
+    """The experts of a layer, in float32: router [X, E], gate_up [X, 2 · I, E] and down [X, E, I] of X experts."""
+
+    config: ExpertsConfig
+    router: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[N, E] -> the sum of each token's experts by their shares, [N, E], and the experts, [N, chosen]."""
+        shares, chosen = F.linear(x, self.router).softmax(dim=-1).topk(self.config.chosen, dim=-1)
+        if self.config.normalised:
+            shares = shares / shares.sum(dim=-1, keepdim=True)
+        out = torch.zeros_like(x)
+        for expert in sorted(set(chosen.flatten().tolist())):
+            tokens, place = torch.where(chosen == expert)
+            gate, up = F.linear(x[tokens], self.gate_up[expert]).chunk(2, dim=-1)
+            one = F.linear(F.silu(gate) * up, self.down[expert])
+            out.index_add_(0, tokens, one * shares[tokens, place, None])
+        return out, chosen
+
+
+@dataclass(frozen=True)
 class Layer:
-    """One decoder layer; query, key and value are one linear product, and so are gate and up."""
+    """One decoder layer; query, key and value are one linear product, and so are gate and up.
+
+    It has either `experts` or `gate_up` and `down`. `query_norm` and `key_norm` are None where heads are not
+    normalised.
+    """
 
     input_norm: Tensor
     qkv: LinearProduct
     output: LinearProduct
     mlp_norm: Tensor
-    gate_up: LinearProduct
-    down: LinearProduct
+    gate_up: LinearProduct | None = None
+    down: LinearProduct | None = None
+    experts: Experts | None = None
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -144,12 +184,34 @@ class Reader:
         return self.tensor(name, size).clone()
 
     def layer(self, index: int) -> Layer:
-        hidden, prefix = self.config.hidden_size, f"model.layers.{index}."
+        config, prefix = self.config, f"model.layers.{index}."
+        hidden, experts, attention = config.hidden_size, config.experts, attention_products(config)
+        mlp = mlp_products(config) if experts is None or index in experts.dense else None
         return Layer(
             input_norm=self.vector(prefix + "input_layernorm.weight", hidden),
+            qkv=self._linear(prefix, attention["qkv"]),
+            output=self._linear(prefix, attention["output"]),
             mlp_norm=self.vector(prefix + "post_attention_layernorm.weight", hidden),
-            **{name: self._linear(prefix, product) for name, product in products_of(self.config).items()},
+            gate_up=None if mlp is None else self._linear(prefix, mlp["gate_up"]),
+            down=None if mlp is None else self._linear(prefix, mlp["down"]),
+            experts=self._experts(prefix + "mlp.", experts) if experts is not None and mlp is None else None,
+            query_norm=self._head_norm(prefix + "self_attn.q_norm.weight"),
+            key_norm=self._head_norm(prefix + "self_attn.k_norm.weight"),
         )
+
+    def _head_norm(self, name: str) -> Tensor | None:
+        return self.vector(name, self.config.head_dim) if self.config.normalises_heads else None
+
+    def _experts(self, prefix: str, config: ExpertsConfig) -> Experts:
+        hidden, size = self.config.hidden_size, config.size
+
+        def read(expert: int, name: str, *shape: int) -> Tensor:
+            return self.tensor(f"{prefix}experts.{expert}.{name}_proj.weight", *shape)
+
+        gate_up = [torch.cat([read(one, name, size, hidden) for name in ("gate", "up")]) for one in range(config.count)]
+        down = [read(one, "down", hidden, size) for one in range(config.count)]
+        router = self.tensor(prefix + "gate.weight", config.count, hidden).clone()
+        return Experts(config, router, torch.stack(gate_up), torch.stack(down))
 
     def _linear(self, prefix: str, product: Product) -> Linear:
         parts = [(prefix + name, rows) for name, rows in product.parts]

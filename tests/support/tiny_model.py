@@ -55,6 +55,40 @@ def make_tiny_model(
     return folder
 
 
+def make_tiny_experts(folder: Path, seed: int = 0) -> Path:
+    """Writes a random float32 Qwen3-MoE with the same tokenizer: three layers, a dense one first, with two of six
+    experts for each token."""
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    folder.mkdir(parents=True, exist_ok=True)
+    eos, pad = _write_tokenizer(folder, 320, CHATML_TEMPLATE)
+    config = Qwen3MoeConfig(
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=64,
+        moe_intermediate_size=24,
+        num_experts=6,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        mlp_only_layers=[0],
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=eos,
+        pad_token_id=pad,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        Qwen3MoeForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    return folder
+
+
 def _write_tokenizer(folder: Path, vocab_size: int, chat_template: str) -> tuple[int, int]:
     """Writes the tokenizer; returns the ids of the end of sequence and of padding."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
