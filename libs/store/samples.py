@@ -107,6 +107,7 @@ class NewSample(NamedTuple):
     group_id: str
     rollout_id: str
     branch: int
+    call_id: str
     length: int
     trained_tokens: int
     token_ids: bytes
@@ -248,7 +249,7 @@ _AVERAGES = text("""
 """)
 
 _CREDIT_TYPES = ["text", "text", "text", "text", "int4", "text", "jsonb", "float8", "float8", "float8", "float8"]
-_SAMPLE_TYPES = ["text", "text", "text", "text", "int4", "int4", "int4", *["bytea"] * 6, "int4", "jsonb"]
+_SAMPLE_TYPES = ["text", "text", "text", "text", "int4", "text", "int4", "int4", *["bytea"] * 6, "int4", "jsonb"]
 
 
 async def claim_groups(session: Session, count: int, *, recent: bool = False) -> list[str]:

@@ -726,6 +726,14 @@ class ModelCall(Base):
     policy_versions: Mapped[bytes] = mapped_column(
         comment="int32[completion_tokens]: the version that sampled each token."
     )
+    # Deferred: megabytes that only a trainer reads.
+    routed_experts: Mapped[bytes | None] = mapped_column(
+        deferred=True,
+        deferred_raiseload=True,
+        comment="The experts that the engine chose for each token from the last shared one on, but not for the last one"
+        " sampled: position of the first uint32, n = layers * experts of a token uint32, bytes of a number uint8, then"
+        " uint8 or uint16[tokens, n], whose largest number is an expert not named; null: not recorded.",
+    )
     prompt_tokens: Mapped[int] = mapped_column(comment="Length of the complete prompt, shared tokens included.")
     completion_tokens: Mapped[int] = mapped_column(comment="Length of sampled_ids.")
     cached_tokens: Mapped[int] = mapped_column(
@@ -1108,6 +1116,10 @@ class Sample(Base):
     group_id: Mapped[str] = mapped_column(comment="Group of the rollout.")
     rollout_id: Mapped[str] = mapped_column(comment="Rollout of the path.")
     branch: Mapped[int] = mapped_column(comment="Index of the leaf among the rollout's paths, from 0.")
+    call_id: Mapped[str | None] = mapped_column(
+        comment="The call whose prompt and sampled tokens these are, by which a trainer finds the experts of each"
+        " token; null in rows of an earlier version."
+    )
     length: Mapped[int] = mapped_column(comment="T")
     trained_tokens: Mapped[int] = mapped_column(comment="Tokens with mask 1.")
     token_ids: Mapped[bytes] = mapped_column(comment="int32[T]")

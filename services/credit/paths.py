@@ -21,10 +21,11 @@ class Path:
     """A row for the loss, arrays [T].
 
     A token with mask 0 has log-probability and advantage 0, temperature 1 and version -1. `calls` are in order, with
-    `row_calls`; else empty. `policy` sampled and trains the row; None for the run's own model.
+    `row_calls`; else empty. `call_id` is the leaf. `policy` sampled and trains the row; None for the run's own model.
     """
 
     branch: int
+    call_id: str
     token_ids: NDArray[np.int32]
     mask: NDArray[np.uint8]
     generator_logprobs: NDArray[np.float32]
@@ -101,6 +102,7 @@ def _row(
     length = len(token_ids)
     row = Path(
         branch=branch,
+        call_id=leaf.call.id,
         token_ids=token_ids,
         mask=np.zeros(length, np.uint8),
         generator_logprobs=np.zeros(length, np.float32),

@@ -211,6 +211,7 @@ def sample_row(run_id: str, group_id: str, rollout: str, path: Path) -> NewSampl
         group_id=group_id,
         rollout_id=rollout,
         branch=path.branch,
+        call_id=path.call_id,
         length=len(path.token_ids),
         trained_tokens=path.trained_tokens,
         token_ids=path.token_ids.astype(TOKEN, copy=False).tobytes(),

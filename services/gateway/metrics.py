@@ -20,6 +20,9 @@ ENGINE_RETRIES = Counter("gateway_engine_retries_total", "Engine requests that w
 OTHER_PROMPTS = Counter(
     "gateway_other_prompts_total", "Calls that failed because the engine reports another number of prompt tokens."
 )
+ROUTINGS_LOST = Counter(
+    "gateway_routings_lost_total", "Answers whose experts were not stored, because they are more than 32 MiB."
+)
 PROMPTS = Counter(
     "gateway_prompts_total",
     "Prompts by how they continue: extend, fork (they rewrite an answer, or cannot continue its tokens), fresh.",

@@ -12,7 +12,7 @@ from leyden.libs.contracts.config.policies import Policy, Role
 from leyden.libs.contracts.config.reward import Reward
 from leyden.libs.contracts.config.runners import OF_REWARDS, RunnerConfig
 from leyden.libs.contracts.config.sampling import Sampling
-from leyden.libs.contracts.config.training import EarlyStopping, Optimizer
+from leyden.libs.contracts.config.training import EarlyStopping, Optimizer, Training
 
 
 def check_critic(algorithm: Algorithm, credit: Credit, sampling: Sampling) -> None:
@@ -48,7 +48,7 @@ def check_critic(algorithm: Algorithm, credit: Credit, sampling: Sampling) -> No
 
 
 def check_demonstrations(
-    algorithm: Algorithm, sampling: Sampling, baseline: Baseline, policies: Mapping[str, Policy]
+    algorithm: Algorithm, sampling: Sampling, training: Training, baseline: Baseline, policies: Mapping[str, Policy]
 ) -> None:
     """Demonstrations have no advantages and no policy that sampled them, and train the run's own model alone."""
     if any(isinstance(policy.algorithm, Sft) for policy in policies.values()):
@@ -63,6 +63,7 @@ def check_demonstrations(
         "sampling.curriculum": sampling.curriculum is not None,
         "sampling.refill_zero_variance": sampling.refill_zero_variance > 0,
         "credit.baseline.whiten": baseline.whiten,
+        "training.routing_replay": training.routing_replay,
         "a trained policy of policies": any(policy.trains for policy in policies.values()),
     }
     if given := [name for name, is_given in acting.items() if is_given]:

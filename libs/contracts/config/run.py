@@ -122,7 +122,8 @@ class RunConfig(Document):
     @model_validator(mode="after")
     def _parts_agree(self) -> RunConfig:
         checks.check_critic(self.algorithm, self.credit, self.sampling)
-        checks.check_demonstrations(self.algorithm, self.sampling, self.credit.baseline, self.policies)
+        baseline = self.credit.baseline
+        checks.check_demonstrations(self.algorithm, self.sampling, self.training, baseline, self.policies)
         checks.check_distillation(self.algorithm, self.sampling, self.credit.baseline)
         checks.check_moving_average(self.credit.baseline, self.sampling, self.agents)
         checks.check_schedule(self.optimizer, self.training.steps)
@@ -179,9 +180,10 @@ class RunConfig(Document):
         training = self.training.model_copy(
             update={
                 "lora": own.lora,
-                # Both are of the run's own model.
+                # These are of the run's own model.
                 "frozen": [],
                 "router": "frozen",
+                "routing_replay": False,
                 "early_stopping": None,
                 **({"steps": 0} if own.frozen else {}),
             }

@@ -105,6 +105,11 @@ class Training(Document):
     """Routers of a mixture of experts, which choose each token's experts. `frozen`: they stay those of the base model,
     and gradients pass through their shares. `trained`: they learn with the other weights. Neither adds a loss that
     balances experts. A model without routers refuses `trained`. Those of further policies stay frozen."""
+    routing_replay: bool = False
+    """Compute each token with the experts that the engine chose for it, and with the shares that the trainer's router
+    gives these (R3, arXiv 2510.11370): a choice that rounding would make otherwise is then the engine's. The engines
+    must return them: start SGLang with `--enable-return-routed-experts`. A token without a record has the trainer's own
+    choice, and `routing_unrecorded_tokens` counts it. Those of further policies are not replayed."""
     lora: Lora | None = None
     """Train LoRA adapters in place of the weights; null trains the weights."""
     micro_batch_tokens: int = Field(default=4096, ge=16, le=2**31 - 1)
@@ -133,6 +138,12 @@ class Training(Document):
     do version 0, a KL reference and a version that is being evaluated. Weights of `sampling.max_policy_lag` versions
     before the newest stay without checkpoints until the last step: the trainer compares itself with the engine at the
     version that sampled."""
+
+    @model_validator(mode="after")
+    def _replays_what_is_not_compiled(self) -> Training:
+        if self.routing_replay and self.compile:
+            raise ValueError("routing_replay changes parts of layers that compile fixes: remove one of them")
+        return self
 
     @model_validator(mode="after")
     def _adapters_stand_beside_no_router(self) -> Training:

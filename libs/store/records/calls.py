@@ -76,6 +76,7 @@ class NewCall:
     total_seconds: float
     asked: Json | None = None
     written_ids: bytes | None = None
+    routed_experts: bytes | None = None
 
 
 class CallDefaults(NamedTuple):
@@ -84,7 +85,8 @@ class CallDefaults(NamedTuple):
 
     `policy_ids`: by role the policy that answers, for roles that have another one than the run's own; `frozen`:
     the roles whose policy does not train; `provided`: by role the policy of a provider; `override`: sampling of the
-    policies that train, in training rollouts; `embeddings`: the model of a provider that makes them.
+    policies that train, in training rollouts; `embeddings`: the model of a provider that makes them;
+    `replays_routing`: the trainer replays the experts that engines chose.
     """
 
     temperature: float
@@ -97,6 +99,7 @@ class CallDefaults(NamedTuple):
     override: Override | None = None
     refuses_hosted_tools: bool = False
     embeddings: EmbeddingModel | None = None
+    replays_routing: bool = False
 
     def policy_id(self, run_id: str, role: str | None) -> str:
         """The run whose policy answers calls of a role. Args: run_id: the run with these defaults."""
@@ -111,7 +114,7 @@ _TYPES = {
     "policy_versions": "bytea", "prompt_tokens": "int4", "completion_tokens": "int4", "cached_tokens": "int4",
     "min_policy_version": "int4", "max_policy_version": "int4", "temperature": "float8", "queued_seconds": "float8",
     "first_token_seconds": "float8", "total_seconds": "float8", "asked": "jsonb",
-    "written_ids": "bytea",
+    "written_ids": "bytea", "routed_experts": "bytea",
 }  # fmt: skip
 """Types of the columns that are not text."""
 _LIMITS = {"int4": 2**31, "int8": 2**63}
@@ -257,6 +260,7 @@ async def call_defaults(session: ReadSession, run_id: str) -> CallDefaults:
         None if override == "keep" else override,
         config.group_agents[0].agent.hosted_tools == "refuse",
         config.embeddings,
+        config.training.routing_replay,
     )
 
 

@@ -8,11 +8,13 @@ calls of a chain belong to one attempt, and each was durable before the gateway 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from sqlalchemy import text
 
 from leyden.libs.contracts.conversation import Json, Turn, parse_turn, parse_turns
+from leyden.libs.contracts.samples import RoutedExperts
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
 
@@ -51,16 +53,42 @@ class TokenRow(Protocol):
 
 R = TypeVar("R", bound=TokenRow)
 
-_ANCESTORS = text("""
+_CHAINS = """
     WITH RECURSIVE ancestor (id, parent_call_id) AS (
         SELECT id, parent_call_id FROM model_calls WHERE run_id = :run AND id = ANY(:calls)
         UNION
         SELECT m.id, m.parent_call_id FROM ancestor a JOIN model_calls m ON m.run_id = :run AND m.id = a.parent_call_id
     )
-    SELECT m.id, m.parent_call_id, m.shared_turns, m.shared_tokens, m.turns, m.tools, m.answer, m.prompt_ids,
-           m.sampled_ids
+    SELECT m.id, m.parent_call_id, m.shared_tokens, {columns}
     FROM ancestor a JOIN model_calls m ON m.run_id = :run AND m.id = a.id
-""")
+"""
+_ANCESTORS = text(_CHAINS.format(columns="m.shared_turns, m.turns, m.tools, m.answer, m.prompt_ids, m.sampled_ids"))
+_ROUTED = text(_CHAINS.format(columns="m.routed_experts"))
+
+
+class RoutedCall(NamedTuple):
+    """A call's own experts, behind those of its parent's first `shared_tokens` tokens; None: not recorded."""
+
+    shared_tokens: int
+    experts: RoutedExperts | None
+
+
+async def routed_calls(session: ReadSession, run_id: str, call_ids: Sequence[str]) -> dict[str, list[RoutedCall]]:
+    """The experts of some calls of a run, by call: those of its ancestors, the oldest first, then its own. A call
+    without all its ancestors is left out."""
+    rows = await session.execute(_ROUTED, {"run": run_id, "calls": sorted(set(call_ids))})
+    by_id: dict[str, Any] = {row.id: row for row in rows}
+    read = {
+        name: RoutedCall(
+            row.shared_tokens, None if row.routed_experts is None else RoutedExperts.parse(row.routed_experts)
+        )
+        for name, row in by_id.items()
+    }
+    found: dict[str, list[RoutedCall]] = {}
+    for name in by_id.keys() & set(call_ids):
+        with suppress(MissingParent):
+            found[name] = [read[one.id] for one in _chain(by_id, by_id[name])]
+    return found
 
 
 async def full_calls(session: ReadSession, rows: Sequence[tables.ModelCall]) -> list[FullCall | MissingParent]:

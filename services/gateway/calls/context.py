@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from leyden.libs.contracts import untrainable
 from leyden.libs.contracts.conversation import Dialect, Json, Tool, Turn
+from leyden.libs.contracts.ids import is_training
+from leyden.libs.contracts.samples import RoutedExperts
 from leyden.libs.contracts.states import CallStatus, Continuation
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.records.agent_objects import AttemptOfRun
@@ -212,7 +214,8 @@ class Stalls:
 class SampledTokens:
     """The tokens of one choice while they arrive; each list has one entry a token. Times are `time.perf_counter()`.
 
-    `written_ids`: the answer of another provider as the run's own model would write it.
+    `written_ids`: the answer of another provider as the run's own model would write it; `routed_experts`: those of
+    prompt and answer from `CallContext.routed_from` on.
     """
 
     call_id: str
@@ -225,6 +228,7 @@ class SampledTokens:
     finish: FinishReason | None = None
     cached_tokens: int = 0
     written_ids: npt.NDArray[np.int32] | None = None
+    routed_experts: RoutedExperts | None = None
     accepted_at: float | None = None
     first_token_at: float | None = None
     ended_at: float | None = None
@@ -328,6 +332,17 @@ class CallContext:
         names = [name for name, is_changed in changed.items() if is_changed]
         return untrainable.of_parameters(names) if names else None
 
+    @property
+    def routed_from(self) -> int | None:
+        """Position of the first token of which the row needs the experts; None where the trainer replays none.
+
+        The parent's row has those before it: of its own last token there is no record, because nothing followed.
+        """
+        trains = is_training(self.attempt.rollout_id) and not self.attempt.is_greedy
+        if not (self.defaults.replays_routing and trains and self.policy_id == self.attempt.run_id):
+            return None
+        return max(0, self.prompt.shared_tokens - 1)
+
     def row(self, sampled: SampledTokens, status: CallStatus, reason: str | None, answer: Answer | None) -> NewCall:
         """Returns the row of one choice: the turns and tokens that it adds to its parent call, or all without a parent.
 
@@ -360,6 +375,7 @@ class CallContext:
             prompt_ids=prompt.ids[prompt.shared_tokens :].astype("<i4").tobytes(),
             sampled_ids=np.asarray(sampled.ids, dtype="<i4").tobytes(),
             written_ids=None if sampled.written_ids is None else sampled.written_ids.astype("<i4").tobytes(),
+            routed_experts=None if sampled.routed_experts is None else sampled.routed_experts.stored(),
             generator_logprobs=np.asarray(sampled.logprobs, dtype="<f4").tobytes(),
             policy_versions=np.asarray(versions, dtype="<i4").tobytes(),
             prompt_tokens=len(prompt.ids),

@@ -253,9 +253,14 @@ def _restart(request: EngineRequest, tokens: SampledTokens) -> None:
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """Yields the data of server-sent events, without `[DONE]`."""
-    rest = b""
+    # Pieces of one long line are joined once: an event with the experts of many tokens has megabytes.
+    parts: list[bytes] = []
     async for piece in response.content.iter_any():
-        *lines, rest = (rest + piece).split(b"\n")
+        parts.append(piece)
+        if b"\n" not in piece:
+            continue
+        *lines, rest = b"".join(parts).split(b"\n")
+        parts = [rest]
         for line in lines:
             data = line.removeprefix(b"data:").strip()
             if line.startswith(b"data:") and data != b"[DONE]":

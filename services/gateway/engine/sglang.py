@@ -20,6 +20,7 @@ from leyden.libs.contracts.conversation import Json
 from leyden.libs.contracts.ids import parse_weight_version
 from leyden.libs.contracts.states import CONTEXT_EXCEEDED
 from leyden.services.gateway.calls.context import SampledTokens, Sampling
+from leyden.services.gateway.engine.routing import read_experts, request_fields
 from leyden.services.gateway.errors import BadRequest, Unavailable
 from leyden.services.gateway.metrics import OTHER_PROMPTS
 
@@ -57,7 +58,8 @@ class EngineRequest:
     """The parameters that all choices of a model call share. `max_tokens` already fits into the context.
 
     Args: prompt_ids: [T] every id is in the vocabulary, because SGLang crashes on any other; constraint: SGLang's
-        parameter with the grammar of the answer, or nothing; stream: the client reads the tokens as they come
+        parameter with the grammar of the answer, or nothing; stream: the client reads the tokens as they come;
+        routed_from: the engine returns the experts of the tokens from this position on; None: of none
     """
 
     run_id: str
@@ -72,6 +74,7 @@ class EngineRequest:
     eos_ids: Sequence[int]
     stream: bool
     constraint: dict[str, str] = field(default_factory=dict)
+    routed_from: int | None = None
 
 
 def request_body(
@@ -112,6 +115,7 @@ def request_body(
         "top_logprobs_num": request.top_logprobs,
         # Always: the first event says when the engine began.
         "stream": True,
+        **request_fields(request.routed_from),
     }
     if weight_version is not None:
         # Separates the prefix cache by weights: keys and values of other weights must not serve this prompt.
@@ -204,10 +208,17 @@ class SampleBuilder:
             self.was_aborted = True
         elif finish is not None:
             self._check_stop(meta["finish_reason"].get("matched"))
+            self._read_experts(meta)
             self._tokens.accepted_at = self._tokens.accepted_at or self._sent_at
             if not self._base:
                 self._accepted(meta)
             self._tokens.finish = "length" if finish == "length" else "stop"
+
+    def _read_experts(self, meta: Json) -> None:
+        """Raises: Unavailable: the request asked for experts, and the engine returned none"""
+        if (start := self._request.routed_from) is not None:
+            tokens = len(self._request.prompt_ids) + len(self._tokens.ids)
+            self._tokens.routed_experts = read_experts(meta, start, tokens)
 
     def _accepted(self, meta: Json) -> None:
         """Moves the acceptance to the moment at which the engine began, by its own count of seconds."""

@@ -64,6 +64,7 @@ class Recorder:
 
 def _call_bytes(row: NewCall) -> int:
     tokens = len(row.prompt_ids) + len(row.sampled_ids) + len(row.generator_logprobs) + len(row.policy_versions)
+    tokens += len(row.routed_experts or b"")
     turns = [*row.turns, *([] if row.answer is None else [row.answer])]
     return (
         CALL_BYTES + tokens + sum(map(_turn_bytes, turns)) + sum(TURN_BYTES + len(str(one)) for one in row.tools or ())

@@ -73,6 +73,7 @@ class EngineSampler:
             (context.policy_id, context.attempt.rollout_id),
             context.temperature,
             context.constraint,
+            context.routed_from,
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -106,6 +107,7 @@ def engine_request(
     place: tuple[str, str],
     temperature: float,
     constraint: Mapping[str, str] = MappingProxyType({}),
+    routed_from: int | None = None,
 ) -> EngineRequest:
     """Returns what an engine is asked for.
 
@@ -130,6 +132,7 @@ def engine_request(
         eos_ids=sorted(tokenizer.eos_ids),
         stream=request.stream,
         constraint=dict(constraint),
+        routed_from=routed_from,
     )
 
 

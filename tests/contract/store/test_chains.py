@@ -10,9 +10,10 @@ import pytest
 from sqlalchemy import select
 
 from leyden.libs.contracts.conversation import Turn, turn_json
+from leyden.libs.contracts.samples import RoutedExperts
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.libs.store.records.chains import FullCall, MissingParent, full_calls
+from leyden.libs.store.records.chains import FullCall, MissingParent, RoutedCall, full_calls, routed_calls
 from tests.support import builders
 
 
@@ -64,3 +65,22 @@ async def test_a_call_without_its_parent_and_all_its_descendants_are_errors(data
         found = await full_calls(session, rows)
     assert [type(error) for error in found] == [MissingParent] * 2
     assert {str(error) for error in found} == {f"call {lost.id} has the parent call-lost, which is not in the store"}
+
+
+async def test_experts_are_those_of_a_call_and_its_ancestors_and_no_other_read_loads_them(database: Database) -> None:
+    run = await builders.add_run(database)
+    _, [rollout] = await builders.add_group(database, run, size=1)
+    experts = [RoutedExperts(start, 2, 1, bytes([start, 1])) for start in (0, 3)]
+    first = await builders.add_call(database, rollout, routed_experts=experts[0].stored())
+    second = await builders.add_call(database, rollout, parent_call_id=first.id, shared_tokens=4)
+    last = {"parent_call_id": second.id, "shared_tokens": 6, "routed_experts": experts[1].stored()}
+    third = await builders.add_call(database, rollout, **last)
+    lost = await builders.add_call(database, rollout, parent_call_id="call-lost")
+    async with database.read() as session:
+        found = await routed_calls(session, run.id, [third.id, first.id, lost.id])
+        [row] = await session.scalars(select(tables.ModelCall).where(tables.ModelCall.id == first.id))
+        assert "routed_experts" not in vars(row)
+    assert found == {
+        first.id: [RoutedCall(0, experts[0])],
+        third.id: [RoutedCall(0, experts[0]), RoutedCall(4, None), RoutedCall(6, experts[1])],
+    }

@@ -1,0 +1,69 @@
+"""Routed experts of an engine's answer: their form in the record, and what the gateway refuses."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from leyden.libs.contracts.samples import RoutedExperts
+from leyden.services.gateway.engine import routing
+from leyden.services.gateway.engine.routing import read_experts
+from leyden.services.gateway.engine.sglang import EngineLost, request_body
+from leyden.services.gateway.errors import Unavailable
+from tests.unit.gateway.engine.test_sglang import STOP, builder, event, request
+
+
+def encoded(values: Any) -> dict[str, str]:
+    return {"routed_experts": base64.b64encode(np.array(values, "<i4").tobytes()).decode()}
+
+
+def test_a_request_asks_for_experts_from_a_position_on_only_where_they_are_replayed() -> None:
+    _, tokens = builder()
+    bodies = [orjson.loads(request_body(request(routed_from=start), tokens, "r", None)) for start in (None, 7)]
+    fields = [(body.get("return_routed_experts"), body.get("routed_experts_start_len")) for body in bodies]
+    assert fields == [(None, None), (True, 7)]
+
+
+def test_experts_are_stored_in_the_smallest_numbers_and_padding_is_none() -> None:
+    wide = read_experts(encoded([[[0, 255], [3, -1]]] * 2), 1, 4)
+    assert wide == RoutedExperts(1, 4, 2, np.array([[0, 255, 3, 65535]] * 2, "<u2").tobytes())
+    narrow = read_experts(encoded([[[0, 254], [3, -1]]]), 0, 2)
+    assert narrow == RoutedExperts(0, 4, 1, bytes([0, 254, 3, 255]))
+    assert RoutedExperts.parse(narrow.stored()) == narrow
+
+
+def test_a_call_without_a_new_token_or_with_too_many_bytes_has_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_experts(encoded([]), 3, 4) is None
+    monkeypatch.setattr(routing, "MAX_BYTES", 3)
+    lost = routing.ROUTINGS_LOST._value.get()
+    assert read_experts(encoded([[1, 2, 3, 4]]), 0, 2) is None
+    assert routing.ROUTINGS_LOST._value.get() == lost + 1
+
+
+@pytest.mark.parametrize("values", [[1, 2, 3], [], [70000, 1]])
+def test_malformed_experts_are_refused(values: list[int]) -> None:
+    with pytest.raises(ValueError, match="expert"):
+        read_experts(encoded(values), 0, 3)
+
+
+def test_the_last_event_has_the_experts_of_prompt_and_answer_but_the_last_token() -> None:
+    made, tokens = builder(routed_from=1)
+    made.add_event(event([5], total=1))
+    made.add_event(event([5, 2], finish=STOP, **encoded([[1, 2], [3, 4]])))
+    assert tokens.routed_experts == RoutedExperts(1, 2, 1, bytes([1, 2, 3, 4]))
+
+
+def test_an_answer_without_experts_fails_with_the_engines_flag() -> None:
+    made, _ = builder(routed_from=0)
+    with pytest.raises(Unavailable, match="--enable-return-routed-experts"):
+        made.add_event(event([5, 2], finish=STOP))
+
+
+def test_an_answer_with_malformed_experts_is_lost() -> None:
+    made, _ = builder(routed_from=0)
+    with pytest.raises(EngineLost):
+        made.add_event(event([5, 2], finish=STOP, routed_experts="?"))
