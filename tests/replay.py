@@ -75,7 +75,7 @@ async def _reproduces(
     from leyden.services.trainer.state.versions import export_version
     from leyden.services.trainer.step.step import optimizer_step
 
-    samples, zero_variance = await recorded_samples(session, run_id, step, config.sampling)
+    samples, zero_variance = await recorded_samples(session, run_id, step, config)
     optimizer_step(learner, samples, config, zero_variance=zero_variance)
     recorded = await training.read_version(session, run_id, step)
     with tempfile.TemporaryDirectory() as folder:

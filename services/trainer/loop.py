@@ -21,8 +21,9 @@ from leyden.libs.store.locks import AdvisoryLock
 from leyden.libs.store.runs.canaries import add_canary, has_canary
 from leyden.libs.telemetry import logger
 from leyden.services.trainer.ranks.messages import Step
-from leyden.services.trainer.rows.batch import Sample, decode_samples
+from leyden.services.trainer.rows.batch import Sample
 from leyden.services.trainer.rows.progress import Progress
+from leyden.services.trainer.rows.reading import read_samples
 from leyden.services.trainer.rows.selection import Selection, select_demonstrations, select_groups
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.state.assembly import compare_at
@@ -206,8 +207,9 @@ class Trainer:
             replayed = await training.replayable_groups(session, run_id, self.learner.step + 1, self.config.sampling)
             replayed += selection.repeated
             groups = selection.trained + selection.zero_variance + replayed
-            rows = await training.load_samples(session, run_id, groups)
-        return replayed, *decode_samples(rows, {*selection.trained, *replayed})
+            trained = {*selection.trained, *replayed}
+            found = await read_samples(session, run_id, groups, trained, self.config)
+        return replayed, *found
 
     async def _commit(self, record: training.StepRecord, replayed: Sequence[str]) -> None:
         async with self.database.session() as session:

@@ -8,16 +8,22 @@ ranks add them up in the same order whatever each rank's tokens chose.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from leyden.services.trainer.model.tensors import product_dtype
 
 NAME = "leyden_experts"
+ARGUMENT = "replayed_experts"
+"""An argument of a model's pass: [M, L, k] of all L layers, -1 where the model chooses by itself."""
 FILE_MATRICES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """The matrices of one expert in a file, by the tensor of all experts in memory."""
 
@@ -75,6 +81,76 @@ def hold_experts(model: nn.Module) -> None:
         for parameter in module.parameters():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.bfloat16()
+
+
+class RoutingReplay:
+    """Lets recorded experts take the place of the routers' own choice; shares are those of the router's own scores.
+
+    The scores of all experts, whatever was chosen, go through a softmax. The chosen ones are the shares, divided by
+    their sum where the family does so; gradients reach the router through them. A softmax of the chosen scores alone,
+    as in gpt-oss, is the same.
+
+    A layer's attention gets the experts with the layer's other arguments and leaves them to the router behind it. It
+    gets them once more where the layer is computed again in the backward pass.
+
+    Source: R3 (arXiv 2510.11370), section 3
+
+    Raises: ValueError: the model has no router
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        layers: list[Any] = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
+        first = next(iter(_routers(model)), None)
+        if first is None:
+            raise ValueError("training.routing_replay: the model has no router: leave the field out")
+        self._layers, self._chosen, self._experts = len(layers), int(first.top_k), int(first.num_experts)
+        for number, layer in enumerate(layers):
+            routers = _routers(layer)
+            layer.self_attn.register_forward_pre_hook(partial(_hand_over, routers, number), with_kwargs=True)
+            for router in routers:
+                router.register_forward_hook(_replay)
+
+    def arguments(self, experts_M_S: NDArray[np.int32] | None, device: torch.device) -> dict[str, Tensor]:
+        """The argument of the model's pass that replays these experts; none for None.
+
+        Raises: ValueError: they are not this model's
+        """
+        if experts_M_S is None:
+            return {}
+        width, most = self._layers * self._chosen, int(experts_M_S.max(initial=-1))
+        if experts_M_S.shape[1] != width or most >= self._experts:
+            raise ValueError(
+                f"recorded experts are not the model's: {experts_M_S.shape[1]} of a token and the number {most}, where"
+                f" it has {self._layers} layers with {self._chosen} of {self._experts}: serve the run's own model"
+            )
+        return {ARGUMENT: torch.from_numpy(experts_M_S).to(device).view(-1, self._layers, self._chosen)}
+
+
+def _routers(module: nn.Module) -> list[Any]:
+    return [one for one in module.modules() if "Router" in type(one).__name__]
+
+
+def _hand_over(
+    routers: list[Any], number: int, _: nn.Module, args: Any, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Takes the experts out of an attention's arguments, for the routers of its layer."""
+    experts_M_L_k = kwargs.pop(ARGUMENT, None)
+    for router in routers:
+        router.replayed_M_k = None if experts_M_L_k is None else experts_M_L_k[:, number]
+    return args, kwargs
+
+
+def _replay(router: Any, _: Any, outputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    logits_M_E, shares_M_k, chosen_M_k = outputs
+    if router.replayed_M_k is None:
+        return outputs
+    is_recorded_M = (router.replayed_M_k >= 0).all(dim=1, keepdim=True)
+    chosen_M_k = torch.where(is_recorded_M, router.replayed_M_k.to(chosen_M_k.dtype), chosen_M_k)
+    scores_M_E = logits_M_E.to(torch.promote_types(logits_M_E.dtype, torch.float32)).softmax(dim=-1)
+    found_M_k = scores_M_E.gather(1, chosen_M_k)
+    if getattr(router, "norm_topk_prob", True):
+        found_M_k = found_M_k / found_M_k.sum(dim=-1, keepdim=True)
+    return logits_M_E, found_M_k.to(shares_M_k.dtype), chosen_M_k
 
 
 def router_names(model: nn.Module) -> list[str]:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from leyden.services.trainer.model import attention
-from leyden.services.trainer.model.experts import use_tree_experts
+from leyden.services.trainer.model.experts import RoutingReplay, use_tree_experts
 from leyden.services.trainer.model.head import sampled_outputs
 from leyden.services.trainer.model.tensors import product_dtype
 from leyden.services.trainer.model.value_head import ValueHead
@@ -106,7 +106,8 @@ class Policy(nn.Module):
 
     Args: model: full causal attention, and logits equal to the head applied to the last hidden states (`families`
         checks both); activation_checkpointing: recompute each layer in the backward pass; values: add a value head;
-        kernel: of attention on CUDA devices; compiled: compile the parts of each layer
+        kernel: of attention on CUDA devices; compiled: compile the parts of each layer; replays: compute a pack's
+        tokens with the experts that it names
 
     `value_head` is in float32 at least; None without values.
     """
@@ -119,6 +120,7 @@ class Policy(nn.Module):
         values: bool = False,
         kernel: attention.Kernel = "dense",
         compiled: bool = False,
+        replays: bool = False,
     ) -> None:
         super().__init__()
         self.model, self.kernel = model, kernel
@@ -127,6 +129,7 @@ class Policy(nn.Module):
         self.model.eval()
         self.model.set_attn_implementation(attention.NAME)
         use_tree_experts(self.model)
+        self.routing = RoutingReplay(self.model) if replays else None
         if activation_checkpointing:
             _checkpoint_layers(model)
         if compiled:
@@ -200,6 +203,7 @@ class Policy(nn.Module):
             tree=attention.TreeLayout(pack, dtype, self.device, self.kernel),
             past_key_values=cache,
             use_cache=False,
+            **({} if self.routing is None else self.routing.arguments(pack.experts_M_S, self.device)),
         ).last_hidden_state
         return hidden[0]
 

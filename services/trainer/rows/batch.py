@@ -5,7 +5,7 @@ Axes: N samples (rows), T tokens of one row, K trained tokens of all rows in row
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,11 @@ from numpy.typing import NDArray
 from leyden.libs.contracts.config import Weighting
 from leyden.libs.contracts.samples import RowCall
 from leyden.libs.store import tables
+from leyden.libs.store.records.chains import RoutedCall
+from leyden.services.trainer.rows.routing import Experts, row_experts
 from leyden.services.trainer.rows.token_weights import token_weights
+
+RoutedCalls = Mapping[str, Sequence[RoutedCall]]
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,8 @@ class Sample:
 
     All arrays are [T]: token_ids int32; mask bool, True where the policy sampled the token and this row trains it;
     generator_logprobs float32, temperature-scaled; advantages, temperatures float32; policy_versions int32.
-    calls: those that this row trains, in order; only where the run has a critic.
+    calls: those that this row trains, in order; only where the run has a critic. experts: those that engines recorded,
+    as `row_experts` makes them; None where the run replays none.
 
     Raises: ValueError: arrays of different lengths, a trained first token (nothing precedes it), a temperature of 0, or
         a number that is not finite.
@@ -39,6 +44,7 @@ class Sample:
     temperatures: NDArray[np.float32]
     policy_versions: NDArray[np.int32]
     calls: tuple[RowCall, ...] = ()
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         columns = (self.mask, self.generator_logprobs, self.advantages, self.temperatures, self.policy_versions)
@@ -52,9 +58,10 @@ class Sample:
             raise ValueError(f"sample {self.id}: a log-probability or advantage is not finite")
 
 
-def decode_sample(row: tables.Sample) -> Sample:
+def decode_sample(row: tables.Sample, routed: RoutedCalls | None = None) -> Sample:
     """Decodes a stored row into arrays.
 
+    Args:   routed: the records of experts by call; None where the run replays none
     Raises: ValueError: its columns differ in length or contain numbers that cannot be trained.
     """
     return Sample(
@@ -68,13 +75,8 @@ def decode_sample(row: tables.Sample) -> Sample:
         temperatures=np.frombuffer(row.temperatures, "<f4"),
         policy_versions=np.frombuffer(row.policy_versions, "<i4"),
         calls=tuple(RowCall(**call) for call in row.calls or ()),
+        experts=None if routed is None else row_experts(routed.get(row.call_id or "", ()), row.length),
     )
-
-
-def decode_samples(rows: Iterable[tables.Sample], trained: set[str]) -> tuple[list[Sample], list[Sample]]:
-    """Decodes rows and separates the samples of the groups in `trained` from those of the zero-variance groups."""
-    samples = [decode_sample(row) for row in rows]
-    return [one for one in samples if one.group_id in trained], [one for one in samples if one.group_id not in trained]
 
 
 @dataclass(frozen=True)

@@ -26,21 +26,25 @@ LEAST_PREFIX = 64
 class Pack:
     """The trees of some rows, computed in one forward pass behind their prefixes.
 
-    token_ids_M, depths_M: the token of each node and its position in its rows; ends_M: the end of its subtree; path:
-    the prefixes before the pack, numbers within the forest, from the root; prefix_tokens: how many they have; rows: the
-    numbers of the rows within the batch; nodes: for each of those rows, its nodes in order, so that position
-    p >= prefix_tokens of row `rows[i]` is node `nodes[i][p - prefix_tokens]`.
+    token_ids_M, depths_M: the token of each node and its position in its rows; origins_M: the number of the first
+    of the rows that have it; ends_M: the end of its subtree; path: the prefixes before the pack, numbers within the
+    forest, from the root; prefix_tokens: how many they have; rows: the numbers of the rows within the batch; nodes: for
+    each of those rows, its nodes in order, so that position p >= prefix_tokens of row `rows[i]` is node
+    `nodes[i][p - prefix_tokens]`; experts_M_S: for each node its recorded experts in all layers, or -1 where there
+    is no record; None: the model chooses by itself.
 
     A prefix is a pack of one chain, without rows.
     """
 
     token_ids_M: Ints
     depths_M: Ints
+    origins_M: Ints
     ends_M: Ints
     path: tuple[int, ...]
     prefix_tokens: int
     rows: list[int]
     nodes: list[Ints]
+    experts_M_S: NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids_M)
@@ -85,7 +89,7 @@ def plan_forest(token_ids: Sequence[NDArray[np.int32]], max_pack_tokens: int) ->
         common = min(fork, *(len(ids) - 1 for ids in rows.token_ids[branch.begin : branch.end]))
         path, depth = branch.path, branch.depth
         if common - depth >= LEAST_PREFIX:
-            prefixes.append(_chain(rows.token_ids[branch.begin][depth:common], path, depth))
+            prefixes.append(_chain(rows.token_ids[branch.begin][depth:common], path, depth, order[branch.begin]))
             path, depth = (*path, len(prefixes) - 1), common
         pieces = [_Branch(*piece, path, depth) for piece in rows.pieces(branch, fork, depth, max_pack_tokens)]
         waiting.extend(reversed(pieces))
@@ -141,6 +145,7 @@ class _SortedRows:
         """The pack of a branch. order: the number of each sorted row in the batch."""
         tokens: list[Ints] = []
         depths: list[Ints] = []
+        origins: list[Ints] = []
         nodes: list[Ints] = []
         closed: list[tuple[Ints, int]] = []
         path = np.zeros(0, np.int64)
@@ -151,6 +156,7 @@ class _SortedRows:
             new = self.token_ids[row][prefix + shared :]
             tokens.append(new.astype(np.int64))
             depths.append(np.arange(prefix + shared, prefix + shared + len(new)))
+            origins.append(np.full(len(new), order[row]))
             path = np.concatenate([path[:shared], np.arange(count, count + len(new))])
             nodes.append(path)
             count += len(new)
@@ -160,7 +166,8 @@ class _SortedRows:
         for finished, end in closed:
             ends_M[finished] = end
         rows = list(order[branch.begin : branch.end])
-        return Pack(np.concatenate(tokens), np.concatenate(depths), ends_M, branch.path, prefix, rows, nodes)
+        token_ids_M, depths_M, origins_M = (np.concatenate(column) for column in (tokens, depths, origins))
+        return Pack(token_ids_M, depths_M, origins_M, ends_M, branch.path, prefix, rows, nodes)
 
 
 def ancestor_mask(pack: Pack) -> NDArray[np.bool_]:
@@ -170,10 +177,11 @@ def ancestor_mask(pack: Pack) -> NDArray[np.bool_]:
     return mask
 
 
-def _chain(token_ids: NDArray[np.int32], path: tuple[int, ...], depth: int) -> Pack:
+def _chain(token_ids: NDArray[np.int32], path: tuple[int, ...], depth: int, row: int) -> Pack:
     length = len(token_ids)
     depths_M = np.arange(depth, depth + length)
-    return Pack(token_ids.astype(np.int64), depths_M, np.full(length, length), path, depth, [], [])
+    ends_M = np.full(length, length)
+    return Pack(token_ids.astype(np.int64), depths_M, np.full(length, row), ends_M, path, depth, [], [])
 
 
 def _common(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:

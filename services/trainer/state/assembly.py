@@ -79,7 +79,11 @@ def assemble_learner(
     shared = critic is not None and critic.trunk == "shared"
     checkpointing = config.training.activation_checkpointing
     policy = Policy(
-        model, values=shared, activation_checkpointing=checkpointing, **_kernels(config, accelerator.device)
+        model,
+        values=shared,
+        activation_checkpointing=checkpointing,
+        replays=config.training.routing_replay,
+        **_kernels(config, accelerator.device),
     )
     _place(policy, weights if config.training.lora is None else base, config, accelerator, ranks)
     if ranks.size == 1:
@@ -114,7 +118,7 @@ def compare_at(
     tokens = trained_tokens(rows)
     try:
         with raising_host_memory():
-            policy = _frozen(weights, config, accelerator)
+            policy = _frozen(weights, config, accelerator, replays=config.training.routing_replay)
             _place(policy, weights, config, accelerator, ALONE)
             plan = plan_batch(rows, tokens, config.training.micro_batch_tokens)
             logprobs_K = batch_logprobs(policy, plan, len(tokens), accelerator)
@@ -149,7 +153,8 @@ def _reference(
     every = config.algorithm.kl_reference_every
     if not config.training.lora:
         folder = base if every is None else weights
-        frozen = _frozen(folder, config, accelerator)
+        # Another model with the same experts: the KL compares two weights on one path.
+        frozen = _frozen(folder, config, accelerator, replays=config.training.routing_replay)
         _place(frozen, folder, config, accelerator, ranks)
         return Reference(frozen, every, dtype=_export_dtype(config, accelerator.device))
     if every is None:
@@ -167,17 +172,17 @@ def _reference(
 def _judge(teacher: Path, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> Policy:
     with ranks.agreeing_on(TeacherDamaged):
         try:
-            found = _frozen(teacher, config, accelerator)
+            found = _frozen(teacher, config, accelerator, replays=False)
         except (OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
             raise unreadable_teacher(teacher, error) from error
     _place(found, teacher, config, accelerator, ranks)
     return found
 
 
-def _frozen(weights: Path, config: RunConfig, accelerator: Accelerator) -> Policy:
+def _frozen(weights: Path, config: RunConfig, accelerator: Accelerator, *, replays: bool) -> Policy:
     """A policy that computes log-probabilities alone, before `_place`."""
     model = _read(weights, config, accelerator.device).requires_grad_(requires_grad=False)
-    return Policy(model, **_kernels(config, accelerator.device))
+    return Policy(model, replays=replays, **_kernels(config, accelerator.device))
 
 
 def _kernels(config: RunConfig, device: torch.device) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from leyden.libs.contracts.config import RunConfig, Sampling
+from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import ConsumptionVerdict
 from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.store import training
@@ -27,8 +27,9 @@ from leyden.libs.telemetry import logger
 from leyden.services.trainer.model.remedies import naming_settings
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.ranks.messages import Adopt, Load, Step
-from leyden.services.trainer.rows.batch import Sample, decode_samples
+from leyden.services.trainer.rows.batch import Sample
 from leyden.services.trainer.rows.progress import Progress
+from leyden.services.trainer.rows.reading import read_samples
 from leyden.services.trainer.state.assembly import assemble_learner
 from leyden.services.trainer.state.folders import CheckpointDamaged, LockCheck, no_lock
 from leyden.services.trainer.state.reading import check_checkpoint, read_checkpoint
@@ -90,7 +91,7 @@ def _require_recorded(folder: Path, sha256: str) -> None:
 
 
 async def recorded_samples(
-    session: ReadSession, run_id: str, step: int, sampling: Sampling
+    session: ReadSession, run_id: str, step: int, config: RunConfig
 ) -> tuple[list[Sample], list[Sample]]:
     """Returns the samples of a recorded step as the step had them: those that it trained, of its own groups and of
     those that it used again, and those of its groups without variance that the denominators count."""
@@ -99,9 +100,9 @@ async def recorded_samples(
     trained = {group for group, verdict in verdicts.items() if verdict is ConsumptionVerdict.TRAINED}
     without_variance = [group for group, verdict in verdicts.items() if verdict is ConsumptionVerdict.NO_VARIANCE]
     # The first of them were replaced by others, which count in their place.
-    counted = without_variance[sampling.refills :]
-    rows = await training.load_samples(session, run_id, [*trained, *replayed, *counted])
-    return decode_samples(rows, trained | set(replayed))
+    counted = without_variance[config.sampling.refills :]
+    groups = [*trained, *replayed, *counted]
+    return await read_samples(session, run_id, groups, trained | set(replayed), config)
 
 
 def _steps_with_checkpoint(checkpoint: Path, oldest: int, last: int) -> list[int]:
@@ -206,7 +207,7 @@ class RecordedRun:
         """Makes the next recorded step again, with the samples on record, and writes its missing checkpoint."""
         step = learner.step + 1
         async with self.database.read() as session:
-            samples, zero_variance = await recorded_samples(session, self.run_id, step, self.config.sampling)
+            samples, zero_variance = await recorded_samples(session, self.run_id, step, self.config)
         await asyncio.to_thread(self._make_step, learner, samples, zero_variance, interrupted)
         folder = checkpoint.with_name(str(step))
         await asyncio.to_thread(self._adopt_and_save, learner, await self._version(step), folder)

@@ -21,6 +21,7 @@ from leyden.services.trainer.model.forward import Outputs, Policy, Prefix, Reads
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
 from leyden.services.trainer.rows.batch import Sample, TrainedTokens
 from leyden.services.trainer.rows.passes import ONE_TOKEN, merged, nodes_of, passes
+from leyden.services.trainer.rows.routing import with_experts
 from leyden.services.trainer.rows.tree import Forest, Pack, plan_forest, share_rows
 from leyden.services.trainer.step.batch import Anchors, Batch, Computed
 from leyden.services.trainer.step.learner import Learner
@@ -62,6 +63,7 @@ def plan_batch(
     if ranks.size > 1:
         rows = [rows[i] for i in share_rows([samples[r].token_ids[: last[r]] for r in rows], ranks.rank, ranks.size)]
     forest = plan_forest([samples[row].token_ids[: last[row]] for row in rows], max_pack_tokens)
+    forest = with_experts(forest, [samples[row].experts for row in rows])
     reads = [_reads(pack, rows, starts_N, tokens) for pack in forest.packs]
     return Plan(forest, reads, sum(len(samples[row].token_ids) for row in rows))
 

@@ -71,6 +71,7 @@ class BasePolicy(Policy):
     def __init__(self, policy: Policy) -> None:
         nn.Module.__init__(self)
         self.policy, self.model, self.kernel, self.value_head = policy, policy.model, policy.kernel, None
+        self.routing = policy.routing
 
     def prefix(self, pack: Pack, path: Sequence[Prefix]) -> Prefix:
         """`Policy.prefix` of the base model."""

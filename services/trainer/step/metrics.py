@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from leyden.services.trainer.loss.corrections import effective_sample_share
 from leyden.services.trainer.loss.losses import LOG_RATIO_LIMIT
 from leyden.services.trainer.rows.batch import TrainedTokens, trained_tokens
+from leyden.services.trainer.rows.routing import is_recorded
 from leyden.services.trainer.step.batch import Anchors, Batch, Computed
 
 Metrics = dict[str, float]
@@ -39,6 +40,7 @@ def step_metrics(batch: Batch, updates: Sequence[Update], step: int, started: fl
     return {
         **_batch_metrics(batch, step),
         **_token_metrics(batch, updates, step),
+        **_routing_metrics(batch),
         **_value_metrics(batch.anchors, updates),
         **_teacher_metrics(batch.anchors),
         **_update_metrics(updates, started),
@@ -98,6 +100,14 @@ def _token_metrics(batch: Batch, updates: Sequence[Update], step: int) -> Metric
     }
     own_K = mask_K & (tokens.policy_versions_K == step - 1)
     return metrics | gap_metrics(start_K, tokens, own_K)
+
+
+def _routing_metrics(batch: Batch) -> Metrics:
+    """The tokens of rows, up to the last trained one, that have the trainer's own choice of experts; none where the run
+    replays no choice of the engine."""
+    ends = [(sample.experts, int(np.flatnonzero(sample.mask)[-1])) for sample in batch.samples if sample.mask.any()]
+    lacking = [int((~is_recorded(experts[:end])).sum()) for experts, end in ends if experts is not None]
+    return {"routing_unrecorded_tokens": sum(lacking)} if lacking else {}
 
 
 def _value_metrics(anchors: Anchors, updates: Sequence[Update]) -> Metrics:
