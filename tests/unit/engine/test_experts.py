@@ -15,6 +15,7 @@ from leyden.services.engine.answer import Answer
 from leyden.services.engine.request import parse_generate
 from leyden.services.engine.sequence import Sequence
 from leyden.services.engine.text import Text
+from tests.fakes.sglang_types import api_types
 from tests.fakes.tiny_engine import new_sequence, run, tiny_scheduler
 from tests.unit.engine.test_scheduler import assert_exact, random_ids
 
@@ -80,11 +81,13 @@ def test_an_answer_has_the_experts_from_a_position_on_in_sglangs_form(tiny_exper
     asking.prompt = asking.prompt.model_copy(update={"return_routed_experts": True, "routed_experts_start_len": 3})
     run(scheduler, asking, other)
     request, text = parse_generate({"input_ids": [1]}), Text(tiny_experts)
-    metas = [
-        Answer(one, request, text).build(finish, len(one.output_ids), "v")["meta_info"]
+    answers = [
+        Answer(one, request, text).build(finish, len(one.output_ids), "v")
         for one in (asking, other)
         for finish in (None, one.finish)
     ]
+    metas = [answer["meta_info"] for answer in answers]
+    assert api_types().GenerateResponse.from_json_value(answers[1]).meta_info.id == asking.rid
     assert ["routed_experts" in meta for meta in metas] == [False, True, False, False]
     found = np.frombuffer(base64.b64decode(metas[1]["routed_experts"]), "<i4").reshape(-1, LAYERS, CHOSEN)
     assert np.array_equal(found, torch.cat(asking.experts).numpy()[3:])

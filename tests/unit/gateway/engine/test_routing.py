@@ -14,6 +14,7 @@ from leyden.services.gateway.engine import routing
 from leyden.services.gateway.engine.routing import read_experts
 from leyden.services.gateway.engine.sglang import EngineLost, request_body
 from leyden.services.gateway.errors import Unavailable
+from tests.fakes.sglang_types import api_types
 from tests.unit.gateway.engine.test_sglang import STOP, builder, event, request
 
 
@@ -26,6 +27,7 @@ def test_a_request_asks_for_experts_from_a_position_on_only_where_they_are_repla
     bodies = [orjson.loads(request_body(request(routed_from=start), tokens, "r", None)) for start in (None, 7)]
     fields = [(body.get("return_routed_experts"), body.get("routed_experts_start_len")) for body in bodies]
     assert fields == [(None, None), (True, 7)]
+    assert api_types().GenerateRequest.from_json_value(bodies[1]).routed_experts_start_len == 7
 
 
 def test_experts_are_stored_in_the_smallest_numbers_and_padding_is_none() -> None:
