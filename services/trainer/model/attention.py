@@ -12,7 +12,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
+from torch.nn.functional import pad
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -113,34 +114,76 @@ def tree_attention(
     scaling: float | None = None,
     tree: TreeLayout | None = None,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: [1, H, M, D] queries, [1, G, P + M, D] keys and values, [1, M, H, D] out.
 
     Without `tree` it is plain causal attention, without a window.
+
+    Args: s_aux: attention sinks, [H]: of each head, the logarithm of one more term in the softmax's sum, which has no
+        value
     """
     if tree is not None:
         tree = tree.within(sliding_window)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if tree is not None and tree.window is None and query.device.type == "cpu":
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return block_attention(query, key, value, tree.blocks, scale), None
+        return block_attention(query, key, value, tree.blocks, scale, s_aux), None
     if tree is not None and query.device.type == "cuda" and tree.kernel == "flex":
-        return block_sparse_attention(query, key, value, tree, scaling), None
+        return block_sparse_attention(query, key, value, tree, scaling, s_aux), None
     mask = attention_mask if tree is None else tree.mask
+    if s_aux is not None:
+        return sink_attention(query, key, value, mask, scale, s_aux), None
     out: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **others)
     return out
 
 
 def block_sparse_attention(
-    query: Tensor, key: Tensor, value: Tensor, tree: TreeLayout, scaling: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tree: TreeLayout,
+    scaling: float | None,
+    sinks_H: Tensor | None = None,
 ) -> Tensor:
     """FlexAttention over the visible pairs; shapes as `tree_attention` has them. A CPU has no backward pass for it."""
     # Under autocast rotated queries and keys are float32 beside values in bfloat16, which FlexAttention refuses.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    out: Tensor = _flex_attention(query.device.type)(
-        query, key, value, block_mask=tree.block_mask, scale=scaling, enable_gqa=True, kernel_options=KERNEL_OPTIONS
-    )
+    given = {"block_mask": tree.block_mask, "scale": scaling, "enable_gqa": True, "kernel_options": KERNEL_OPTIONS}
+    out: Tensor
+    if sinks_H is None:
+        out = _flex_attention(query.device.type)(query, key, value, **given)
+    else:
+        out, sums = _flex_attention(query.device.type)(query, key, value, return_aux=AuxRequest(lse=True), **given)
+        # exp(sum) / (exp(sum) + exp(sink)): the part of the softmax's sum that is not the sink's.
+        out = out * (sums.lse - sinks_H[:, None]).sigmoid()[..., None].to(out.dtype)
     return out.transpose(1, 2)
+
+
+def sink_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, sinks_H: Tensor
+) -> Tensor:
+    """Attention under a dense mask with sinks; shapes as `tree_attention` has them, without a mask it is causal.
+
+    A sink becomes the last key, which every query sees: it has its sink on one more axis of the head, and queries have
+    1 there.
+    """
+    (heads, nodes, size), keys = query.shape[1:], key.shape[2]
+    if mask is None:
+        mask = torch.ones(nodes, keys, dtype=torch.bool, device=query.device).tril()
+    # Fused kernels want heads in multiples of 8.
+    more = (0, 8 - size % 8)
+    sinks = pad((sinks_H / scale)[None, :, None, None], (size, more[1] - 1)).to(key.dtype)
+    query = torch.cat([query, pad(query.new_ones(1, heads, nodes, 1), (0, more[1] - 1))], dim=-1)
+    key, value = (states.repeat_interleave(heads // key.shape[1], dim=1) for states in (key, value))
+    out = nn.functional.scaled_dot_product_attention(
+        query,
+        torch.cat([pad(key, more), sinks], dim=2),
+        pad(value, (*more, 0, 1)),
+        attn_mask=pad(mask, (0, 1), value=mask.dtype == torch.bool),
+        scale=scale,
+    )
+    return out[..., :size].transpose(1, 2)
 
 
 # Blocks and masks depend on the pack: within a compiled layer they would be compiled anew for each one.

@@ -46,13 +46,16 @@ def blocks_of(ends_M: NDArray[np.int64], prefix: int) -> list[Block]:
     return own + above
 
 
-def block_attention(query: Tensor, key: Tensor, value: Tensor, blocks: Sequence[Block], scale: float) -> Tensor:
+def block_attention(
+    query: Tensor, key: Tensor, value: Tensor, blocks: Sequence[Block], scale: float, sinks_H: Tensor | None = None
+) -> Tensor:
     """Softmax attention over the visible pairs.
 
-    Args:    query: [1, H, M, D]; key, value: [1, G, P + M, D]; scale: factor of the products before the softmax
+    Args:    query: [1, H, M, D]; key, value: [1, G, P + M, D]; scale: factor of the products before the softmax;
+        sinks_H: of each head, the logarithm of one more term in the softmax's sum, which has no value
     Returns: [1, M, H, D]
     """
-    out: Tensor = _BlockAttention.apply(query, key, value, blocks, scale)  # type: ignore[no-untyped-call]
+    out: Tensor = _BlockAttention.apply(query, key, value, sinks_H, blocks, scale)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -60,12 +63,19 @@ class _BlockAttention(torch.autograd.Function):
     """Runs torch's fused kernel on one block after another and joins the parts of each query's output.
 
     A normaliser is the logarithm of a query's sum of exponentials. The backward kernel needs only the normaliser over
-    all blocks: each block's gradients are then exact, and the block gradients add up.
+    all blocks: each block's gradients are then exact, and the block gradients add up. A sink adds to a
+    normaliser alone.
     """
 
     @staticmethod
     def forward(
-        context: Any, query: Tensor, key: Tensor, value: Tensor, blocks: Sequence[Block], scale: float
+        context: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks_H: Tensor | None,
+        blocks: Sequence[Block],
+        scale: float,
     ) -> Tensor:
         _, heads, nodes, size = query.shape
         out = query.new_empty(1, nodes, heads, size)
@@ -80,13 +90,17 @@ class _BlockAttention(torch.autograd.Function):
                 normalisers[:, :, block.queries] = normaliser
             else:
                 _join(out_G_R[:, :, block.queries], normalisers[:, :, block.queries], part, normaliser)
-        context.save_for_backward(query, key, value, out, normalisers)
+        if sinks_H is not None:
+            total = torch.logaddexp(normalisers, _of_heads(sinks_H, normalisers))
+            out_G_R *= (normalisers - total).exp_()[..., None].to(out.dtype)
+            normalisers = total
+        context.save_for_backward(query, key, value, sinks_H, out, normalisers)
         context.blocks, context.scale = blocks, scale
         return out
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        query, key, value, out, normalisers = context.saved_tensors
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, None, None]:
+        query, key, value, sinks_H, out, normalisers = context.saved_tensors
         to_query, to_key, to_value = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
         gradient_G_R, out_G_R = (_by_key_head(states.transpose(1, 2), key) for states in (gradient, out))
         query_G_R, to_query_G_R = _by_key_head(query, key), _by_key_head(to_query, key)
@@ -104,12 +118,22 @@ class _BlockAttention(torch.autograd.Function):
             to_query_G_R[:, :, block.queries] += parts[0]
             to_key[0, :, block.keys] += parts[1].sum(dim=1)
             to_value[0, :, block.keys] += parts[2].sum(dim=1)
-        return to_query, to_key, to_value, None, None
+        to_sinks = None
+        if sinks_H is not None:
+            # A weight of the softmax moves away from the output, and a sink's own part of the output is 0.
+            weights = (_of_heads(sinks_H, normalisers) - normalisers).exp()
+            to_sinks = -(weights * (gradient_G_R * out_G_R).sum(dim=-1)).sum(dim=-1).flatten().to(sinks_H.dtype)
+        return to_query, to_key, to_value, to_sinks, None, None
 
 
 def _by_key_head(states: Tensor, key: Tensor) -> Tensor:
     """[1, H, M, D] -> [G, R, M, D], a view: the kernel treats key heads as a batch."""
     return states[0].view(key.shape[1], -1, *states.shape[2:])
+
+
+def _of_heads(values_H: Tensor, like_G_R_M: Tensor) -> Tensor:
+    """[H] -> [G, R, 1], in the type of `like_G_R_M`."""
+    return values_H.to(like_G_R_M.dtype).view(*like_G_R_M.shape[:2], 1)
 
 
 def _visible(block: Block, key: Tensor, value: Tensor, query_G_R: Tensor) -> tuple[Tensor, Tensor]:
