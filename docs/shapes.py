@@ -33,6 +33,14 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         ),
         30_532_122_624,
     ),
+    "gpt-oss-20b": (
+        _config("gpt_oss", 24, 2880, 2880, 64, 8, 201088, head_dim=64, num_local_experts=32, num_experts_per_tok=4),
+        20_914_757_184,
+    ),
+    "gpt-oss-120b": (
+        _config("gpt_oss", 36, 2880, 2880, 64, 8, 201088, head_dim=64, num_local_experts=128, num_experts_per_tok=4),
+        116_829_156_672,
+    ),
     "Qwen2.5-0.5B": (_config("qwen2", 24, 896, 4864, 14, 2, 151936, tied=True), 494_032_768),
     "Qwen2.5-1.5B": (_config("qwen2", 28, 1536, 8960, 12, 2, 151936, tied=True), 1_543_714_304),
     "Qwen2.5-3B": (_config("qwen2", 36, 2048, 11008, 16, 2, 151936, tied=True), 3_085_938_688),

@@ -139,7 +139,7 @@ def trained_parameters(run: RunConfig, shape: Shape) -> int:
     """The policy's parameters that have gradients and moments."""
     lora, frozen = run.training.lora, list(run.training.frozen)
     if run.training.router == "frozen":
-        frozen.append(ROUTERS)
+        frozen += ROUTERS
     return shape.trained(frozen) if lora is None else shape.adapters(lora.rank, lora.target_modules, frozen)
 
 
@@ -195,14 +195,15 @@ def activation_bytes_a_token(shape: Shape, width: int) -> int:
     A norm has its input and its normalised input in float32, and its output; attention q, k and v for each query head
     and its output; the feed-forward layer gate, its activation, up and their product. Norms of queries and keys have
     two tensors more. Experts have hidden states of their own for each pair of token and expert: inputs, outputs and
-    weighted outputs.
+    weighted outputs. Sinks scale attention's output.
 
     Args: width: bytes of a number in matrix products
     """
     norms = 2 * shape.hidden * (FULL + FULL + width)
     if shape.has_query_norms:
         norms += 2 * FULL * (shape.queries + shape.keys)
-    return norms + width * (5 * shape.queries + 4 * shape.inner + 3 * shape.routed * shape.hidden)
+    attention = (6 if shape.has_sinks else 5) * shape.queries
+    return norms + width * (attention + shape.gate_tensors * shape.inner + 3 * shape.routed * shape.hidden)
 
 
 def _host(run: RunConfig, shape: Shape, machine: Machine) -> Iterator[Need]:

@@ -13,10 +13,10 @@ from typing import Any, Self
 from leyden.libs.contracts.judgements.finding import Judgement
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-EXPERT_FAMILIES = ("qwen3_moe",)
+EXPERT_FAMILIES = ("gpt_oss", "qwen3_moe")
 """Mixtures of experts that trainers train: over trees, over ranks, beside adapters, and exported, each is tested."""
-ROUTERS = "*.mlp.gate.weight"
-"""The pattern (fnmatch) of their routers' names."""
+ROUTERS = ("*.mlp.gate.weight", "*.mlp.router.*")
+"""Patterns (fnmatch) of their routers' names."""
 NAMES = frozenset({"num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"})
 _LAYERS = "model.layers."
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -33,6 +33,9 @@ def model_config(folder: Path) -> dict[str, Any] | None:
 
 def judge_kind(config: Mapping[str, Any], model: str) -> Judgement | None:
     """None for a model of a kind that trainers compute. Args: model: its name in the reason"""
+    if method := quantization(config.get("quantization_config")):
+        reason = f"{model} has quantized weights ({method}), which no trainer trains"
+        return Judgement("model", "cannot", reason, "use the model's bfloat16 weights")
     if (experts := _expert_count(config)) and config.get("model_type") not in EXPERT_FAMILIES:
         reason = f"{model} is a mixture of experts ({experts}), which no trainer trains"
         return Judgement("model", "cannot", reason, f"use one of {', '.join(EXPERT_FAMILIES)}, or a dense model")
@@ -40,6 +43,11 @@ def judge_kind(config: Mapping[str, Any], model: str) -> Judgement | None:
         reason = f"{model} has layers of kinds {sorted(other)}"
         return Judgement("model", "cannot", reason, "use a model with attention in every layer")
     return None
+
+
+def quantization(settings: object) -> str | None:
+    """The method by which weights are quantized; None where they are not. Args: settings: of a `config.json`"""
+    return str(settings.get("quant_method", "unknown method")) if isinstance(settings, Mapping) else None
 
 
 def _expert_count(config: Mapping[str, Any]) -> str | None:
@@ -52,7 +60,7 @@ class Shape:
     """The sizes of a decoder: hidden states, feed-forward layers, queries, and keys.
 
     inner: of the feed-forward layer that one token passes, its experts together; routed: the experts of a token, 0 for
-    a dense model.
+    a dense model; gate_tensors: those of size `inner` that a backward pass reads.
     """
 
     layers: int
@@ -63,6 +71,7 @@ class Shape:
     parameters: Mapping[str, tuple[int, ...]]
     """Axes by name, [out, in] of matrices, [experts, out, in] of experts; a tied head has no name of its own."""
     routed: int = 0
+    gate_tensors: int = 4
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self | None:
@@ -76,7 +85,7 @@ class Shape:
         routed = config["num_experts_per_tok"] if mixture else 0
         with_experts = [mixture and _has_experts(config, number) for number in range(config["num_hidden_layers"])]
         inner = max(
-            routed * config["moe_intermediate_size"] if mixture else 0,
+            routed * _expert_size(config) if mixture else 0,
             0 if all(with_experts) else config["intermediate_size"],
         )
         layers = {
@@ -88,7 +97,9 @@ class Shape:
             named |= {f"model.layers.{number}.{name}": axes for name, axes in layers[kind].items()}
         if not config.get("tie_word_embeddings", config.get("model_type") == "gemma3_text"):
             named["lm_head.weight"] = (config["vocab_size"], hidden)
-        return cls(len(with_experts), hidden, inner, heads * head, keys, named, routed)
+        # gpt-oss clamps gate and up, and has the sigmoid as a tensor of its own.
+        gate_tensors = 7 if config.get("model_type") == "gpt_oss" else cls.gate_tensors
+        return cls(len(with_experts), hidden, inner, heads * head, keys, named, routed, gate_tensors)
 
     @property
     def size(self) -> int:
@@ -112,13 +123,18 @@ class Shape:
     @property
     def matrices(self) -> int:
         """The parameters of linear layers and experts, a head that is not tied included, and routers not."""
-        others = (ROUTERS, "*.embed_tokens.*")
+        others = (*ROUTERS, "*.embed_tokens.*")
         return _values(self.parameters[name] for name in self._without(others) if len(self.parameters[name]) > 1)
 
     @property
     def has_query_norms(self) -> bool:
         """Whether layers normalise queries and keys."""
         return any(name.endswith(".q_norm.weight") for name in self.parameters)
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether the softmax of attention has a learned term for each head."""
+        return any(name.endswith(".sinks") for name in self.parameters)
 
     def trained(self, frozen: Iterable[str]) -> int:
         """The parameters that full training changes. Args: frozen: patterns (fnmatch) of names that are not trained"""
@@ -146,7 +162,8 @@ def _values(shapes: Iterable[tuple[int, ...]]) -> int:
 def _layer(
     config: Mapping[str, Any], hidden: int, inner: int, queries: int, keys: int, head: int, *, experts: bool
 ) -> dict[str, tuple[int, ...]]:
-    family, biased = config.get("model_type"), bool(config.get("attention_bias"))
+    family = config.get("model_type")
+    biased = bool(config.get("attention_bias", family == "gpt_oss"))
     sides = {
         "q_proj": (queries, hidden),
         "k_proj": (keys, hidden),
@@ -156,6 +173,8 @@ def _layer(
     found: dict[str, tuple[int, ...]] = {f"self_attn.{name}.weight": axes for name, axes in sides.items()}
     with_bias = sides if biased else {"q_proj", "k_proj", "v_proj"} if family == "qwen2" else ()
     found |= {f"self_attn.{name}.bias": sides[name][:1] for name in with_bias}
+    if family == "gpt_oss":
+        found["self_attn.sinks"] = (config["num_attention_heads"],)
     if experts:
         found |= _experts(config, hidden)
     else:
@@ -175,12 +194,27 @@ def _layer(
 def _experts(config: Mapping[str, Any], hidden: int) -> dict[str, tuple[int, ...]]:
     """Router and experts of a layer, by their names in memory."""
     # A published config has num_experts; transformers 5 writes num_local_experts.
-    count, inner = config[_expert_count(config) or EXPERT_COUNTS[0]], config["moe_intermediate_size"]
+    count, inner = config[_expert_count(config) or EXPERT_COUNTS[0]], _expert_size(config)
+    if config.get("model_type") == "gpt_oss":
+        return {
+            "mlp.router.weight": (count, hidden),
+            "mlp.router.bias": (count,),
+            "mlp.experts.gate_up_proj": (count, hidden, 2 * inner),
+            "mlp.experts.gate_up_proj_bias": (count, 2 * inner),
+            "mlp.experts.down_proj": (count, inner, hidden),
+            "mlp.experts.down_proj_bias": (count, hidden),
+        }
     return {
         "mlp.gate.weight": (count, hidden),
         "mlp.experts.gate_up_proj": (count, 2 * inner, hidden),
         "mlp.experts.down_proj": (count, hidden, inner),
     }
+
+
+def _expert_size(config: Mapping[str, Any]) -> int:
+    """The inner size of one expert."""
+    size: int = config["intermediate_size" if config.get("model_type") == "gpt_oss" else "moe_intermediate_size"]
+    return size
 
 
 def _has_experts(config: Mapping[str, Any], number: int) -> bool:

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.utils import logging
 
 from leyden.libs.contracts.judgements.memory import CHECKED_LAYERS
-from leyden.libs.contracts.judgements.shape import EXPERT_FAMILIES
+from leyden.libs.contracts.judgements.shape import EXPERT_FAMILIES, quantization
 from leyden.services.trainer.model.forward import Policy, Reads
 from leyden.services.trainer.model.load import read_model
 from leyden.services.trainer.model.remedies import raising_host_memory
@@ -28,7 +28,7 @@ MAX_TREE_GAP = 1e-6
 """Nats. In float64 families that trees compute right differ by 1e-13; norms that round to float32 inside may round one
 state differently, which is 1e-7. Families that trees compute wrong differ by more than 1e-3."""
 
-WINDOWED_FAMILIES = ("gemma3_text", "mistral", "qwen2", "qwen3")
+WINDOWED_FAMILIES = ("gemma3_text", "gpt_oss", "mistral", "qwen2", "qwen3")
 """Families whose layers give attention their sliding window; rows of the check below are shorter than any window."""
 _EXPERTS = re.compile("moe|expert", re.IGNORECASE)
 
@@ -108,6 +108,8 @@ def check_structure(model: PreTrainedModel) -> None:
         raise UnsupportedModel(
             f"{family}: a model of several parts, such as vision and text: choose a text model, such as gemma3_text"
         )
+    if method := quantization(getattr(config, "quantization_config", None)):
+        raise UnsupportedModel(f"{family}: quantized weights ({method}): use the model's bfloat16 weights")
     experts = next((type(m).__name__ for m in model.modules() if _EXPERTS.search(type(m).__name__)), None)
     if experts and family not in EXPERT_FAMILIES:
         raise UnsupportedModel(

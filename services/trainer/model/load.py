@@ -21,7 +21,6 @@ def read_model(
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=dtype,
-        attn_implementation="sdpa",
         # A policy has its own; the default one multiplies no float64.
         experts_implementation="eager",
         local_files_only=True,
@@ -35,7 +34,7 @@ def read_structure(folder: Path) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation="sdpa", experts_implementation="eager"
+            config, dtype=torch.float32, experts_implementation="eager"
         )
     # Each parameter became one of its own.
     model.tie_weights()

@@ -434,7 +434,14 @@ async def test_a_folder_that_the_runners_machine_may_have_is_a_warning(
 
 @pytest.mark.parametrize(
     ("described", "words"),
-    [({"num_experts": 128}, "mixture of experts"), ({"layer_types": ["linear_attention"]}, "linear_attention")],
+    [
+        ({"num_experts": 128}, "mixture of experts"),
+        ({"layer_types": ["linear_attention"]}, "linear_attention"),
+        (
+            {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}},
+            "use the model's bfloat16 weights",
+        ),
+    ],
 )
 async def test_a_model_that_trainers_refuse_is_refused_where_the_api_sees_it(
     api_http: httpx.AsyncClient, database: Database, tmp_path: Path, described: dict[str, object], words: str

@@ -166,3 +166,21 @@ def test_another_mixture_of_experts_cannot_train_and_an_unknown_shape_is_not_jud
     assert [one.path for one in judge_model(document, {"num_experts": 8}, small, "moe")] == ["model"]
     assert Shape.of({**PUBLISHED["Qwen3-30B-A3B"][0], "model_type": "mixtral"}) is None
     assert judge_model(document, {"n_embd": 768}, small, "gpt2") == []
+
+
+def test_a_gpt_oss_needs_memory_for_all_experts_and_its_gates() -> None:
+    config, _ = PUBLISHED["gpt-oss-20b"]
+    mixture = shape_of("gpt-oss-20b")
+    assert judge_model(run(LORA), config, Machine(1, 80 * GB), "moe") == []
+    # Experts, their biases and matrices in 2 bytes; embeddings, norms, biases of attention, sinks and routers in 4.
+    wide = 201088 * 2880 + 2880 + 24 * (2 * 2880 + 4096 + 2 * 512 + 2880 + 64 + 32 * 2881)
+    assert mixture.size - mixture.matrices == wide
+    assert sizes(LORA, Machine(), model="gpt-oss-20b") == {"weights": 43.1, "gradients": 0.1, "moments": 0.1}
+    assert trained_parameters(run({}), mixture) == mixture.size - 24 * 32 * 2881
+    assert mixture.inner == 4 * 2880
+    # Clamped gate, sigmoid and up for each expert of a token, and attention's output before its sinks.
+    plain = replace(mixture, gate_tensors=4)
+    assert activation_bytes_a_token(mixture, 2) - activation_bytes_a_token(plain, 2) == 2 * 3 * 4 * 2880
+    quantized = {**config, "quantization_config": {"quant_method": "mxfp4"}}
+    (found,) = judge_model(run(LORA), quantized, Machine(1, 80 * GB), "moe")
+    assert (found.severity, found.remedy) == ("cannot", "use the model's bfloat16 weights")

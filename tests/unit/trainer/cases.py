@@ -8,6 +8,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import (
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -129,6 +131,35 @@ def tiny_experts(seed: int = 0, dtype: torch.dtype = torch.float64, router: str 
         experts_implementation="eager",
     )
     model = in_full_precision(Qwen3MoeForCausalLM(config).to(dtype))
+    if router == "frozen":
+        freeze(model, router_names(model))
+    return model
+
+
+def tiny_gpt_oss(seed: int = 0, dtype: torch.dtype = torch.float64, router: str = "frozen") -> PreTrainedModel:
+    """A gpt-oss of five experts, two for each token, with a window in every second layer and gates that clamp."""
+    torch.manual_seed(seed)
+    config = GptOssConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=24,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        swiglu_limit=1.0,
+        sliding_window=6,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        experts_implementation="eager",
+    )
+    model = in_full_precision(GptOssForCausalLM(config).to(dtype))
+    for name, parameter in model.named_parameters():
+        # transformers begins with zeros.
+        if name.endswith("bias"):
+            nn.init.normal_(parameter, std=0.2)
     if router == "frozen":
         freeze(model, router_names(model))
     return model

@@ -35,7 +35,7 @@ from leyden.services.trainer.step.learner import BasePolicy, Learner, Reference,
 from leyden.services.trainer.step.metrics import Metrics
 from leyden.services.trainer.step.optimizers import make_optimizer
 from leyden.services.trainer.step.step import optimizer_step
-from tests.unit.trainer.cases import agent_samples, one_call, sample, tiny_experts, tiny_llama, tiny_qwen
+from tests.unit.trainer.cases import agent_samples, one_call, sample, tiny_experts, tiny_gpt_oss, tiny_llama, tiny_qwen
 
 SEVERAL = {"mini_batches": 2, "epochs": 2, "correction": {"type": "decoupled"}}
 OPTIMIZERS = {"lora": {"offload": True, "moments": "bfloat16"}, "own critic": {"moments": "8bit"}}
@@ -52,12 +52,13 @@ MODELS = {
     "refreshed lora": (tiny_llama, {"mini_batches": 2}),
     "checkpointing": (tiny_llama, {}),
     "experts": (tiny_experts, {"mini_batches": 2}),
+    "gpt-oss": (tiny_gpt_oss, {"mini_batches": 2}),
 }
 """Models and how they differ: Qwen makes four updates a step; those with critics two, and only values learn in their
 first step; versions of `critic` are in bfloat16; `lora` trains adapters behind a frozen first layer, and its base model
 is its reference; that of `refreshed lora` and of `qwen` is the version of every second step, and the base model of
-`refreshed lora` is held in bfloat16; `checkpointing` computes layers again in the backward pass; `experts` has a frozen
-router."""
+`refreshed lora` is held in bfloat16; `checkpointing` computes layers again in the backward pass; `experts` and
+`gpt-oss` have frozen routers."""
 SMALL = 512, 16
 """Sizes from which these models' parameters take 8-bit moments."""
 RESUMED = ("critic", "own critic", "lora", "experts")

@@ -23,11 +23,12 @@ from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
 from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.step import optimizer_step
 from tests.support.builders import run_document
-from tests.unit.trainer.cases import agent_samples, tiny_experts
+from tests.unit.trainer.cases import agent_samples, tiny_experts, tiny_gpt_oss
 from tests.unit.trainer.test_compute import assert_same, plain_gradients, shared_gradients
 
 CPU = make_accelerator("cpu", "float32")
 LORA = {"rank": 3, "target_modules": ["q_proj", "o_proj"]}
+MIXTURES = {"qwen3_moe": tiny_experts, "gpt_oss": tiny_gpt_oss}
 
 
 @pytest.fixture(autouse=True)
@@ -35,10 +36,15 @@ def short_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "LEAST_PREFIX", 1)
 
 
+@pytest.fixture(scope="module", params=MIXTURES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("experts")
-    tiny_experts(dtype=torch.float32).save_pretrained(folder)
+    MIXTURES[family](dtype=torch.float32).save_pretrained(folder)
     return folder
 
 
@@ -61,17 +67,17 @@ def moved(base: Path, after: dict[str, torch.Tensor]) -> set[str]:
 
 
 @pytest.mark.parametrize("router", ["frozen", "trained"])
-def test_gradients_are_those_of_separate_rows_whether_or_not_the_router_trains(router: str) -> None:
-    model, samples = tiny_experts(router=router), agent_samples(2)
+def test_gradients_are_those_of_separate_rows_whether_or_not_the_router_trains(family: str, router: str) -> None:
+    model, samples = MIXTURES[family](router=router), agent_samples(2)
     expected = plain_gradients(model, PpoClip(), samples)
     assert set(router_names(model)).isdisjoint(expected[1]) == (router == "frozen")
     assert any("experts" in name for name in expected[1])
     assert_same(shared_gradients(model, PpoClip(), samples), expected)
 
 
-def test_a_router_learns_only_where_the_run_says_so(base: Path) -> None:
-    routers = set(router_names(tiny_experts()))
-    assert len(routers) == 2
+def test_a_router_learns_only_where_the_run_says_so(family: str, base: Path) -> None:
+    routers = set(router_names(MIXTURES[family]()))
+    assert len(routers) == {"qwen3_moe": 2, "gpt_oss": 6}[family]
     frozen, learns = (moved(base, trained(base, router=how).model.state_dict()) for how in ("frozen", "trained"))
     assert (frozen & routers, learns & routers) == (set(), routers)
     assert "model.layers.1.mlp.experts.down_proj" in frozen
@@ -84,16 +90,16 @@ def test_a_trained_router_needs_one_and_weights_that_train(tiny_model: Path) -> 
         config_of(router="trained", lora={})
 
 
-def test_a_folder_that_transformers_wrote_has_the_shape_of_the_model(base: Path) -> None:
+def test_a_folder_that_transformers_wrote_has_the_shape_of_the_model(family: str, base: Path) -> None:
     config = model_config(base)
     assert config is not None
     found = Shape.of(config)
     assert found is not None
-    assert found.parameters == {name: tuple(one.shape) for name, one in tiny_experts().named_parameters()}
+    assert found.parameters == {name: tuple(one.shape) for name, one in MIXTURES[family]().named_parameters()}
 
 
 def test_a_version_has_the_published_names_in_several_files(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folders, "FILE_BYTES", 20_000)
     learner = trained(base)
@@ -102,7 +108,11 @@ def test_a_version_has_the_published_names_in_several_files(
     names = {name for file in files for name in load_file(file)}
     assert len(files) > 1
     assert names == {name for file in weight_files(base) for name in load_file(file)}
-    assert {f"model.layers.2.mlp.experts.4.{one}_proj.weight" for one in ("gate", "up", "down")} <= names
+    of_experts = {
+        "qwen3_moe": {"4.gate_proj.weight", "4.up_proj.weight", "4.down_proj.weight"},
+        "gpt_oss": {"gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias"},
+    }[family]
+    assert {f"model.layers.2.mlp.experts.{one}" for one in of_experts} <= names
     assert adopt_weights(learner, export.path) == 0
 
 

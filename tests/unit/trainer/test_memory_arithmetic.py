@@ -12,8 +12,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from docs.shapes import PUBLISHED
 from leyden.libs.contracts.judgements import Shape
 from leyden.libs.contracts.judgements.memory import activation_bytes_a_token
+from leyden.services.trainer.model.forward import Policy
 
 TOKENS = 128
+MIXTURES = {
+    "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 4, "intermediate_size": 192},
+    "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 192},
+}
 
 
 def model_of(config: dict[str, Any]) -> Any:
@@ -21,7 +26,9 @@ def model_of(config: dict[str, Any]) -> Any:
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **sizes))
 
 
-@pytest.mark.parametrize("name", ["Qwen3-8B", "Qwen2.5-3B", "Llama-3.1-8B", "Mistral-7B-v0.3", "gemma-3-1b"])
+@pytest.mark.parametrize(
+    "name", ["Qwen3-8B", "Qwen2.5-3B", "Llama-3.1-8B", "Mistral-7B-v0.3", "gemma-3-1b", "gpt-oss-20b"]
+)
 def test_parameters_are_those_of_transformers(name: str) -> None:
     config = PUBLISHED[name][0]
     with torch.device("meta"):
@@ -31,11 +38,15 @@ def test_parameters_are_those_of_transformers(name: str) -> None:
     assert found.parameters == {name: tuple(one.shape) for name, one in model.named_parameters()}
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", *MIXTURES])
 def test_activations_are_within_a_tenth_of_the_tensors_that_a_backward_pass_reads(kind: str) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 8, "num_key_value_heads": 2}
     config = {"model_type": kind, "num_hidden_layers": 4, "vocab_size": 64, "head_dim": 32, **sizes}
+    config |= MIXTURES.get(kind, {})
     model, shape = model_of(config), Shape.of(config)
+    if kind in MIXTURES:
+        # Attention with sinks, and experts in groups.
+        Policy(model)
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     read: dict[int, int] = {}
 

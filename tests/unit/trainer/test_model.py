@@ -46,7 +46,7 @@ def tiny(family: str, **changes: Any) -> PreTrainedModel:
     torch.manual_seed(0)
     sizes = {name: size for name, size in SIZES.items() if (family, name) != ("falcon", "head_dim")}
     config = AutoConfig.for_model(family, **{**sizes, "initializer_range": 0.5, **changes})
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", experts_implementation="eager")
+    return AutoModelForCausalLM.from_config(config, experts_implementation="eager")
 
 
 def check(model: PreTrainedModel) -> None:
@@ -78,6 +78,7 @@ def test_capped_logits_and_untested_windows_are_refused() -> None:
         ("starcoder2", {}),
         ("gpt_neox", {}),
         ("qwen3_moe", EXPERTS),
+        ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     ],
 )
 def test_families_that_trees_compute_right_are_accepted(family: str, changes: dict[str, Any]) -> None:
@@ -154,6 +155,16 @@ def test_experts_above_the_lowest_layers_are_found(tmp_path: Path) -> None:
     sizes = {**EXPERTS, "shared_expert_intermediate_size": 8, "mlp_only_layers": [0, 1, 2]}
     tiny("qwen2_moe", num_hidden_layers=4, **sizes).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="mixture of experts"):
+        check_family(tmp_path)
+
+
+def test_quantized_weights_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    model = tiny("gpt_oss", num_local_experts=4)
+    model.config.quantization_config = {"quant_method": "mxfp4"}
+    model.save_pretrained(tmp_path)
+    with pytest.raises(
+        UnsupportedModel, match=r"gpt_oss: quantized weights \(mxfp4\): use the model's bfloat16 weights"
+    ):
         check_family(tmp_path)
 
 

@@ -35,7 +35,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 CASES = [
     *((family, "plain") for family in FAMILIES),
-    *((family, change) for family in ("smollm2", "qwen3 moe") for change in CHANGES if change != "plain"),
+    *((family, change) for family in ("smollm2", "qwen3 moe", "gpt-oss") for change in CHANGES if change != "plain"),
 ]
 
 
@@ -71,9 +71,8 @@ def _cases(copies: int) -> list[tuple[str, str]]:
 def test_ranks_that_read_their_rows_have_the_weights_of_one_process(tmp_path: Path, size: int, copies: int) -> None:
     for family in FAMILIES:
         # Published weights are bfloat16.
-        tiny(family).to(torch.bfloat16 if family.startswith("qwen") else torch.float32).save_pretrained(
-            tmp_path / family
-        )
+        dtype = torch.bfloat16 if family.startswith(("qwen", "gpt")) else torch.float32
+        tiny(family).to(dtype).save_pretrained(tmp_path / family)
     run_forked(_assemble, size, free_port(), tmp_path, copies, processes=size)
     for family, change in _cases(copies):
         alone = _states(tmp_path / family, change)
