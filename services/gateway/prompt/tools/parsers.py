@@ -180,7 +180,7 @@ _DEEPSEEK_BODY = re.compile(
 _FENCED = re.compile(r"([^\n]+)\n```json\n(.*)\n```", re.DOTALL)
 _HARMONY = re.compile(
     r"(?:<\|start\|>assistant)?(?:<\|channel\|>[a-z]+)? ?to=(?:functions\.)?([\w.-]++)(?:<\|channel\|>[a-z]++)?"
-    r"(?: ?(?:<\|constrain\|>)?\w++)? ?<\|message\|>"
+    r"(?: ?(?:<\|constrain\|> ?)?\w++)? ?<\|message\|>"
 )
 _HARMONY_END = re.compile(r"<\|call\|>|<\|end\|>|(?=<\|start\|>)")
 _FUNCTION = re.compile(r"(?:<tool_call>\s*)?<function=([^<>\n]++)>\s*")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from leyden.libs.contracts.conversation import Tool, ToolCall, Turn
+from leyden.services.gateway.prompt.reasoning import REASONING_PARSERS
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tokenizer import TEXT_MARK
 from leyden.services.gateway.prompt.tools.parsers import TOOL_PARSERS, tool_parser_of
@@ -161,6 +162,36 @@ def test_forms_that_models_sample_beside_the_template(parser, text, calls):
     content, found = TOOL_PARSERS[parser].parse(f" {text}\n")
     assert [(call.name, call.arguments) for call in found] == calls
     assert content == ""
+
+
+PREAMBLE = "**Action plan**:\n1. Generate an HTML file\n---\nWill start executing the plan step by step"
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content", "calls"),
+    [
+        ('<|channel|>analysis<|message|>User asks: "What is 2 + 2?" Simple arithmetic. Provide answer.<|end|>'
+         "<|start|>assistant<|channel|>final<|message|>2 + 2 = 4.<|return|>",
+         'User asks: "What is 2 + 2?" Simple arithmetic. Provide answer.', "2 + 2 = 4.", []),
+        ("<|channel|>analysis<|message|>Need to use function get_weather.<|end|><|start|>assistant<|channel|>commentary"
+         ' to=functions.get_weather <|constrain|>json<|message|>{"location":"San Francisco"}<|call|>',
+         "Need to use function get_weather.", "", [("get_weather", '{"location":"San Francisco"}')]),
+        (f"<|channel|>analysis<|message|>Long.<|end|><|start|>assistant<|channel|>commentary<|message|>{PREAMBLE}<|end|>"
+         "<|start|>assistant<|channel|>commentary to=functions.generate_file<|constrain|>json<|message|>"
+         '{"template": "basic_html"}<|call|>',
+         "Long.", PREAMBLE, [("generate_file", '{"template": "basic_html"}')]),
+        ("<|channel|>analysis<|message|>We need to use lookup_weather tool.<|end|><|start|>assistant<|channel|>analysis"
+         ' to=lookup_weather code<|message|>{"location": "Tokyo"}',
+         "We need to use lookup_weather tool.", "", [("lookup_weather", '{"location": "Tokyo"}')]),
+        (' to=functions.get_weather<|channel|>commentary <|constrain|> json<|message|>{"location": "Tokyo"}<|call|>',
+         None, "", [("get_weather", '{"location": "Tokyo"}')]),
+    ],
+)  # fmt: skip
+def test_the_published_examples_of_harmony(text, reasoning, content, calls):
+    """Those of openai/harmony: docs/format.md, and src/tests.rs for a call in `analysis`."""
+    found, rest = REASONING_PARSERS["gpt_oss"].split(text)
+    kept, sampled = TOOL_PARSERS["gpt_oss"].parse(rest)
+    assert (found, kept, [(call.name, call.arguments) for call in sampled]) == (reasoning, content, calls)
 
 
 @pytest.mark.parametrize(
