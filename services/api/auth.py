@@ -18,6 +18,7 @@ from leyden.libs.service import Problem
 from leyden.libs.service.json_body import JsonRoute
 from leyden.libs.store.access import find_token
 from leyden.libs.store.database import Database
+from leyden.services.api.refusals import PROBLEMS
 
 FIRST_ADMIN = "first-admin"
 INCLUDES: dict[ApiScope, frozenset[ApiScope]] = {
@@ -44,7 +45,15 @@ class Caller:
 
 
 class GuardedRoute(JsonRoute):
-    """A route that checks the caller's token before it reads the body, so that a stranger cannot upload anything."""
+    """A route that checks the caller's token before it reads the body, so that a stranger cannot upload anything.
+
+    Its documentation has the answers to wrong requests.
+    """
+
+    def __init__(
+        self, path: str, endpoint: Callable[..., Any], *, responses: dict[int | str, Any] | None = None, **fields: Any
+    ) -> None:
+        super().__init__(path, endpoint, responses={**PROBLEMS, **(responses or {})}, **fields)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler that FastAPI calls."""

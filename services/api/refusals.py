@@ -9,8 +9,17 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 
-from leyden.libs.contracts.api.problems import FieldProblem, field_problem
+from leyden.libs.contracts.api.problems import FieldProblem, Problem, field_problem
 from leyden.libs.service import problem_response
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "The error and its remedy, as RFC 9457 problem details.",
+        "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        "model": Problem,
+    }
+}
+"""`responses` of every route in the OpenAPI document."""
 
 
 async def on_refused(request: Request, error: Exception) -> Response:

@@ -14,8 +14,9 @@ from leyden.libs.service.json_body import JsonRoute
 from leyden.libs.store import access
 from leyden.services.api.audit import changing
 from leyden.services.api.auth import FIRST_ADMIN, Caller, GuardedRoute, Reader, check_origin, cookie_name, find_caller
+from leyden.services.api.refusals import PROBLEMS
 
-router = APIRouter(prefix="/v1/session", tags=["tokens"], route_class=JsonRoute)
+router = APIRouter(prefix="/v1/session", tags=["tokens"], route_class=JsonRoute, responses=PROBLEMS)
 signed_in = APIRouter(prefix="/v1/session", tags=["tokens"], route_class=GuardedRoute)
 """For callers whose token was checked before."""
 

@@ -59,8 +59,8 @@ def create_collector(settings: Settings) -> FastAPI:
     app.state.key_ring = KeyRing(settings.capability_keys_file)
     app.state.decoding = asyncio.Semaphore(1)
     app.state.budget = Budget(settings.max_bytes_in_flight)
-    app.include_router(router)
-    app.include_router(langsmith_router)
+    app.router.routes.extend(router.routes)
+    app.router.routes.extend(langsmith_router.routes)
     return app
 
 

@@ -43,7 +43,7 @@ def create_engine_app(settings: Settings) -> FastAPI:
     app.state.checks.add("engine thread", lambda: _require_alive(engine))
     # Like SGLang, the main port serves the metrics, too.
     add_health(app)
-    app.include_router(router)
+    app.router.routes.extend(router.routes)
     app.add_middleware(
         KeyCheck,
         api_key=read_secret(settings.api_key, settings.api_key_file),

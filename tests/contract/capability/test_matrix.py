@@ -261,14 +261,9 @@ TABLES: dict[str, dict[Request, Row]] = {
 
 def routes(app: FastAPI) -> set[Request]:
     """Every method and path that an application answers."""
-    found: set[Request] = set()
-    left: list[Any] = list(app.routes)
-    while left:
-        route = left.pop()
-        if isinstance(route, Route):
-            found |= {(method, route.path.replace(":path", "")) for method in route.methods or ()}
-        else:
-            left += route.original_router.routes
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    assert routes == app.routes
+    found = {(method, route.path.replace(":path", "")) for route in routes for method in route.methods or ()}
     return {(method, path) for method, path in found if method != "HEAD"}
 
 
