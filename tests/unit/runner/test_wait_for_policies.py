@@ -43,6 +43,14 @@ def test_a_network_that_does_not_work_yet_is_no_closed_canary() -> None:
     assert f"the gateway {gateway} is closed" in (wait("127.0.0.1:1", gateway, 0.2) or "")
 
 
+def test_a_graders_pod_waits_for_the_canary_alone() -> None:
+    with listening() as (_, canary):
+        assert f"the canary address {canary} is open" in (wait(canary, None, 0.2) or "")
+    assert wait(canary, None, 0.2) is None
+    # Policies close name lookups, too.
+    assert wait("no-such-host.invalid:443", None, 0.2) is None
+
+
 def test_a_canary_without_a_host_is_not_closed() -> None:
     with listening() as (_, gateway):
         assert "correct rollouts.policyWait.canary" in (wait("no-such-host.invalid:443", gateway, 0.2) or "")

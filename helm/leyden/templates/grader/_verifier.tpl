@@ -14,6 +14,7 @@ spec:
     {{- include "leyden.podSecurity" . | nindent 4 }}
   {{- include "leyden.scheduling" (dict "root" . "values" $values) | nindent 2 }}
   initContainers:
+  {{- include "leyden.waitForPolicies" (dict "root" . "component" "verifier") | nindent 2 }}
   - name: unpack
     image: {{ $image }}
     imagePullPolicy: {{ .Values.imagePullPolicy }}

@@ -11,26 +11,9 @@ spec:
   securityContext:
     {{- include "leyden.podSecurity" . | nindent 4 }}
   {{- include "leyden.scheduling" (dict "root" . "values" .Values.rollouts) | nindent 2 }}
-  {{- if and .Values.networkPolicy.enabled (gt (int .Values.rollouts.policyWait.seconds) 0) }}
+  {{- with include "leyden.waitForPolicies" (dict "root" . "component" "agent") }}
   initContainers:
-  # Some network plugins close a pod's network only after it has started.
-  - name: wait-for-policies
-    image: {{ include "leyden.image" (dict "root" . "image" .Values.runner.image) }}
-    imagePullPolicy: {{ .Values.imagePullPolicy }}
-    command: [python, -m, leyden.services.runner.backends.kubernetes.wait_for_policies]
-    env:
-    - name: POLICY_GATEWAY
-      value: {{ include "leyden.fullname" . }}-gateway.{{ .Release.Namespace }}.svc:8001
-    - name: POLICY_SECONDS
-      value: {{ .Values.rollouts.policyWait.seconds | quote }}
-    {{- with .Values.rollouts.policyWait.canary }}
-    - name: POLICY_CANARY
-      value: {{ . | quote }}
-    {{- end }}
-    resources:
-      {{- toYaml .Values.initResources | nindent 6 }}
-    securityContext:
-      {{- include "leyden.containerSecurity" (dict "readOnly" true) | nindent 6 }}
+  {{- . | nindent 2 }}
   {{- end }}
   containers:
   - name: agent
@@ -46,4 +29,33 @@ spec:
   - name: tmp
     emptyDir:
       sizeLimit: {{ .Values.rollouts.tmpSize }}
+{{- end }}
+
+{{/* Empty where there is nothing to wait for. Pods of the component `verifier` reach no gateway. Arguments: root, component */}}
+{{- define "leyden.waitForPolicies" -}}
+{{- $component := .component -}}
+{{- with .root -}}
+{{- if and .Values.networkPolicy.enabled (gt (int .Values.rollouts.policyWait.seconds) 0) -}}
+# Some network plugins close a pod's network only after it has started.
+- name: wait-for-policies
+  image: {{ include "leyden.image" (dict "root" . "image" .Values.runner.image) }}
+  imagePullPolicy: {{ .Values.imagePullPolicy }}
+  command: [python, -m, leyden.services.runner.backends.kubernetes.wait_for_policies]
+  env:
+  {{- if ne $component "verifier" }}
+  - name: POLICY_GATEWAY
+    value: {{ include "leyden.fullname" . }}-gateway.{{ .Release.Namespace }}.svc:8001
+  {{- end }}
+  - name: POLICY_SECONDS
+    value: {{ .Values.rollouts.policyWait.seconds | quote }}
+  {{- with .Values.rollouts.policyWait.canary }}
+  - name: POLICY_CANARY
+    value: {{ . | quote }}
+  {{- end }}
+  resources:
+    {{- toYaml .Values.initResources | nindent 4 }}
+  securityContext:
+    {{- include "leyden.containerSecurity" (dict "readOnly" true) | nindent 4 }}
+{{- end }}
+{{- end }}
 {{- end }}

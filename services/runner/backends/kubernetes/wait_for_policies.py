@@ -1,9 +1,10 @@
-"""Waits, inside an agent's pod and before its agent, until NetworkPolicies hold for the pod.
+"""Waits, inside a pod of an agent or a grader and before it begins, until NetworkPolicies hold for the pod.
 
 Some network plugins start a pod first and close its network up to a second later. An agent would reach the metadata
 address, the API server and the internet meanwhile. The canary is an address that nothing but the policies closes: by
 default the API server; where agents may reach the internet and the API server's address is public, the operator names
-another one. Once it is closed while the gateway is open, the network works and the policies hold.
+another one. Once it is closed while the gateway is open, the network works and the policies hold. A grader's pod
+reaches nothing, so that a closed canary is all that it can see.
 
 It runs with the standard library alone, as the init container `wait-for-policies`. Its last words are the reason of an
 attempt that could not start.
@@ -44,14 +45,15 @@ def resolves(address: str) -> bool:
     return True
 
 
-def obstacle(canary: str, gateway: str) -> str | None:
+def obstacle(canary: str, gateway: str | None) -> str | None:
     """The reason why the agent may not begin yet.
 
-    The gateway comes first: while the pod has no network at all, every address looks closed.
+    The gateway comes first: while the pod has no network at all, every address looks closed. Args: gateway: None where
+    the policies close it, and name lookups, too
     """
-    if not is_open(gateway, GATEWAY_SECONDS):
+    if gateway is not None and not is_open(gateway, GATEWAY_SECONDS):
         return f"the gateway {gateway} is closed to the agent's pod"
-    if not resolves(canary):
+    if gateway is not None and not resolves(canary):
         return f"the canary address {canary} has no such host: correct rollouts.policyWait.canary"
     if any(is_open(canary, PROBE_SECONDS) for _ in range(TRIES)):
         return (
@@ -62,7 +64,7 @@ def obstacle(canary: str, gateway: str) -> str | None:
     return None
 
 
-def wait(canary: str, gateway: str, seconds: float) -> str | None:
+def wait(canary: str, gateway: str | None, seconds: float) -> str | None:
     """None once the policies hold; after this time, the reason why the agent may not begin."""
     ends = time.monotonic() + seconds
     while (reason := obstacle(canary, gateway)) is not None:
@@ -76,7 +78,7 @@ def main() -> int:
     """Exit status 1 where the policies never held, with the reason as the container's last words."""
     server = f"{os.environ.get('KUBERNETES_SERVICE_HOST', '')}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}"
     canary = os.environ.get("POLICY_CANARY") or server
-    reason = wait(canary, os.environ["POLICY_GATEWAY"], float(os.environ["POLICY_SECONDS"]))
+    reason = wait(canary, os.environ.get("POLICY_GATEWAY"), float(os.environ["POLICY_SECONDS"]))
     if reason is None:
         return 0
     LAST_WORDS.write_text(reason)
