@@ -30,6 +30,8 @@ class AgentRules(BaseModel):
     """Patterns of `label=value` in a node selector."""
     tolerations: tuple[str, ...] = ("*",)
     """Patterns of the keys of taints; a toleration of every taint has the key `*`."""
+    attempts_per_pod: int = Field(default=1, ge=1)
+    """The most attempts of a run that may share a pod; 1: none do."""
     limits: Mapping[LabelName, Quantity] = Field(default_factory=dict)
     """The most of a resource that a run may request, or limit its agents to; others are unbounded."""
 
@@ -41,7 +43,9 @@ class AgentRules(BaseModel):
             "nodes": [f"{name}={value}" for name, value in runner.node_selector.items()],
             "tolerations": [one.key or "*" for one in runner.tolerations],
         }
-        return [*self._names(asked), *self._amounts("runner.resources", runner.resources)]
+        shared = f"runner.attempts_per_pod {runner.attempts_per_pod} is above {self.attempts_per_pod}"
+        many = [f"{shared} (rollouts.attemptsPerPod)"] if runner.attempts_per_pod > self.attempts_per_pod else []
+        return [*self._names(asked), *self._amounts("runner.resources", runner.resources), *many]
 
     def refusals_of_grader(self, path: str, grader: Container) -> list[str]:
         """The same for a grader's image and resources. Args: path: of the grader in the document"""

@@ -22,7 +22,8 @@ class PodStatus:
         signal n; start_error: the container runtime's; disrupted: why the cluster, and not the container, caused
         the end; evicted_for_limit: the kubelet ended the pod because it exceeded a limit of its own; lost: the node
         does not report; message: the container's last words, where its `terminationMessagePolicy` asks for them;
-        started_at, finished_at: by the node's clock; served_at: the start by the API server's clock, as far as known.
+        address: of a pod that runs, once it has one; started_at, finished_at: by the node's clock; served_at: the
+        start by the API server's clock, as far as known.
     """
 
     name: str
@@ -39,6 +40,7 @@ class PodStatus:
     evicted_for_limit: str | None = None
     lost: bool = False
     message: str = ""
+    address: str | None = None
 
     @property
     def is_over(self) -> bool:
@@ -79,7 +81,8 @@ def pod_status(pod: Object, container: str) -> PodStatus:
         ready = _condition(status, "Ready")
         lost = ready is not None and ready["status"] != "True" and ready.get("reason") != "ContainersNotReady"
         started = _time(running["startedAt"])
-        return PodStatus(name, job, started_at=started, served_at=_by_server(status, started), lost=lost)
+        served_at = _by_server(status, started)
+        return PodStatus(name, job, started_at=started, served_at=served_at, lost=lost, address=status.get("podIP"))
     waiting, hopeless = _waiting(status, state)
     return PodStatus(name, job, waiting=waiting, hopeless=hopeless)
 

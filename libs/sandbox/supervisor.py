@@ -95,6 +95,11 @@ def become_subreaper() -> None:
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def be_undumpable() -> None:
+    """Closes this process's memory and environment to other processes of its user."""
+    _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
 def parents() -> dict[int, int]:
     """Process id to parent's process id, of every process that /proc shows."""
     found = {}
@@ -354,7 +359,7 @@ def supervise(orders: Orders) -> Report:
 def main() -> None:
     """Supervises one agent as ordered on stdin and reports on stdout."""
     # Without Landlock, agents of the same user could inspect this process, which knows their neighbour's key.
-    _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    be_undumpable()
     become_subreaper()
     try:
         orders, lock = marshal.loads(sys.stdin.buffer.read())  # noqa: S302  # from our own runner

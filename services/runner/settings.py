@@ -35,6 +35,9 @@ class Settings(ServiceSettings):
     pod_template_file: Path | None = None
     """Kubernetes: a PodTemplateSpec in YAML, with a container `agent`. The runner adds image, command, variables,
     labels and the task."""
+    shared_pod_template_file: Path | None = None
+    """Kubernetes: the same for pods that several attempts share (`runner.attempts_per_pod`), whose volume at
+    /opt/leyden-server has the server. Its container `agent` runs as root with CHOWN, KILL, SETGID and SETUID alone."""
     release: str = Field(default="leyden", pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
     """Kubernetes: the label `app.kubernetes.io/instance` of agents' Jobs. Two platforms in one namespace need two."""
     owner_role: str | None = None
@@ -88,4 +91,6 @@ class Settings(ServiceSettings):
         unset = [f"RUNNER_{name}" for name, value in needed.items() if value is None]
         if self.backend == "kubernetes" and unset:
             raise ValueError(f"RUNNER_BACKEND=kubernetes needs {', '.join(unset)}")
+        if self.agent_rules.attempts_per_pod > 1 and self.shared_pod_template_file is None:
+            raise ValueError("attempts_per_pod in RUNNER_AGENT_RULES needs RUNNER_SHARED_POD_TEMPLATE_FILE")
         return self

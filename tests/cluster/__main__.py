@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from leyden.libs.client import Client
-from tests.cluster import commands, faults, grading, isolation, rights, scaling, training, upgrades
+from tests.cluster import commands, faults, grading, isolation, rights, scaling, sharing, training, upgrades
 from tests.cluster.node import Node, step
 from tests.cluster.release import SERVICES, Release
 from tests.support.tools import fetch
@@ -89,6 +89,8 @@ def check(release: Release, steps: int, long: bool) -> None:
                 train_through_upgrade(release, client, steps)
             with step("containers that grade"):
                 grading.check(release, client)
+            with step("pods that attempts share"):
+                sharing.check(release, client)
             with step("scaling"):
                 scaling.check(release)
         client.create_run(training.document("uninstall", 1))

@@ -10,7 +10,7 @@ from leyden.libs.contracts.config.credit import Baseline, Credit, DiscountedCred
 from leyden.libs.contracts.config.evaluation import MAX_PLANNED_EVALUATIONS, EvaluationPlan
 from leyden.libs.contracts.config.policies import Policy, Role
 from leyden.libs.contracts.config.reward import Reward
-from leyden.libs.contracts.config.runners import OF_REWARDS, RunnerConfig
+from leyden.libs.contracts.config.runners import OF_REWARDS, KubernetesRunner, RunnerConfig
 from leyden.libs.contracts.config.sampling import Sampling
 from leyden.libs.contracts.config.training import EarlyStopping, Optimizer, Training
 
@@ -248,6 +248,11 @@ def check_task_file(one: GroupAgent) -> None:
         return
     if one.runner.type == "kubernetes" and (not name.startswith("/") or ".." in name.split("/")):
         raise ValueError(f"{one.path}.task_file: write an absolute path of the pod, such as /app/input.json")
+    if isinstance(one.runner, KubernetesRunner) and one.runner.attempts_per_pod > 1:
+        raise ValueError(
+            f"{one.path}.task_file: attempts of a shared pod have one path in common: read LEYDEN_TASK_FILE instead, or"
+            " set runner.attempts_per_pod to 1"
+        )
     if one.runner.type == "process" and ("/" in name or name in {".", ".."}):
         raise ValueError(f"{one.path}.task_file: write a name in the agent's working folder, such as input.json")
 

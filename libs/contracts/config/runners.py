@@ -92,6 +92,10 @@ class KubernetesRunner(_Runner):
     node_selector: dict[LabelName, LabelValue] = Field(default_factory=dict, max_length=20)
     """Labels that the agent's node must have."""
     tolerations: list[Toleration] = Field(default_factory=list, max_length=20)
+    attempts_per_pod: int = Field(default=1, ge=1, le=1000)
+    """1: a pod of its own for each attempt. Above: so many attempts of the run share a pod at once, which serves others
+    after them; each is a fresh process with a user and a folder of its own, and may use its share of the pod's memory.
+    The operator allows it (chart: `rollouts.attemptsPerPod`), and the image needs Python as `python3`."""
 
     @model_validator(mode="after")
     def _platform_names_are_reserved(self) -> KubernetesRunner:

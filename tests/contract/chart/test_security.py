@@ -8,7 +8,19 @@ import json
 import pytest
 import yaml
 
-from tests.contract.chart.chart import CASES, CHART, FULLNAME, NAMESPACE, containers, objects, of_kind, pods, template
+from leyden.libs.sandbox.pod_server import PORT
+from tests.contract.chart.chart import (
+    CASES,
+    CHART,
+    FULLNAME,
+    NAMESPACE,
+    containers,
+    objects,
+    of_kind,
+    pod_templates,
+    pods,
+    template,
+)
 
 RIGHTS = {
     (f"{FULLNAME}-test", NAMESPACE): {("deployments", "list"), ("statefulsets", "list")},
@@ -34,6 +46,8 @@ COMPONENTS = {"api", "controller", "runner", "gateway", "collector", "credit", "
 @pytest.mark.parametrize("case", CASES)
 def test_every_pod_is_restricted(case: str) -> None:
     for name, pod in pods(case):
+        if name == "shared":
+            continue
         spec = pod["spec"]
         assert spec["securityContext"]["runAsNonRoot"] is True, name
         assert spec["securityContext"]["runAsUser"] > 0
@@ -49,6 +63,32 @@ def test_every_pod_is_restricted(case: str) -> None:
             assert context["allowPrivilegeEscalation"] is False
             assert context["capabilities"] == {"drop": ["ALL"]}
             assert "memory" in container["resources"]["limits"], name
+
+
+def test_a_pod_that_attempts_share_has_four_capabilities_and_the_agents_namespace_the_level_for_it() -> None:
+    spec = pod_templates("all-on")["shared"]["spec"]
+    [agent] = spec["containers"]
+    context = agent["securityContext"]
+    assert context["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "KILL", "SETGID", "SETUID"]}
+    assert (context["runAsUser"], context["allowPrivilegeEscalation"]) == (0, False)
+    assert spec["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
+    for one in spec["initContainers"]:
+        assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    levels = {
+        case: next(of_kind(case, "Namespace"))["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+        for case in ("all-on", "minimal")
+    }
+    assert levels == {"all-on": "baseline", "minimal": "restricted"}
+    assert "shared" not in pod_templates("minimal")
+
+
+def test_the_runner_alone_reaches_the_server_of_a_shared_pod() -> None:
+    policies = {one["metadata"]["name"]: one["spec"] for one in of_kind("all-on", "NetworkPolicy")}
+    [rule] = policies[f"{FULLNAME}-agents"]["ingress"]
+    [peer] = rule["from"]
+    assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "runner"
+    assert rule["ports"] == [{"port": PORT, "protocol": "TCP"}]
+    assert rule["ports"] in [one.get("ports") for one in policies[f"{FULLNAME}-runner"]["egress"]]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -186,7 +226,7 @@ def test_every_pod_has_a_policy(case: str) -> None:
         if policy["metadata"]["namespace"] == NAMESPACE
     }
     components = {pod["metadata"]["labels"]["app.kubernetes.io/component"] for _, pod in pods(case)}
-    assert components - {"agent", "verifier"} <= chosen
+    assert components - {"agent", "agents", "verifier"} <= chosen
 
 
 def test_what_an_uninstallation_keeps() -> None:

@@ -16,6 +16,7 @@ RULES = AgentRules(
     nodes=("pool=agents", "kubernetes.io/arch=*"),
     tolerations=("agents",),
     limits={"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": "0"},
+    attempts_per_pod=20,
 )
 
 
@@ -26,6 +27,7 @@ def runner(**changes: Any) -> KubernetesRunner:
 ALLOWED: list[dict[str, Any]] = [
     {},
     {"secrets": {"A": {"name": "tools", "key": "a"}, "B": {"name": "team-blue", "key": "b"}}},
+    {"attempts_per_pod": 20},
     {"node_selector": {"pool": "agents", "kubernetes.io/arch": "arm64"}},
     {"tolerations": [{"key": "agents", "operator": "Exists"}]},
     {"resources": {"limits": {"cpu": "2000m", "memory": "1024Mi", "ephemeral-storage": "900Gi"}}},
@@ -35,6 +37,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"image": "docker.io/other:1"}, "rollouts.allow.images"),
     ({"node_selector": {"pool": "gpus"}}, "pool=gpus is not among the nodes"),
     ({"tolerations": [{"operator": "Exists"}]}, "rollouts.allow.tolerations"),
+    ({"attempts_per_pod": 21}, "attempts_per_pod 21 is above 20 (rollouts.attemptsPerPod)"),
     ({"resources": {"limits": {"cpu": "2001m"}}}, "2001m of cpu is above 2"),
     ({"resources": {"requests": {"nvidia.com/gpu": "1"}}}, "1 of nvidia.com/gpu is above 0"),
 ]
@@ -51,10 +54,11 @@ def test_another_pod_is_refused_with_the_value_to_change(changes: dict[str, Any]
     assert words in refusal
 
 
-def test_by_default_a_run_names_everything_but_secrets() -> None:
+def test_by_default_a_run_names_everything_but_secrets_and_shares_no_pod() -> None:
     everything = runner(image="any:1", node_selector={"a": "b"}, tolerations=[{}], resources={"limits": {"cpu": "900"}})
     assert AgentRules().refusals(everything) == []
     assert AgentRules().refusals(runner(secrets={"A": {"name": "tools", "key": "a"}}))
+    assert AgentRules().refusals(runner(attempts_per_pod=2))
 
 
 def test_a_secret_replaces_no_variable_of_the_platform() -> None:

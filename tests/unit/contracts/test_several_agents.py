@@ -76,6 +76,10 @@ def test_a_run_with_one_agent_is_stored_as_before() -> None:
             document({**PLAIN, "runner": IMAGE}, {"name": "b", "command": ["x"], "directory": "/a", "runner": IMAGE}),
             "agents.1.directory is a folder of a runner's machine",
         ),
+        (
+            document({**PLAIN, "task_file": "/app/in.json", "runner": {**IMAGE, "attempts_per_pod": 2}}),
+            "agents.0.task_file: attempts of a shared pod have one path in common: read LEYDEN_TASK_FILE instead",
+        ),
         (document({**PLAIN, "task_file": "a/b"}), "agents.0.task_file: write a name in the agent's working folder"),
     ],
 )

@@ -59,3 +59,69 @@ spec:
 {{- end }}
 {{- end }}
 {{- end }}
+
+{{/* A pod of several attempts: the server from Leyden's image runs in the agents' image, and gives each attempt a user. */}}
+{{- define "leyden.sharedPod" -}}
+metadata:
+  labels:
+    {{- include "leyden.labels" (dict "root" . "component" "agents") | nindent 4 }}
+spec:
+  restartPolicy: Never
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: 5
+  securityContext:
+    seccompProfile:
+      type: RuntimeDefault
+  {{- include "leyden.scheduling" (dict "root" . "values" .Values.rollouts) | nindent 2 }}
+  initContainers:
+  {{- include "leyden.waitForPolicies" (dict "root" . "component" "agents") | nindent 2 }}
+  - name: server
+    image: {{ include "leyden.image" (dict "root" . "image" .Values.runner.image) }}
+    imagePullPolicy: {{ .Values.imagePullPolicy }}
+    command: [python, -m, leyden.libs.sandbox.pod_server, /opt/leyden-server]
+    resources:
+      {{- toYaml .Values.initResources | nindent 6 }}
+    securityContext:
+      runAsNonRoot: true
+      {{- include "leyden.containerSecurity" (dict "readOnly" true) | nindent 6 }}
+    volumeMounts:
+    - name: server
+      mountPath: /opt/leyden-server
+  containers:
+  - name: agent
+    imagePullPolicy: {{ .Values.imagePullPolicy }}
+    resources:
+      {{- toYaml .Values.rollouts.resources | nindent 6 }}
+    securityContext:
+      runAsUser: 0
+      runAsGroup: 0
+      allowPrivilegeEscalation: false
+      readOnlyRootFilesystem: {{ .Values.rollouts.readOnlyRootFilesystem }}
+      capabilities:
+        drop: [ALL]
+        add: [CHOWN, KILL, SETGID, SETUID]
+    volumeMounts:
+    - name: tmp
+      mountPath: /tmp
+    - name: attempts
+      mountPath: /var/run/leyden-attempts
+    - name: server
+      mountPath: /opt/leyden-server
+      readOnly: true
+  volumes:
+  - name: tmp
+    emptyDir:
+      sizeLimit: {{ .Values.rollouts.tmpSize }}
+  - name: attempts
+    emptyDir:
+      sizeLimit: {{ .Values.rollouts.tmpSize }}
+  - name: server
+    emptyDir:
+      sizeLimit: 16Mi
+{{- end }}
+
+{{/* The bounds on the pods of runs, as JSON for runner and API. */}}
+{{- define "leyden.agentRules" -}}
+{{ merge (dict "attempts_per_pod" (int .Values.rollouts.attemptsPerPod)) .Values.rollouts.allow | toJson }}
+{{- end }}

@@ -20,6 +20,7 @@ from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.runner.backends.base import AttemptSpec, BackendError
 from leyden.services.runner.backends.kubernetes.job import CONTAINER, agent_job, job_name, name_of
 from leyden.services.runner.backends.kubernetes.secret import attempt_secret
+from leyden.services.runner.backends.kubernetes.shared_pods import SharedPods
 from leyden.services.runner.settings import Settings
 
 log = logger()
@@ -48,6 +49,8 @@ class KubernetesBackend:
         self._settings = settings
         self._cluster = cluster
         self._template = cluster.template(settings.pod_template_file, CONTAINER)
+        shared = settings.shared_pod_template_file
+        self._shared = SharedPods(settings, cluster, cluster.template(shared, CONTAINER) if shared else self._template)
         self._selector = selector({INSTANCE: settings.release, COMPONENT: CONTAINER})
         self._running: set[str] = set()
         self._detached = False
@@ -75,6 +78,9 @@ class KubernetesBackend:
 
         Raises: BackendError: it did not start, or its end is unknown
         """
+        assert isinstance(spec.limits, KubernetesRunner)
+        if spec.limits.attempts_per_pod > 1:
+            return await self._shared.run(spec, spec.limits)
         name = job_name(spec)
         self._running.add(name)
         try:
@@ -108,6 +114,7 @@ class KubernetesBackend:
 
     async def close(self) -> None:
         """Closes the connection to the API server. Each attempt has deleted its Job."""
+        await self._shared.close()
         await self._pods.close()
         await self._jobs.close()
         await self._cluster.close()

@@ -72,8 +72,8 @@ def _pod(
 ) -> client.V1PodTemplateSpec:
     name = job_name(spec)
     first, *rest = spec.command
-    given = [_from_secret(variable, one.name, one.key) for variable, one in runner.secrets.items()]
-    secrets = [_from_secret(key, name, key) for key in spec.secrets]
+    given = given_secrets(runner)
+    secrets = [from_secret(key, name, key) for key in spec.secrets]
     plain = variables({**spec.environment, "LEYDEN_TASK_FILE": f"{TASK_FOLDER}/{TASK_FILE}"})
     environment = [*(one for one in plain if one.name not in runner.secrets), *given, *secrets]
     command = ["python" if first == "{python}" else first, *rest]
@@ -81,10 +81,7 @@ def _pod(
         # A pod has no stdin without a client that stays attached. The words of the command are arguments of the shell.
         command = ["/bin/sh", "-c", 'exec "$0" "$@" <"$LEYDEN_TASK_FILE"', *command]
     pod, agent = completed(template, CONTAINER, labels=labels, command=command, environment=environment)
-    agent.image = runner.image
-    agent.resources = agent.resources or client.V1ResourceRequirements()
-    agent.resources.requests = {**(agent.resources.requests or {}), **runner.resources.requests}
-    agent.resources.limits = {**(agent.resources.limits or {}), **runner.resources.limits}
+    set_place(pod.spec, agent, runner)
     mount = client.V1VolumeMount(name=TASK_VOLUME, mount_path=TASK_FOLDER, read_only=True)
     mounts = [mount]
     if spec.task_file is not None:
@@ -94,12 +91,26 @@ def _pod(
     item = client.V1KeyToPath(key=TASK_FILE, path=TASK_FILE)
     volume = client.V1Volume(name=TASK_VOLUME, secret=client.V1SecretVolumeSource(secret_name=name, items=[item]))
     pod.spec.volumes = [*(pod.spec.volumes or []), volume]
-    pod.spec.node_selector = {**(pod.spec.node_selector or {}), **runner.node_selector}
-    pod.spec.tolerations = [*(pod.spec.tolerations or []), *(_toleration(one) for one in runner.tolerations)]
     return pod
 
 
-def _from_secret(variable: str, secret: str, key: str) -> client.V1EnvVar:
+def set_place(pod: client.V1PodSpec, agent: client.V1Container, runner: KubernetesRunner) -> None:
+    """Adds the run's image, resources and nodes to a pod."""
+    agent.image = runner.image
+    agent.resources = agent.resources or client.V1ResourceRequirements()
+    agent.resources.requests = {**(agent.resources.requests or {}), **runner.resources.requests}
+    agent.resources.limits = {**(agent.resources.limits or {}), **runner.resources.limits}
+    pod.node_selector = {**(pod.node_selector or {}), **runner.node_selector}
+    pod.tolerations = [*(pod.tolerations or []), *(_toleration(one) for one in runner.tolerations)]
+
+
+def given_secrets(runner: KubernetesRunner) -> list[client.V1EnvVar]:
+    """The variables whose values are in Secrets that the run names."""
+    return [from_secret(variable, one.name, one.key) for variable, one in runner.secrets.items()]
+
+
+def from_secret(variable: str, secret: str, key: str) -> client.V1EnvVar:
+    """A variable with a key of a Secret."""
     reference = client.V1SecretKeySelector(name=secret, key=key)
     return client.V1EnvVar(name=variable, value_from=client.V1EnvVarSource(secret_key_ref=reference))
 

@@ -1,0 +1,286 @@
+"""Runs attempts of a run side by side in pods that serve many of them, `runner.attempts_per_pod` at once.
+
+`libs/sandbox/pod_server.py` serves them inside. An attempt is one connection, so it ends with its runner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import secrets
+import socket
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+from kubernetes_asyncio import client
+
+from leyden.libs.contracts.agent_rules import quantity
+from leyden.libs.contracts.config import KubernetesRunner
+from leyden.libs.kubernetes.cluster import Cluster, Refused
+from leyden.libs.kubernetes.jobs import QUOTA, job_statuses
+from leyden.libs.kubernetes.pods import PodStatus, pod_status
+from leyden.libs.kubernetes.shared import SharedPoll
+from leyden.libs.kubernetes.templates import COMPONENT, INSTANCE, selector
+from leyden.libs.sandbox.ended import Ended, ended_of
+from leyden.libs.sandbox.place import Names
+from leyden.libs.sandbox.pod_server import PORT
+from leyden.libs.sandbox.supervisors import ProgramError
+from leyden.libs.telemetry import logger
+from leyden.services.runner.backends.base import AttemptSpec, BackendError
+from leyden.services.runner.backends.kubernetes.job import CONTAINER
+from leyden.services.runner.backends.kubernetes.shared_job import SHARED, memory_limit, shared_job, token_secret
+from leyden.services.runner.settings import Settings
+
+if TYPE_CHECKING:
+    from leyden.libs.sandbox.supervisor import Report
+
+log = logger()
+
+POLL_SECONDS = 1.0
+JOB_POLL_SECONDS = 3.0
+PODLESS_POLLS = 3
+"""A Job has a pod by then, unless something keeps the cluster from making one."""
+UNUSED_SECONDS = 30.0
+"""A pod without attempts is deleted after so long."""
+CONNECT_SECONDS = 5.0
+CLEAN_UP_SECONDS = 20.0
+SPARE_SECONDS = 60.0
+"""An attempt's end takes no longer after its time limit: its processes are killed and its files removed."""
+NAMES = Names(
+    program="agent",
+    prefix="RUNNER",
+    kind="AGENT",
+    directory="agent.directory",
+    remedy="",
+    memory="its share of runner.resources.limits.memory among runner.attempts_per_pod",
+)
+
+
+class _Pod:
+    """One pod. Attributes: used: attempts that have it; lost: it gets no more of them"""
+
+    def __init__(self, job: client.V1Job, runner: KubernetesRunner) -> None:
+        self.job = job
+        self.name: str = job.metadata.name
+        self.token = secrets.token_hex(32)
+        self.slots = runner.attempts_per_pod
+        self.used = 0
+        self.lost = False
+        self.opening: asyncio.Task[str] | None = None
+        self.ending: asyncio.TimerHandle | None = None
+        memory = memory_limit(job)
+        self.memory_share = None if memory is None else int(quantity(memory)) // self.slots
+
+    @property
+    def has_room(self) -> bool:
+        return not self.lost and self.used < self.slots
+
+
+class SharedPods:
+    """The shared pods of one runner. Args: template: the operator's pod with the server in it"""
+
+    def __init__(self, settings: Settings, cluster: Cluster, template: client.V1PodTemplateSpec) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._template = template
+        self._selector = selector({INSTANCE: settings.release, COMPONENT: SHARED})
+        self._pods: dict[tuple[str, str], list[_Pod]] = {}
+        self._states = SharedPoll(self._list_pods, POLL_SECONDS)
+        self._jobs = SharedPoll(lambda: job_statuses(cluster, self._selector), JOB_POLL_SECONDS)
+        self._deletions: set[asyncio.Task[None]] = set()
+
+    async def run(self, spec: AttemptSpec, runner: KubernetesRunner) -> Ended:
+        """Runs the agent in a pod of its run, a new one where none has room. Cancelling kills it.
+
+        Raises: BackendError: no pod started, or the pod was lost
+        """
+        if refused := self._settings.agent_rules.refusals(runner):
+            raise BackendError("; ".join(refused))
+        key = (spec.labels["run"], runner.model_dump_json())
+        pod = self._with_room(key, runner)
+        pod.used += 1
+        if pod.ending is not None:
+            pod.ending.cancel()
+        try:
+            assert pod.opening is not None
+            address = await asyncio.shield(pod.opening)
+            report = await _attempt(address, self._orders(spec, runner, pod), runner.timeout_seconds)
+            pod.lost = pod.lost or not report["all_dead"]
+            return ended_of(report, NAMES, contained=True)
+        except (BackendError, Refused, OSError, EOFError) as error:
+            pod.lost = True
+            raise BackendError(f"the shared pod {pod.name} is lost: {error}") from error
+        except ProgramError as error:
+            raise BackendError(str(error)) from error
+        finally:
+            pod.used -= 1
+            if pod.used == 0:
+                seconds = 0.0 if pod.lost else UNUSED_SECONDS
+                pod.ending = asyncio.get_running_loop().call_later(seconds, self._end, key, pod)
+
+    async def close(self) -> None:
+        """Deletes the pods. No attempt runs any more."""
+        for key, pods in list(self._pods.items()):
+            for pod in list(pods):
+                self._end(key, pod)
+        await asyncio.gather(*self._deletions)
+        await self._states.close()
+        await self._jobs.close()
+
+    def _with_room(self, key: tuple[str, str], runner: KubernetesRunner) -> _Pod:
+        pods = self._pods.setdefault(key, [])
+        if (found := next((one for one in pods if one.has_room), None)) is not None:
+            return found
+        run = key[0]
+        name = f"agents-{run}-{secrets.token_hex(4)}"
+        made = _Pod(shared_job(name, run, runner, self._template, self._settings), runner)
+        made.opening = asyncio.create_task(self._open(made))
+        pods.append(made)
+        return made
+
+    def _end(self, key: tuple[str, str], pod: _Pod) -> None:
+        """Deletes a pod that no attempt has."""
+        if pod.ending is not None:
+            pod.ending.cancel()
+        self._pods[key].remove(pod)
+        if not self._pods[key]:
+            del self._pods[key]
+        deletion = asyncio.create_task(self._delete(pod))
+        self._deletions.add(deletion)
+        deletion.add_done_callback(self._deletions.discard)
+
+    async def _delete(self, pod: _Pod) -> None:
+        assert pod.opening is not None
+        pod.opening.cancel()
+        await asyncio.gather(pod.opening, return_exceptions=True)
+        try:
+            async with asyncio.timeout(CLEAN_UP_SECONDS):
+                await self._cluster.delete_job(pod.name)
+        except (Refused, TimeoutError) as error:
+            log.warning("shared pod not deleted, it ends without attempts", job=pod.name, cause=str(error))
+
+    async def _open(self, pod: _Pod) -> str:
+        """Returns the address of the pod's server. Raises: BackendError, Refused"""
+        causes = [""]
+        try:
+            async with asyncio.timeout(self._settings.start_seconds):
+                await self._create(pod, causes)
+                address = await self._address(pod.name, causes)
+                while not await _answers(address):
+                    causes.append(f"nothing answers at {address}:{PORT}")
+                return address
+        except TimeoutError as error:
+            raise BackendError(f"it did not start within {self._settings.start_seconds:g} s: {causes[-1]}") from error
+
+    async def _create(self, pod: _Pod, causes: list[str]) -> None:
+        while True:
+            try:
+                uid = await self._cluster.create_job(pod.job)
+                break
+            except Refused as error:
+                if QUOTA not in str(error):
+                    raise
+                causes.append(str(error))
+            await asyncio.sleep(JOB_POLL_SECONDS)
+        await self._cluster.create_secret(token_secret(pod.name, uid, pod.token))
+
+    async def _address(self, name: str, causes: list[str]) -> str:
+        """Waits until the pod runs. Raises: BackendError: it never will"""
+        podless = 0
+        while True:
+            status = (await self._states.next()).get(name)
+            podless = 0 if status is not None else podless + 1
+            if status is None and podless >= PODLESS_POLLS:
+                job = (await self._jobs.next()).get(name)
+                causes.append(job.trouble or "it has no pod" if job else "its Job was deleted")
+                if job is None or job.over:
+                    raise BackendError(causes[-1])
+            if status is None:
+                continue
+            if status.is_over or status.hopeless:
+                raise BackendError(status.start_error or status.disrupted or status.waiting or "its server has ended")
+            if status.started_at is not None and status.address is not None:
+                return status.address
+            causes.append(status.waiting or causes[-1])
+
+    def _orders(self, spec: AttemptSpec, runner: KubernetesRunner, pod: _Pod) -> dict[str, Any]:
+        first, *rest = spec.command
+        plain = {name: value for name, value in spec.environment.items() if name not in runner.secrets}
+        settings = self._settings
+        return {
+            "token": pod.token,
+            "command": ["python3" if first == "{python}" else first, *rest],
+            "environment": {**plain, **spec.secrets},
+            "task": spec.task,
+            "task_on_stdin": spec.task_on_stdin,
+            "timeout_seconds": runner.timeout_seconds,
+            "grace_seconds": settings.grace_seconds,
+            "output_bytes": runner.output_bytes,
+            "memory_bytes": pod.memory_share,
+            "max_open_files": settings.max_open_files,
+            "max_file_bytes": settings.max_file_bytes,
+            "max_processes": settings.max_processes,
+        }
+
+    async def _list_pods(self) -> dict[str, PodStatus]:
+        statuses = [pod_status(pod, CONTAINER) for pod in await self._cluster.pods(self._selector)]
+        return {status.job: status for status in statuses}
+
+
+async def _answers(address: str) -> bool:
+    """Whether the server accepts a connection."""
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            _, writer = await asyncio.open_connection(address, PORT)
+    except OSError:
+        await asyncio.sleep(max(0.0, 0.2 - (time.monotonic() - began)))
+        return False
+    writer.close()
+    return True
+
+
+async def _attempt(address: str, orders: dict[str, Any], seconds: float) -> Report:
+    """Sends the orders of an attempt, and waits for its report. Cancelling ends the attempt, and waits for that.
+
+    Raises: OSError: no connection, or a broken one, also where the report is late; EOFError: no report
+    """
+    async with asyncio.timeout(CONNECT_SECONDS):
+        reader, writer = await asyncio.open_connection(address, PORT)
+    _watch_peer(writer.get_extra_info("socket"))
+    try:
+        writer.write(json.dumps(orders).encode() + b"\n")
+        async with asyncio.timeout(seconds + SPARE_SECONDS):
+            await writer.drain()
+            return _report(await reader.read())
+    except asyncio.CancelledError:
+        writer.write_eof()
+        try:
+            async with asyncio.timeout(CLEAN_UP_SECONDS):
+                await reader.read()
+        except OSError as error:
+            log.warning("the end of an agent is unknown, its pod ends it", cause=str(error))
+        raise
+    finally:
+        writer.close()
+
+
+def _watch_peer(connection: socket.socket) -> None:
+    """Breaks the connection within a minute where the pod's node is gone."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _report(answer: bytes) -> Report:
+    """Raises: EOFError: the attempt ended without one"""
+    try:
+        found: dict[str, Any] = json.loads(answer)
+    except ValueError as error:
+        raise EOFError("the connection ended without a report") from error
+    if "refused" in found:
+        raise EOFError(str(found["refused"]))
+    for name in ("stdout", "stderr", "reward_line"):
+        found[name] = base64.b64decode(found[name])
+    return cast("Report", found)

@@ -1,0 +1,139 @@
+"""The server in a pod that attempts share, as root on this machine: users, files, processes and the end of each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leyden.libs.sandbox import pod_server
+from leyden.services.runner.backends.kubernetes import shared_pods
+from tests.fakes.shared_pod import listens, serving
+from tests.support.shared import free_port
+from tests.support.waiting import eventually
+
+TOKEN = "of-this-pod"
+
+
+@pytest.fixture
+async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[subprocess.Popen[bytes]]:
+    port = free_port()
+    monkeypatch.setattr(shared_pods, "PORT", port)
+    values = {pod_server.TOKEN: TOKEN, pod_server.ATTEMPTS: "40", pod_server.IDLE_SECONDS: "60", "OF_IMAGE": "kept"}
+    with serving(tmp_path, port, values) as process:
+        await eventually(lambda: listens(port))
+        yield process
+
+
+def orders(script: str, **changes: Any) -> dict[str, Any]:
+    return {
+        **{"token": TOKEN, "command": ["/bin/sh", "-c", script], "environment": {"KEY": "own"}, "task": {"n": 1}},
+        **{"task_on_stdin": False, "timeout_seconds": 30.0, "grace_seconds": 0.5, "output_bytes": 10_000},
+        **{"memory_bytes": None, "max_open_files": 256, "max_file_bytes": None, "max_processes": 64},
+        **changes,
+    }
+
+
+async def attempt(script: str, **changes: Any) -> dict[str, Any]:
+    return dict(await shared_pods._attempt("127.0.0.1", orders(script, **changes), 30.0))
+
+
+def tree(folder: Path) -> list[str]:
+    return sorted(str(one.relative_to(folder)) for one in folder.rglob("*"))
+
+
+async def test_an_attempt_has_a_user_a_folder_and_the_environment_of_its_image(server: Any) -> None:
+    ended = await attempt('id -u; pwd; cat "$LEYDEN_TASK_FILE"; echo "$KEY $OF_IMAGE $LEYDEN_POD_TOKEN."; ls "$HOME"')
+    uid, folder, *rest = ended["stdout"].decode().split("\n")
+    assert (int(uid) >= pod_server.UIDS_FROM, folder, rest) == (True, "/", ['{"n": 1}own kept .', ""])
+    assert (ended["exit_code"], ended["all_dead"]) == (0, True)
+
+
+async def test_attempts_side_by_side_cannot_read_signal_or_inspect_each_other(server: Any) -> None:
+    seen = "echo $$ >/tmp/leyden-first; chmod 644 /tmp/leyden-first"
+    first = asyncio.create_task(attempt(f'echo secret >"$HOME/file"; {seen}; sleep 5'))
+    marker = Path("/tmp/leyden-first")
+    await eventually(lambda: marker.exists() and marker.read_text().strip())
+    pid = int(marker.read_text())
+    home = next(
+        value.partition("=")[2]
+        for value in Path(f"/proc/{pid}/environ").read_text().split("\0")
+        if value.startswith("HOME=")
+    )
+    script = (
+        f"cat {home}/file; ls {home}; cat /proc/{pid}/environ; kill -9 {pid}; rm -f /tmp/leyden-first; "
+        f'echo x >>/tmp/leyden-first; tr "\\0" "\\n" </proc/{server.pid}/environ; cat {home}/../task.json'
+    )
+    second = await attempt(script)
+    assert b"secret" not in second["stdout"]
+    assert (b"own" in second["stdout"], TOKEN.encode() in second["stdout"]) == (False, False)
+    assert marker.read_text() == f"{pid}\n"
+    assert (await first)["exit_code"] == 0
+
+
+async def test_nothing_of_an_attempt_is_left_after_its_end(server: Any) -> None:
+    script = (
+        "(setsid sleep 300 &) ; echo x >/tmp/leyden-left; mkdir -p /tmp/leyden-tree/a; chmod 000 /tmp/leyden-tree;"
+        'cd "$HOME"; i=0; while [ $i -lt 1500 ]; do mkdir d && cd d || break; i=$((i+1)); done; id -u'
+    )
+    ended = await attempt(script)
+    uid = int(ended["stdout"])
+    assert [pid for pid in Path("/proc").glob("[0-9]*") if pid.exists() and pid.stat().st_uid == uid] == []
+    assert not Path("/tmp/leyden-left").exists()
+    assert not Path("/tmp/leyden-tree").exists()
+
+
+async def test_a_closed_connection_ends_the_attempt(server: Any) -> None:
+    marker = Path("/tmp/leyden-cancelled")
+    running = asyncio.create_task(attempt("echo x >/tmp/leyden-cancelled; sleep 300"))
+    await eventually(marker.exists)
+    uid = marker.stat().st_uid
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not marker.exists()
+    assert [pid for pid in Path("/proc").glob("[0-9]*") if pid.exists() and pid.stat().st_uid == uid] == []
+
+
+async def test_a_killed_supervisor_takes_its_agent_with_it(server: Any) -> None:
+    marker = Path("/tmp/leyden-orphan")
+    running = asyncio.create_task(attempt("echo $PPID >/tmp/leyden-orphan; sleep 300"))
+    await eventually(lambda: marker.exists() and marker.read_text().strip())
+    os.kill(int(marker.read_text()), 9)
+    with pytest.raises((EOFError, OSError)):
+        await running
+    await eventually(lambda: not list(Path("/var/tmp").glob(f"leyden-pod-{os.getpid()}-*/*")))
+    assert not marker.exists()
+
+
+async def test_limits_hold(server: Any) -> None:
+    late, large = await asyncio.gather(
+        attempt("sleep 300", timeout_seconds=0.5),
+        attempt("exec python3 -c 'a = bytearray(200 << 20)\nwhile True: pass'", memory_bytes=100 << 20),
+    )
+    assert late["timed_out"]
+    assert large["memory_bytes"] > 100 << 20
+
+
+async def test_another_token_starts_nothing(server: Any) -> None:
+    with pytest.raises(EOFError, match="another pod's"):
+        await attempt("true", token="guessed")
+
+
+async def test_more_attempts_than_the_pod_has_room_for_wait(server: Any) -> None:
+    began = time.monotonic()
+    ended = await asyncio.gather(*(attempt("sleep 0.2; id -u") for _ in range(100)))
+    print(f"{len(ended) / (time.monotonic() - began):.0f} attempts a second")
+    assert len({one["stdout"] for one in ended}) == 100
+
+
+def test_connections_from_inside_the_pod_are_refused() -> None:
+    own = "::ffff:10.0.0.7"
+    assert all(pod_server.is_inside(peer, own) for peer in (own, "127.0.0.1", "::ffff:127.0.0.1", "::1"))
+    assert not pod_server.is_inside("::ffff:10.0.0.9", "::ffff:10.0.0.7")
