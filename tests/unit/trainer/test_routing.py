@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,13 @@ from leyden.services.trainer.step.batch import Batch
 from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
 from leyden.services.trainer.step.step import optimizer_step
 from tests.support.builders import run_document
-from tests.unit.trainer.cases import agent_samples, gradients_of, tiny_experts
+from tests.unit.trainer.cases import agent_samples, gradients_of, tiny_experts, tiny_gpt_oss
 from tests.unit.trainer.test_compute import assert_same, gradients, plain_gradients, plain_logprobs
 from tests.unit.trainer.test_experts import config_of
 
 CPU = make_accelerator("cpu", "float32")
 LAYERS, CHOSEN = 3, 2
+Make = Callable[..., PreTrainedModel]
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +48,8 @@ class Engine:
     Its shares are those of its scores, without the bias.
     """
 
-    def __init__(self, bias: float, **options: Any) -> None:
-        self.model = tiny_experts(**options)
+    def __init__(self, bias: float, make: Make = tiny_experts, **options: Any) -> None:
+        self.model = make(**options)
         self._recorded: list[Tensor] = []
         for number, router in enumerate(m for m in self.model.modules() if "Router" in type(m).__name__):
             generator = torch.Generator().manual_seed(number)
@@ -69,13 +70,13 @@ class Engine:
         return torch.cat([plain_logprobs(self.model, sample) for sample in samples])
 
     def experts(self, sample: Sample) -> Experts:
-        """Those of all tokens but the last, for which there is none; the first layer is dense."""
+        """Those of all tokens but the last, for which there is none; Qwen3-MoE's first layer is dense."""
         self._recorded.clear()
         with torch.no_grad():
             self.model(input_ids=torch.from_numpy(sample.token_ids).long()[None])
         found = np.full((len(sample.token_ids), LAYERS, CHOSEN), 255, np.uint8)
         found[:-1] = 0
-        for number, chosen in enumerate(self._recorded, start=1):
+        for number, chosen in enumerate(self._recorded, start=LAYERS - len(self._recorded)):
             found[:-1, number] = chosen[:-1].numpy()
         return found.reshape(len(found), -1)
 
@@ -89,8 +90,10 @@ def logprobs(model: PreTrainedModel, samples: Sequence[Sample], *, replays: bool
     return batch_logprobs(Policy(model, replays=replays), plan, len(tokens), CPU)
 
 
-def replayed_gradients(samples: Sequence[Sample], *, checkpointing: bool = False) -> tuple[float, dict[str, Tensor]]:
-    model = tiny_experts(router="trained")
+def replayed_gradients(
+    samples: Sequence[Sample], make: Make = tiny_experts, *, checkpointing: bool = False
+) -> tuple[float, dict[str, Tensor]]:
+    model = make(router="trained")
     policy = Policy(model, activation_checkpointing=checkpointing, replays=True)
     return gradients_of(policy, Batch(samples), PpoClip(), 40).loss, gradients(model)
 
@@ -101,12 +104,13 @@ def test_the_trainers_own_choice_replayed_has_the_same_loss_and_gradients() -> N
     assert_same(replayed_gradients(Engine(0.0).recorded(samples)), expected)
 
 
+@pytest.mark.parametrize("make", [tiny_experts, tiny_gpt_oss])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_gradients_reach_the_router_through_the_shares_of_the_engines_choice(checkpointing: bool) -> None:
-    engine, samples = Engine(1.0, router="trained"), agent_samples(2)
+def test_gradients_reach_the_router_through_the_shares_of_the_engines_choice(make: Make, checkpointing: bool) -> None:
+    engine, samples = Engine(1.0, make, router="trained"), agent_samples(2)
     recorded, expected = engine.recorded(samples), plain_gradients(engine.model, PpoClip(), samples)
     assert set(router_names(engine.model)) <= expected[1].keys()
-    assert_same(replayed_gradients(recorded, checkpointing=checkpointing), expected)
+    assert_same(replayed_gradients(recorded, make, checkpointing=checkpointing), expected)
 
 
 def test_logprobs_are_the_engines_where_its_choice_is_replayed_and_differ_where_it_is_not() -> None:
