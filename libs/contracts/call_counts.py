@@ -11,7 +11,7 @@ from leyden.libs.contracts.untrainable import remedy_of
 
 
 class CallCounts(BaseModel):
-    """Counts of the model calls of counted attempts, without those of greedy rollouts."""
+    """Counts of the model calls of counted attempts, without those of greedy rollouts and of re-rolls."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
@@ -28,6 +28,11 @@ class CallCounts(BaseModel):
     """Calls that were refused because their messages exceed the model's context."""
     tools: dict[str, dict[str, int]] = {}
     """Tool calls by tool and status: `ok`, `error`, `bare` (it returned a text that shows neither), `unset`."""
+    states: int = 0
+    """States inside rollouts whose value baseline `monte_carlo` was to measure by re-rolls."""
+    unmeasured: int = 0
+    """Those of them that have no value: fewer than half of their re-rolls count, since others diverged or were
+    excluded."""
     roles: dict[str, int] | None = None
     """Calls by role, without those that have none; null where a version counted that did not know roles."""
 
@@ -63,6 +68,8 @@ def total(counts: Iterable[CallCounts]) -> CallCounts:
         cut=sum(one.cut for one in every),
         overflows=sum(one.overflows for one in every),
         tools={tool: dict(statuses) for tool, statuses in sorted(tools.items())},
+        states=sum(one.states for one in every),
+        unmeasured=sum(one.unmeasured for one in every),
         roles=None if any(one.roles is None for one in every) else dict(sorted(roles.items())),
     )
 

@@ -111,6 +111,9 @@ class CallStatus(StrEnum):
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
 """The code of the error, and the finish reason of the refused call, where messages exceed the model's context."""
+DIVERGED = "diverged"
+"""The code of the error that ends a re-roll whose request differs from the recorded one, and why its rollout is left
+out."""
 
 
 GATEWAY_SCOPE = "leyden.gateway"

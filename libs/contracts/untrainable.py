@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 GREEDY_ROLLOUT = "greedy rollout: the baseline of its siblings"
+REROLL = "re-roll: it measures the value of another rollout's calls"
 NO_ROLE = "no role, and the run's train names those that train"
 UNFINISHED = "without a complete answer"
 OVERFLOW = "beyond the model's context"

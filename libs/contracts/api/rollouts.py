@@ -26,6 +26,10 @@ class Rollout(Body):
     sibling: int
     greedy: bool = False
     """Decoded greedily: the baseline of its siblings, never trained."""
+    rerolls_of: str | None = None
+    """The rollout whose first calls it repeats from the record, with baseline `monte_carlo`; null for a sibling."""
+    from_call: int | None = None
+    """The first call, from 0, that a re-roll sampled anew; null for a sibling."""
     dataset_id: str
     task_number: int
     admitted_version: int

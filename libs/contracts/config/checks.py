@@ -8,6 +8,7 @@ from leyden.libs.contracts.config.agents import Agent, GroupAgent, NamedAgent
 from leyden.libs.contracts.config.algorithms import Algorithm, Sft
 from leyden.libs.contracts.config.credit import Baseline, Credit, DiscountedCredit
 from leyden.libs.contracts.config.evaluation import MAX_PLANNED_EVALUATIONS, EvaluationPlan
+from leyden.libs.contracts.config.graders import RelativeModel
 from leyden.libs.contracts.config.policies import Policy, Role
 from leyden.libs.contracts.config.reward import Reward
 from leyden.libs.contracts.config.runners import OF_REWARDS, KubernetesRunner, RunnerConfig
@@ -97,6 +98,23 @@ def check_moving_average(baseline: Baseline, sampling: Sampling, agents: Sequenc
             f"sampling.min_siblings {sampling.min_siblings} excludes groups that credit.baseline 'ema' can"
             " use: write min_siblings 1"
         )
+
+
+def check_rerolls(credit: Credit, sampling: Sampling, reward: Reward | None) -> None:
+    """Re-rolls are compared with the siblings of their rollout, and rewarded by themselves."""
+    if credit.baseline.type != "monte_carlo":
+        return
+    if sampling.min_siblings < 2:
+        raise ValueError(
+            "credit.baseline.type 'monte_carlo' takes the other siblings' mean as the value of a rollout's start: write"
+            " sampling.min_siblings 2 or more"
+        )
+    for one in reward.components if reward else ():
+        if one.source == "feedback" or isinstance(one.grader, RelativeModel):
+            raise ValueError(
+                f"reward.components: {one.name!r} is given by people or compares siblings, so that nobody rewards a"
+                " re-roll of credit.baseline 'monte_carlo' alone: write another grader, or another baseline"
+            )
 
 
 def check_schedule(optimizer: Optimizer, steps: int) -> None:

@@ -158,12 +158,17 @@ class Shaping(Document):
 class Baseline(Document):
     """The baseline that is subtracted from a return, computed over the rollouts of a group."""
 
-    type: Literal["none", "mean", "mean_std", "leave_one_out", "opo", "ema", "remax", "value"] = "mean"
+    type: Literal["none", "mean", "mean_std", "leave_one_out", "opo", "ema", "remax", "value", "monte_carlo"] = "mean"
     """`mean` subtracts the group's mean, which is Dr. GRPO together with `algorithm.weighting` `rollout_sum_const`;
     `mean_std` is GRPO, `leave_one_out` RLOO; `opo` weighs each rollout's return with its trained
     tokens (OPO). `ema` is an average over the run's earlier groups, for groups of one; `per: role` has one per role.
     `remax` is the return of one more rollout of the group, which the gateway decodes greedily and which never trains.
-    `value` leaves advantages to `algorithm.critic`."""
+    `value` leaves advantages to `algorithm.critic`. `monte_carlo` re-rolls a rollout from some of its calls, and takes
+    the mean reward of the re-rolls as the value of the state before the call (VinePPO)."""
+    calls: int = Field(default=4, ge=1, le=64)
+    """Calls of a rollout before which `monte_carlo` measures the value, at most: spread evenly over the rollout."""
+    samples: int = Field(default=4, ge=1, le=16)
+    """Re-rolls from each of them. A rollout is followed by up to `calls` times `samples` re-rolls."""
     per: Literal["rollout", "state", "role", "depth", "gigpo"] = "rollout"
     """One statistic per group; one per state: the group's calls with the same tool history; one per role of the run's
     `roles`, over the rollouts in which it called the model; one per depth: the group's calls with as many calls before
@@ -179,6 +184,17 @@ class Baseline(Document):
     """Whether the trainer normalises the advantages of a step's trained tokens to mean 0 and variance 1, as
     REINFORCE++ does: with `none` and rule `token_discounted`, or with `mean` (REINFORCE++-baseline)."""
 
+    def rerolled_calls(self, calls: int) -> list[int]:
+        """Returns the calls, counted from 0, from which a rollout with so many calls is re-rolled.
+
+        They are spread evenly. Call 0 is none of them: the rollout's siblings begin there.
+
+        >>> [Baseline(type="monte_carlo", calls=4).rerolled_calls(calls) for calls in (20, 3, 1)]
+        [[4, 8, 12, 16], [1, 2], []]
+        """
+        count = min(self.calls, calls - 1)
+        return [number * calls // (count + 1) for number in range(1, count + 1)]
+
     @model_validator(mode="after")
     def _settings_have_an_effect(self) -> Baseline:
         if self.whiten and self.type == "mean_std":
@@ -189,11 +205,15 @@ class Baseline(Document):
             raise ValueError("per 'gigpo' compares siblings, which 'none' does not: write type 'mean' or 'mean_std'")
         if self.type == "remax" and self.per == "gigpo":
             raise ValueError("per 'gigpo' compares siblings, which 'remax' does not: write per 'rollout' or 'depth'")
+        if self.type == "monte_carlo" and self.per != "rollout":
+            raise ValueError(f"per '{self.per}' compares siblings, which 'monte_carlo' does not: write per 'rollout'")
         fields = type(self).model_fields
         for name, acts in (
             ("state_weight", self.per == "gigpo"),
             ("ema_decay", self.type == "ema"),
-            ("min_spread", self.type not in {"none", "ema", "remax", "value"}),
+            ("min_spread", self.type not in {"none", "ema", "remax", "value", "monte_carlo"}),
+            ("calls", self.type == "monte_carlo"),
+            ("samples", self.type == "monte_carlo"),
         ):
             if getattr(self, name) != fields[name].default and not acts:
                 raise ValueError(f"{name} has no effect with type '{self.type}' and per '{self.per}': remove it")
@@ -219,6 +239,11 @@ class Credit(Document):
             raise ValueError(
                 f"credit.baseline.per '{self.baseline.per}' compares returns of calls, but credit.rule 'identical'"
                 " gives every call of a rollout the same: write rule 'discounted' or per 'rollout'"
+            )
+        if self.baseline.type == "monte_carlo" and self.rule.type != "identical":
+            raise ValueError(
+                f"credit.rule '{self.rule.type}' divides a return over calls, which baseline 'monte_carlo' measures"
+                " from call to call: write rule 'identical'"
             )
         if self.baseline.type != "none" and self.rule.type == "token_discounted":
             raise ValueError(

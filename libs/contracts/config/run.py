@@ -100,6 +100,8 @@ class RunConfig(Document):
                 del document[part][name]
         if self.training.lora is not None and self.training.lora.base_dtype is None:
             del document["training"]["lora"]["base_dtype"]
+        if self.credit.baseline.type != "monte_carlo":
+            del document["credit"]["baseline"]["calls"], document["credit"]["baseline"]["samples"]
         if self.algorithm.critic is not None:
             # The rule does not act, and the version before takes its own default alone.
             del document["credit"]["rule"]
@@ -126,6 +128,7 @@ class RunConfig(Document):
         checks.check_demonstrations(self.algorithm, self.sampling, self.training, baseline, self.policies)
         checks.check_distillation(self.algorithm, self.sampling, self.credit.baseline)
         checks.check_moving_average(self.credit.baseline, self.sampling, self.agents)
+        checks.check_rerolls(self.credit, self.sampling, self.reward)
         checks.check_schedule(self.optimizer, self.training.steps)
         checks.check_refills(self.sampling, self.algorithm, self.credit.baseline)
         checks.check_narrow_band(self.algorithm, self.sampling)
