@@ -147,7 +147,7 @@ WHERE r.run_id = :'run' AND u.config -> 'reward' IS NOT NULL AND (
 SELECT c.group_id, c.reward_mean, earned.reward FROM group_credits c JOIN runs u ON u.id = c.run_id
 CROSS JOIN LATERAL (
     SELECT avg(r.reward) AS reward FROM rollouts r
-    WHERE r.group_id = c.group_id AND r.state = 'finished' AND NOT r.greedy) AS earned
+    WHERE r.group_id = c.group_id AND r.state = 'finished' AND NOT r.greedy AND r.rerolls_of IS NULL) AS earned
 WHERE c.run_id = :'run' AND c.verdict = 'credited' AND u.config -> 'reward' IS NOT NULL AND u.algorithm <> 'sft'
 AND abs(c.reward_mean - earned.reward) > 1e-9;
 

@@ -31,6 +31,9 @@ def _reward(given: str) -> str:
 REWARD = _reward(GIVEN)
 """SQL over `rollouts`; null unless the rollout is finished, or was graded after it was excluded from an evaluation."""
 
+SIBLING = "(NOT rollouts.greedy AND rollouts.rerolls_of IS NULL)"
+"""SQL over `rollouts`: whether it is one of the siblings that a mean is over: no greedy rollout and no re-roll."""
+
 SOLVED = f">= {1 - ROUNDING}"
 """SQL behind a reward: whether it solved the task."""
 

@@ -41,7 +41,8 @@ class GroupSize(NamedTuple):
 class SiblingRows(NamedTuple):
     """The records of the counted attempts of finished siblings, each list in a stable order.
 
-    rollouts: id, group_id, greedy, reward, ended (the kind of its outcome, or null), failed (the agent itself)
+    rollouts: id, group_id, greedy, rerolls_of, from_call, reward, ended (the kind of its outcome, or null), failed (the
+        agent itself)
     calls: rollout_id, id, parent_call_id, shared_tokens, request_id, choice, sequence, status, trainable,
         untrainable_reason, finish_reason, masks_forced, prompt_ids (after the shared tokens), prompt_tokens (of the
         complete prompt), sampled_ids, written_ids (or null), generator_logprobs, policy_versions, temperature, role (or
@@ -184,7 +185,8 @@ _PENDING = text("""
 """)
 
 _ROLLOUTS = text("""
-    SELECT r.id, r.group_id, r.greedy, r.reward, o.kind AS ended, r.reason IS DISTINCT FROM 'succeeded' AS failed
+    SELECT r.id, r.group_id, r.greedy, r.rerolls_of, r.from_call, r.reward, o.kind AS ended,
+           r.reason IS DISTINCT FROM 'succeeded' AS failed
     FROM rollouts r LEFT JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = r.attempt
     WHERE r.group_id = ANY(:groups) AND r.state = 'finished' AND r.reward IS NOT NULL AND r.attempt IS NOT NULL
     ORDER BY r.group_id, r.sibling

@@ -423,6 +423,12 @@ class Rollout(Base):
     greedy: Mapped[bool] = mapped_column(
         server_default="false", comment="Decoded greedily: the baseline of its siblings, never trained."
     )
+    rerolls_of: Mapped[str | None] = mapped_column(
+        comment="The rollout of its group whose first calls it repeats from the record, as a baseline; null: a sibling."
+    )
+    from_call: Mapped[int | None] = mapped_column(
+        comment="The first call, from 0, that a re-roll samples anew; null for a sibling."
+    )
     state: Mapped[str] = mapped_column(default=RolloutState.QUEUED, comment=_transitions(ROLLOUT_TRANSITIONS))
     attempt: Mapped[int | None] = mapped_column(comment="The counted attempt; null until finished.")
     reward: Mapped[float | None] = mapped_column(

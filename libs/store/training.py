@@ -19,7 +19,7 @@ from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.policies import policies_by_id
 from leyden.libs.store.read.best import best_version, undecided_versions
 from leyden.libs.store.read.runs import UnknownRun
-from leyden.libs.store.rewards import SOLVE_RATE
+from leyden.libs.store.rewards import SIBLING, SOLVE_RATE
 from leyden.libs.store.runs.actions import UNBEGUN_CHILDREN
 from leyden.libs.store.runs.canaries import add_canary
 from leyden.libs.store.runs.teachers import teaching_versions
@@ -56,7 +56,7 @@ _REPLAYABLE = text(f"""
             WHERE r.group_id = t.group_id)
         WHEN 'solve_rate' THEN (
             SELECT abs({SOLVE_RATE} - 0.5) FROM rollouts
-            WHERE group_id = t.group_id AND state = 'finished' AND NOT greedy)
+            WHERE group_id = t.group_id AND state = 'finished' AND {SIBLING})
     END, g.number DESC
     LIMIT :count
 """)  # noqa: S608  # constants alone

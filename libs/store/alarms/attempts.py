@@ -22,8 +22,8 @@ Attempt = Mapping[str, Any]
 _NEWEST = text("""
     SELECT o.kind, o.detail, right(o.stderr_tail, 2000) AS stderr, r.reason,
            c.calls, c.overflows, c.unfinished, c.untrainable, c.untrainable_reason
-    FROM (SELECT * FROM outcomes WHERE run_id = :run_id AND kind <> 'cancelled'
-          ORDER BY created_at DESC LIMIT :attempts) o
+    FROM (SELECT o.* FROM outcomes o JOIN rollouts r ON r.id = o.rollout_id AND r.rerolls_of IS NULL
+          WHERE o.run_id = :run_id AND o.kind <> 'cancelled' ORDER BY o.created_at DESC LIMIT :attempts) o
     JOIN rollouts r ON r.id = o.rollout_id
     CROSS JOIN LATERAL (
         SELECT count(*) AS calls, count(*) FILTER (WHERE m.finish_reason = :overflow) AS overflows,

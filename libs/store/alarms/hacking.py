@@ -17,6 +17,7 @@ from leyden.libs.contracts.config.reward import Component
 from leyden.libs.store.alarms.trends import jump, mean_deviates, trend
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.best import measured_tasks, own_evaluations
+from leyden.libs.store.rewards import SIBLING
 
 TREND_STEPS, LEAST_STEPS = ALARM_RULES["component_rises_alone"].window, ALARM_RULES["component_rises_alone"].at_least
 """The newest steps, whose trends are judged; fewer have none."""
@@ -31,17 +32,17 @@ MIN_TASKS = 8
 
 # Why OFFSET: without it the planner reads the rollouts of all runs. A step shows the numbers that it trained on,
 # whatever a later grading says.
-_COMPONENTS = text("""
+_COMPONENTS = text(f"""
     SELECT g.step, w.component, avg(w.value) AS mean,
            coalesce(var_samp(w.value) / count(w.value), 0)::float8 AS squared_error
     FROM step_groups g
     CROSS JOIN LATERAL (
-        SELECT * FROM rollouts WHERE group_id = g.group_id AND state = 'finished' AND NOT greedy OFFSET 0
+        SELECT * FROM rollouts WHERE group_id = g.group_id AND state = 'finished' AND {SIBLING} OFFSET 0
     ) AS r
     JOIN rollout_rewards w ON w.rollout_id = r.id AND w.attempt = r.attempt AND w.revision = 1
     WHERE g.run_id = :run AND g.step > :after AND abs(w.value) < 1e100
     GROUP BY g.step, w.component ORDER BY g.step
-""")
+""")  # noqa: S608  # constants alone
 
 # Every sampled token of a rollout is trained by one sample.
 _STEPS = text("""

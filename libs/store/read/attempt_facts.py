@@ -53,7 +53,7 @@ async def task_of_attempt(session: ReadSession, rollout_id: str) -> dict[str, An
 
 _BESIDE = text("""
     SELECT s.id FROM rollouts r JOIN rollouts s ON s.group_id = r.group_id AND s.id <> r.id
-    WHERE r.id = :rollout AND s.state = 'finished' AND s.reason = 'succeeded' ORDER BY s.id
+    WHERE r.id = :rollout AND s.state = 'finished' AND s.reason = 'succeeded' AND s.rerolls_of IS NULL ORDER BY s.id
 """)
 
 

@@ -18,7 +18,7 @@ from leyden.libs.contracts.config import BrokenDocument, RunConfig
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.policies import policies_by_id
-from leyden.libs.store.rewards import REWARD, UNGRADED
+from leyden.libs.store.rewards import REWARD, SIBLING, UNGRADED
 
 _SHOWN = 3
 """Evaluations that a reason names."""
@@ -46,7 +46,7 @@ _TASKS = text(f"""
 _BEST_TRAINED = text(f"""
     SELECT v.version FROM policy_versions v
     JOIN groups ON groups.run_id = v.run_id AND groups.admitted_version = v.version AND groups.state = 'complete'
-    JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished' AND NOT rollouts.greedy
+    JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished' AND {SIBLING}
     WHERE v.run_id = :run AND v.version > 0 AND v.pruned_at IS NULL AND groups.evaluation_id IS NULL
     GROUP BY v.version ORDER BY avg({REWARD}) DESC, v.version DESC LIMIT 1
 """)  # noqa: S608  # constants alone

@@ -29,7 +29,7 @@ class UnknownGroup(LookupError):
 # A call of a sibling that has no counted attempt yet is one of its last.
 _ATTEMPTS = """
     SELECT id, coalesce(attempt, (SELECT max(number) FROM attempts WHERE rollout_id = rollouts.id)) AS attempt
-    FROM rollouts WHERE group_id = :group_id
+    FROM rollouts WHERE group_id = :group_id AND rerolls_of IS NULL
 """
 
 _CALLS = text(f"""

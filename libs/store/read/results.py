@@ -22,7 +22,7 @@ from leyden.libs.store.read import call_counts, step_figures
 from leyden.libs.store.read.agents import agents_rewards
 from leyden.libs.store.read.intervals import TaskSums, statistic
 from leyden.libs.store.read.paging import decode_cursor, page
-from leyden.libs.store.rewards import REWARD, UNGRADED
+from leyden.libs.store.rewards import REWARD, SIBLING, UNGRADED
 
 MAX_TEXTS = 20
 """Shown values of a text fact, most frequent first."""
@@ -87,15 +87,15 @@ _EXPECTED = text("""
 """)
 
 # A greedy rollout is a baseline, and shows what the policy would do, not what it samples.
-_ROLLOUTS_OF_A_RUN = """
-    JOIN rollouts ON rollouts.group_id = step_groups.group_id AND rollouts.state = 'finished' AND NOT rollouts.greedy
+_ROLLOUTS_OF_A_RUN = f"""
+    JOIN rollouts ON rollouts.group_id = step_groups.group_id AND rollouts.state = 'finished' AND {SIBLING}
 """
 # Why: without OFFSET the planner joins, and a page of some hundred groups reads the rollouts of all runs.
-_ROLLOUTS_OF_A_PAGE = """
+_ROLLOUTS_OF_A_PAGE = f"""
     CROSS JOIN LATERAL (
-        SELECT * FROM rollouts WHERE group_id = step_groups.group_id AND state = 'finished' AND NOT greedy OFFSET 0
+        SELECT * FROM rollouts WHERE group_id = step_groups.group_id AND state = 'finished' AND {SIBLING} OFFSET 0
     ) AS rollouts
-"""
+"""  # noqa: S608  # constants alone
 
 _STEP_REWARDS = f"""
     SELECT step_groups.step, count(rollouts.id) AS rollouts, avg(earned.reward) AS reward_mean,
@@ -126,18 +126,18 @@ _STEP_FACTS = """
 
 # Rollouts that were excluded leave the means; only the share of failures counts them. A step shows the numbers that it
 # trained on, whatever a later grading says.
-_STEP_COMPONENTS = text("""
+_STEP_COMPONENTS = text(f"""
     SELECT step_groups.step, rewards.component, avg(rewards.value) FILTER (WHERE rollouts.state = 'finished') AS mean,
         avg((rewards.state = 'failed')::int)::float8 AS failed_share
     FROM step_groups
     CROSS JOIN LATERAL (
-        SELECT * FROM rollouts WHERE group_id = step_groups.group_id AND NOT greedy OFFSET 0
+        SELECT * FROM rollouts WHERE group_id = step_groups.group_id AND {SIBLING} OFFSET 0
     ) AS rollouts
     JOIN rollout_rewards AS rewards ON rewards.rollout_id = rollouts.id
         AND rewards.attempt = coalesce(rollouts.attempt, rollouts.grading_attempt) AND rewards.revision = 1
     WHERE step_groups.run_id = :run_id AND step_groups.step = ANY(:steps)
     GROUP BY step_groups.step, rewards.component ORDER BY step_groups.step, min(rewards.position)
-""")
+""")  # noqa: S608  # constants alone
 
 # All policies of a run learn from its calls, and its document has the roles of each.
 _RUN_OF_POLICY = text("""

@@ -221,6 +221,8 @@ def shown_rollout(row: RolloutRow) -> Rollout:
         agent=group.agent,
         sibling=rollout.sibling,
         greedy=rollout.greedy,
+        rerolls_of=rollout.rerolls_of,
+        from_call=rollout.from_call,
         dataset_id=group.dataset_id,
         task_number=group.task_number,
         admitted_version=group.admitted_version,
@@ -235,6 +237,8 @@ def shown_rollout(row: RolloutRow) -> Rollout:
 
 
 async def rollouts_of_group(session: ReadSession, group_id: str) -> list[Rollout]:
-    """The siblings of a group by number."""
-    query = select_rollouts().where(tables.Rollout.group_id == group_id).order_by(tables.Rollout.sibling)
+    """The siblings of a group by number, without re-rolls."""
+    table = tables.Rollout
+    siblings = select_rollouts().where(table.group_id == group_id, table.rerolls_of.is_(None))
+    query = siblings.order_by(table.sibling)
     return [shown_rollout(row) for row in (await session.execute(query)).all()]

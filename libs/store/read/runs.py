@@ -20,7 +20,7 @@ from leyden.libs.store.read.agents import agents_progress
 from leyden.libs.store.read.call_counts import of_run
 from leyden.libs.store.read.paging import decode_cursor, page
 from leyden.libs.store.read.policies import shown_policies
-from leyden.libs.store.rewards import REWARD
+from leyden.libs.store.rewards import REWARD, SIBLING
 from leyden.libs.store.runs.trainer_ends import trainer_ends
 
 
@@ -58,7 +58,7 @@ _PROGRESS = text(f"""
         (
             SELECT avg({REWARD}) FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id
             WHERE step_groups.run_id = runs.id AND step_groups.step = last_step.number AND rollouts.state = 'finished'
-                AND NOT rollouts.greedy
+                AND {SIBLING}
         ) AS reward_mean
     FROM runs LEFT JOIN run_status AS status ON status.run_id = runs.id
     LEFT JOIN LATERAL (SELECT max(number) AS number FROM steps WHERE steps.run_id = runs.id) AS last_step ON true

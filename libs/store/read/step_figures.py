@@ -13,6 +13,7 @@ from sqlalchemy import TextClause, text
 
 from leyden.libs.contracts.api.runs import Step
 from leyden.libs.store.database import ReadSession
+from leyden.libs.store.rewards import SIBLING
 
 OF_COMPUTED_TOKENS = frozenset({
     "loss", "gradient_norm", "entropy", "kl_reference", "clipped_share", "clipped_share_last", "masked_share",
@@ -63,7 +64,7 @@ _TOKENS = text("""
 """)
 
 # From the admission of a rollout to the trainer, part by part, by its counted attempt.
-_TIMES = text("""
+_TIMES = text(f"""
     SELECT step_groups.step,
         avg(extract(epoch FROM tried.started_at - rollouts.created_at))::float8 AS queue_seconds,
         avg(extract(epoch FROM tried.finished_at - tried.started_at))::float8 AS sample_seconds,
@@ -75,11 +76,11 @@ _TIMES = text("""
     FROM step_groups JOIN steps ON steps.run_id = step_groups.run_id AND steps.number = step_groups.step
     JOIN group_credits AS credit ON credit.group_id = step_groups.group_id AND credit.run_id = step_groups.run_id
     JOIN groups ON groups.id = step_groups.group_id
-    JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished' AND NOT rollouts.greedy
+    JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished' AND {SIBLING}
     JOIN attempts AS tried ON tried.rollout_id = rollouts.id AND tried.number = rollouts.attempt
     LEFT JOIN gradings ON gradings.rollout_id = rollouts.id AND gradings.attempt = rollouts.attempt
     WHERE step_groups.run_id = :policy GROUP BY step_groups.step
-""")
+""")  # noqa: S608  # constants alone
 
 _JUDGED = text("""
     SELECT step_groups.step, count(*) AS judged_components

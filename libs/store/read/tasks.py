@@ -10,7 +10,7 @@ from sqlalchemy import text
 from leyden.libs.contracts.api.tasks import RunTask, RunTaskPage, TaskFailure, TaskVerdict, VersionOnTask
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.paging import BadCursor, decode_cursor, page
-from leyden.libs.store.rewards import EARNED, GIVEN_OF_RUN, SOLVED
+from leyden.libs.store.rewards import EARNED, GIVEN_OF_RUN, SIBLING, SOLVED
 
 TaskSort = Literal["number", "highest", "lowest", "attempts", "failure"]
 TEXT_CHARACTERS = 300
@@ -31,12 +31,12 @@ _OF_TASKS = f"""
         SELECT groups.dataset_id, groups.task_number, groups.id AS group_id, groups.created_at, groups.admitted_version,
             rollouts.id, rollouts.reason, rollouts.finished_at,
             rollouts.state = 'excluded' OR rollouts.state = 'finished' AND rollouts.reason <> 'succeeded' AS failed,
-            CASE WHEN NOT rollouts.greedy THEN {EARNED} END AS reward,
+            CASE WHEN {SIBLING} THEN {EARNED} END AS reward,
             -- The counted attempt is the last one. Why: counting the rows of all takes a third of the time.
             coalesce(rollouts.attempt, (SELECT max(number) FROM attempts WHERE rollout_id = rollouts.id), 0) AS attempts
         FROM groups JOIN rollouts ON rollouts.group_id = groups.id JOIN runs ON runs.id = groups.run_id
             LEFT JOIN given ON given.id = rollouts.id
-        WHERE groups.run_id = :run_id AND ((:evaluation)::text IS NULL
+        WHERE groups.run_id = :run_id AND rollouts.rerolls_of IS NULL AND ((:evaluation)::text IS NULL
             OR CASE :evaluation WHEN 'none' THEN groups.evaluation_id IS NULL
                ELSE groups.evaluation_id = :evaluation END)
     ), of_versions AS (

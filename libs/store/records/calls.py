@@ -85,8 +85,8 @@ class CallDefaults(NamedTuple):
 
     `policy_ids`: by role the policy that answers, for roles that have another one than the run's own; `frozen`:
     the roles whose policy does not train; `provided`: by role the policy of a provider; `override`: sampling of the
-    policies that train, in training rollouts; `embeddings`: the model of a provider that makes them;
-    `replays_routing`: the trainer replays the experts that engines chose.
+    policies that train, in training rollouts; `rerolls`: whether the run has re-rolls; `embeddings`: the model of a
+    provider that makes them; `replays_routing`: the trainer replays the experts that engines chose.
     """
 
     temperature: float
@@ -98,6 +98,7 @@ class CallDefaults(NamedTuple):
     provided: Mapping[str, Policy] = MappingProxyType({})
     override: Override | None = None
     refuses_hosted_tools: bool = False
+    rerolls: bool = False
     embeddings: EmbeddingModel | None = None
     replays_routing: bool = False
 
@@ -259,6 +260,7 @@ async def call_defaults(session: ReadSession, run_id: str) -> CallDefaults:
         {name: policy for name, policy in of_roles.items() if policy.provider is not None},
         None if override == "keep" else override,
         config.group_agents[0].agent.hosted_tools == "refuse",
+        config.credit.baseline.type == "monte_carlo",
         config.embeddings,
         config.training.routing_replay,
     )

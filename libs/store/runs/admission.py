@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import insert
 from leyden.libs.contracts.ids import rollout_id
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
-from leyden.libs.store.rewards import SOLVE_RATE
+from leyden.libs.store.rewards import SIBLING, SOLVE_RATE
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ _SOLVE_RATES = text(f"""
     FROM (
         SELECT id, task_number FROM groups WHERE run_id = :run AND evaluation_id IS NULL AND state = 'complete'
         ORDER BY number DESC LIMIT :window
-    ) g JOIN rollouts ON rollouts.group_id = g.id AND rollouts.state = 'finished' AND NOT rollouts.greedy
+    ) g JOIN rollouts ON rollouts.group_id = g.id AND rollouts.state = 'finished' AND {SIBLING}
     GROUP BY g.task_number
 """)  # noqa: S608  # constants alone
 

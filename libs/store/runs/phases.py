@@ -10,7 +10,7 @@ from sqlalchemy import text
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.policies import policies_by_id
-from leyden.libs.store.rewards import REWARD
+from leyden.libs.store.rewards import REWARD, SIBLING
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ _STOP_GROUPS = text("""
 _STEP_REWARDS = text(f"""
     SELECT s.step, avg({REWARD})
     FROM step_groups s JOIN rollouts ON rollouts.group_id = s.group_id AND rollouts.state = 'finished'
-        AND NOT rollouts.greedy
+        AND {SIBLING}
     WHERE s.run_id = :run AND s.step IS NOT NULL GROUP BY 1 ORDER BY 1
 """)  # noqa: S608  # constants alone
 

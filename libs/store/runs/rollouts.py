@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import text
 
-from leyden.libs.contracts.states import OutcomeKind, RolloutState
+from leyden.libs.contracts.states import DIVERGED, OutcomeKind, RolloutState
 from leyden.libs.store.attempts import MAY_RUN, RUNNER_TYPE
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.records.deliveries import FAILED_REQUESTS, UNSETTLED, WAITS
@@ -28,6 +28,13 @@ _CALL_FAILED = f"""
             AND (n.request_sha256 = f.request_sha256 OR f.request_sha256 = '')))
 """  # noqa: S608  # constants alone
 
+# Whether attempt a of re-roll r left the recorded calls.
+_DIVERGED = f"""(
+    SELECT count(DISTINCT c.request_id) <= r.from_call
+        OR count(*) FILTER (WHERE c.status = 'refused' AND c.finish_reason = '{DIVERGED}') > 0
+    FROM model_calls c WHERE c.run_id = r.run_id AND c.rollout_id = r.id AND c.attempt = a.number)
+"""  # noqa: S608  # constants alone
+
 
 @dataclass(frozen=True)
 class AttemptFacts:
@@ -39,6 +46,7 @@ class AttemptFacts:
     `leyden.libs.store.records.deliveries.WAITS`. `total` is that of a settled grading, None where it has none.
     `was_cut_off`: an endpoint did not answer while the attempt ran, which ended well without a reward of its own.
     `lost_gateway`: the gateway did not answer while the attempt ran, and the attempt got no answer after that.
+    `diverged`: a re-roll sent a request that is not the recorded one, or no request after the recorded ones.
     """
 
     rollout_id: str
@@ -59,6 +67,7 @@ class AttemptFacts:
     total: float | None = None
     was_cut_off: bool = False
     lost_gateway: bool = False
+    diverged: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,7 +103,8 @@ _ENDED = text(f"""
            coalesce({_CALL_FAILED}, false) AS call_failed, g.evaluation_id IS NOT NULL AS is_evaluation,
            d.rollout_id IS NOT NULL AS is_graded, d.total, o.endpoint_down IS NOT NULL AS was_cut_off,
            coalesce(w.last_answer / 1e9, 0) <= extract(epoch FROM a.finished_at) - o.gateway_down_seconds
-               AS lost_gateway
+               AS lost_gateway,
+           r.from_call IS NOT NULL AND {_DIVERGED} AS diverged
     FROM rollouts r
     JOIN groups g ON g.id = r.group_id
     CROSS JOIN LATERAL (SELECT * FROM attempts WHERE rollout_id = r.id ORDER BY number DESC LIMIT 1) a
@@ -166,6 +176,7 @@ async def ended_attempts(session: ReadSession) -> list[AttemptFacts]:
             total=row.total,
             was_cut_off=row.was_cut_off,
             lost_gateway=bool(row.lost_gateway),
+            diverged=row.diverged,
         )
         for row in await session.execute(_ENDED)
     ]
