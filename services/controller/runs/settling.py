@@ -9,7 +9,8 @@ become a reward. The same holds for failures after the gateway gave up a model c
 caught such an error and never got an answer (unless `sampling.failed_call` accepts them).
 
 An attempt that succeeded is graded before it counts if the run names components: its reward is the settled total, and
-one without a total is excluded, since a grader that failed is no 0.
+one without a total is excluded, since a grader that failed is no 0. A re-roll whose requests differed from the record
+is excluded, whatever its agent made of that: it measures no value of the recorded state.
 
 It holds for waits, too, whatever ended the attempt. An attempt that failed, or that has no reward, waited for the
 platform for more than a fifth of its time, or got no answer to its last request. An attempt with a reward lost requests
@@ -23,7 +24,7 @@ from __future__ import annotations
 from enum import Enum
 
 from leyden.libs.contracts.config import RunConfig, Sampling
-from leyden.libs.contracts.states import UNGRADED, OutcomeKind, RolloutState
+from leyden.libs.contracts.states import DIVERGED, UNGRADED, OutcomeKind, RolloutState
 from leyden.libs.store.database import Session
 from leyden.libs.store.runs.facts import run_configs
 from leyden.libs.store.runs.phases import runs_without_success
@@ -36,6 +37,7 @@ from leyden.libs.store.runs.rollouts import (
     excuse_attempts,
     resolve_rollouts,
 )
+from leyden.services.controller.runs.rerolls import reroll
 from leyden.services.controller.runs.stopping import fail_runs
 
 NO_REWARD = "no_reward"
@@ -87,6 +89,7 @@ async def settle(
     again = attempts[Next.AGAIN]
     await excuse_attempts(session, again, {one: retry_seconds(number, retry_base) for one, number in again.items()})
     await await_grades(session, attempts[Next.GRADE])
+    await reroll(session)
     complete = await complete_groups(session)
     if complete:
         failing = await runs_without_success(session, groups_without_success)
@@ -102,6 +105,8 @@ def resolve(ended: AttemptFacts, config: RunConfig) -> Resolution | Next:
         if ended.failures < sampling.max_attempts:
             return Next.AGAIN
         return Resolution(ended.rollout_id, RolloutState.EXCLUDED, None, None, failure)
+    if ended.diverged:
+        return Resolution(ended.rollout_id, RolloutState.EXCLUDED, None, None, DIVERGED)
     if ended.kind is not OutcomeKind.SUCCEEDED:
         return _failed(ended, str(ended.kind), sampling)
     if not _has_reward(ended, config):

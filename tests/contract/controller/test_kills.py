@@ -32,10 +32,13 @@ class Case:
         self.database, self.injector = database, FaultInjector(folder / "faults")
         self._start = (database.dsn, redis_url, engine_url, folder)
         self.settings: dict[str, str] = {}
+        self.credit: dict[str, Any] = {}
 
     async def open(self, training: Mapping[str, object], **sampling: object) -> None:
         config = builders.run_document(
-            sampling={"group_size": 2, "groups_per_step": 2, "max_policy_lag": 0, **sampling}, training=training
+            sampling={"group_size": 2, "groups_per_step": 2, "max_policy_lag": 0, **sampling},
+            training=training,
+            credit=self.credit,
         )
         self.run = await builders.add_run(self.database, config=config)
         await builders.add_policy_version(self.database, self.run, 0)
