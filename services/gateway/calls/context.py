@@ -301,6 +301,7 @@ class CallContext:
     continuation: Continuation
     arrived_at: float
     sequence: int
+    is_reroll: bool = False
 
     @property
     def untrainable_reason(self) -> str | None:
@@ -310,6 +311,8 @@ class CallContext:
         """
         if self.attempt.is_greedy:
             return untrainable.GREEDY_ROLLOUT
+        if self.is_reroll:
+            return untrainable.REROLL
         if self.role is not None and self.role in self.defaults.frozen:
             return untrainable.of_frozen_policy(self.role)
         if self.defaults.train is not None and self.role not in self.defaults.train:

@@ -53,6 +53,7 @@ from leyden.services.gateway.samplers.base import Sampler
 from leyden.services.gateway.samplers.conversation import TaskConversation
 from leyden.services.gateway.samplers.engine import EngineSampler, render
 from leyden.services.gateway.samplers.provider import Providers, ProviderSampler
+from leyden.services.gateway.samplers.replayed import ReplayedSampler
 from leyden.services.gateway.settings import Settings
 
 log = logger()
@@ -297,6 +298,9 @@ class CallService:
             sampling, asked = overridden(request.sampling, defaults.override)
             request = replace(request, sampling=sampling)
         sampler = await self._sampler(attempt, request, caller, defaults)
+        reroll = await self._reader.reroll(attempt.of_run) if defaults.rerolls else None
+        if reroll is not None and reroll.repeats is not None:
+            sampler = ReplayedSampler(sampler, reroll.repeats)
         request = sampler.request
         temperature = request.sampling.temperature
         metrics.PROMPTS.labels(sampler.indexed.continuation).inc()
@@ -320,6 +324,7 @@ class CallService:
             continuation=sampler.indexed.continuation,
             arrived_at=delivery.arrived_at,
             sequence=delivery.row.sequence,
+            is_reroll=reroll is not None,
         )
         return InFlightCall(context, choices, sampler, delivery, abandoned_seconds=self._settings.abandoned_seconds)
 

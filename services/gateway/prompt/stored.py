@@ -78,7 +78,7 @@ class StoredCalls:
                 continue
             policy_id = await self._policy_id(choices[0])
             model = await self._model_of(policy_id)
-            answers = [_answer(model, request, row) for row in choices]
+            answers = [answer_of(model, request, row) for row in choices]
             found.append(_completion(request.model, choices, answers, policy_id))
         return found
 
@@ -124,7 +124,8 @@ def _refusal(row: ModelCall) -> Refusal:
     return Refusal(row.request_id, BadRequest(message, param=param, code=row.finish_reason))
 
 
-def _answer(model: ChatModel, request: ModelRequest, row: ModelCall) -> Answer:
+def answer_of(model: ChatModel, request: ModelRequest, row: ModelCall) -> Answer:
+    """Returns the answer of a completed call; the store has no `top_logprobs`."""
     sampled = SampledTokens(
         row.id,
         row.choice,

@@ -25,6 +25,7 @@ from leyden.libs.store.records.calls import (
     completed_calls,
 )
 from leyden.libs.store.records.chains import FullCall
+from leyden.libs.store.records.recorded import Reroll, reroll_of
 from leyden.libs.store.tables import ModelCall
 from leyden.services.gateway.errors import GatewayError, Unavailable
 
@@ -143,6 +144,10 @@ class Reader(HeldStore):
         return await self._read(
             lambda session: answered_requests(session, *attempt, request_sha256=request_sha256, arrived=arrived)
         )
+
+    async def reroll(self, attempt: AttemptOfRun) -> Reroll | None:
+        """Reads the next request of an attempt, if its rollout is a re-roll; None for a sibling."""
+        return await self._read(lambda session: reroll_of(session, *attempt))
 
     async def by_id(self, attempt: AttemptOfRun, ids: Collection[str]) -> list[tuple[ModelCall, FullCall]]:
         """Reads the completed calls that have these ids."""
