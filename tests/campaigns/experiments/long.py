@@ -26,6 +26,9 @@ CREDITS: dict[str, dict[str, Any]] = {
     "identical": {"credit": {"rule": {"type": "identical"}}},
     "undiscounted": {"credit": {"rule": {"type": "discounted", "gamma": 1.0}}},
     "discounted": {"credit": {"rule": {"type": "discounted", "gamma": 0.95}}},
+    "monte_carlo": {
+        "credit": {"rule": {"type": "identical"}, "baseline": {"type": "monte_carlo", "calls": 4, "samples": 2}}
+    },
     "value": {"credit": {"baseline": {"type": "value"}}, "algorithm": {"type": "ppo_clip", "critic": BY_CALL}},
 }
 
