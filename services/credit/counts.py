@@ -20,7 +20,7 @@ def counts_by_policy(
     """
     calls: dict[str | None, list[Call]] = defaultdict(list)
     for rollout in rollouts:
-        for call in rollout.calls if not rollout.greedy else ():
+        for call in rollout.calls if rollout.is_sibling else ():
             calls[call.policy].append(call)
     return {policy: _counts(of_policy, uses) for policy, of_policy in calls.items()}
 

@@ -21,12 +21,22 @@ from leyden.libs.contracts.config import Air, Baseline, Credit, TokenDiscountedC
 from leyden.libs.contracts.samples import RowCall
 from leyden.libs.contracts.states import OutcomeKind, SpanStatus
 from leyden.services.credit.air import DEFAULTS, ToolUse, air_reward, average_factors, tool_uses
-from leyden.services.credit.baselines import Advantages, Siblings, advantages, against, gigpo, moved, values
+from leyden.services.credit.baselines import (
+    NO_VARIANCE,
+    Advantages,
+    Siblings,
+    advantages,
+    against,
+    gigpo,
+    moved,
+    values,
+)
 from leyden.services.credit.counts import counts_by_policy
 from leyden.services.credit.forest import Forest, Node, call_forest, without_auxiliary_calls
 from leyden.services.credit.joins import CallIndex
 from leyden.services.credit.paths import Path, paths, row_calls
 from leyden.services.credit.records import TOKEN, Reward, Rollout
+from leyden.services.credit.rerolls import Samples, Values, places_of, values_of, with_states
 from leyden.services.credit.rules import call_returns, token_shares, trained_tokens
 from leyden.services.credit.shaping import overlong_reward, shaped_outcome
 from leyden.services.credit.states import START, state_keys
@@ -128,14 +138,16 @@ def credit_group(
     """Credit for the finished siblings of a group.
 
     A rollout without model calls counts in baselines with its outcome and makes no sample. A greedy one is no sibling:
-    with baseline `remax` its values are the baselines, as a moving average is with `ema`.
+    with baseline `remax` its values are the baselines, as a moving average is with `ema`. Nor is a re-roll, whose total
+    return is a sample of a state's value with `monte_carlo`.
 
     Args:
         averages: the moving averages before this group, for baseline `ema`: by role, or one under the empty name
         bounds_failures: whether a failure earns at most what the worst other sibling does; False where the run's
             document has a number for failures
     """
-    played = [_played(rollout, credit) for rollout in rollouts]
+    rerolls = [_played(rollout, credit) for rollout in rollouts if rollout.rerolls_of is not None]
+    played = [_played(rollout, credit) for rollout in rollouts if rollout.rerolls_of is None]
     factors = average_factors((use for one in played for uses in one.uses.values() for use in uses), _air(credit))
     siblings = [one for one in played if not one.rollout.greedy]
     earned = [_earned(one, credit, factors) for one in siblings]
@@ -150,7 +162,12 @@ def credit_group(
         if not greedy:
             return Excluded("its greedy rollout, the baseline of the others, does not count", rewards)
         averages = values(_siblings(greedy, credit.baseline))
-    found = _advantages(earned, credit, averages or {})
+    along, befores = list[Values](), list[NDArray[np.float64]]()
+    if credit.baseline.type == "monte_carlo":
+        sampled = _samples([_earned(one, credit, factors) for one in rerolls], earned if bounds_failures else ())
+        along = _values_along(earned, sampled, credit.baseline)
+        earned, befores = _between_states(earned, along)
+    found = _advantages(earned, credit, averages or {}, befores)
     call_credits = _call_credits(earned, found)
     of_calls = {one.call_id: one.advantage for one in call_credits}
     samples = {
@@ -159,7 +176,37 @@ def credit_group(
     }
     after = _averages_after(call_credits, credit.baseline, averages or {}) if credit.baseline.type == "ema" else None
     counts = counts_by_policy(rollouts, {one.call_id: one.uses for one in call_credits})
+    if along:
+        counts[None] = with_states(counts.get(None), along)
     return Credited(call_credits, samples, rewards, after, counts)
+
+
+def _samples(rerolls: Sequence[_Earned], siblings: Sequence[_Earned]) -> Samples:
+    """The total returns of re-rolls by sibling and call. Args: siblings: those whose worst success bounds a failure"""
+    worst = min((one.total for one in siblings if not one.rollout.failed), default=np.inf)
+    found: dict[tuple[str | None, int | None], list[float]] = {}
+    for one in rerolls:
+        total = min(one.total, worst) if one.rollout.failed else one.total
+        found.setdefault((one.rollout.rerolls_of, one.rollout.from_call), []).append(total)
+    return found
+
+
+def _values_along(earned: Sequence[_Earned], samples: Samples, baseline: Baseline) -> list[Values]:
+    totals = {one.rollout.id: one.total for one in earned}
+    return [values_of(one.rollout.id, places_of(one.rollout.calls)[1], totals, samples, baseline) for one in earned]
+
+
+def _between_states(
+    earned: Sequence[_Earned], along: Sequence[Values]
+) -> tuple[list[_Earned], list[NDArray[np.float64]]]:
+    """The siblings with the value of the state after a call's action as its return, and those of the states before."""
+    moved_on, befores = [], []
+    for one, values_ in zip(earned, along, strict=True):
+        places, _ = places_of(one.rollout.calls)
+        before_C, after_C = values_.around([places[node.call.id] for node in one.forest.nodes], NO_VARIANCE)
+        moved_on.append(replace(one, returns_C=after_C))
+        befores.append(before_C)
+    return moved_on, befores
 
 
 def _averages_after(
@@ -320,8 +367,18 @@ def _siblings(earned: Sequence[_Earned], baseline: Baseline) -> Siblings:
     )
 
 
-def _advantages(earned: Sequence[_Earned], credit: Credit, averages: Mapping[str, float]) -> Advantages:
+def _advantages(
+    earned: Sequence[_Earned],
+    credit: Credit,
+    averages: Mapping[str, float],
+    befores: Sequence[NDArray[np.float64]],
+) -> Advantages:
+    """Args: befores: for each sibling the values of the states before its calls, for baseline `monte_carlo`"""
     baseline, siblings = credit.baseline, _siblings(earned, credit.baseline)
+    calls = sum(len(one.forest.nodes) for one in earned)
+    if baseline.type == "monte_carlo":
+        before_C = np.concatenate(befores)
+        return Advantages(before_C, siblings.returns_C[:calls] - before_C)
     if baseline.type == "ema" or baseline.type == "remax":
         found = against(averages, siblings)
     elif baseline.per == "gigpo":
@@ -329,7 +386,6 @@ def _advantages(earned: Sequence[_Earned], credit: Credit, averages: Mapping[str
         found = gigpo(baseline.type, siblings, totals, baseline.state_weight, baseline.min_spread)
     else:
         found = advantages(baseline.type, siblings, baseline.min_spread)
-    calls = sum(len(one.forest.nodes) for one in earned)
     return Advantages(found.baselines_C[:calls], found.advantages_C[:calls])
 
 

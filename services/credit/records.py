@@ -168,7 +168,8 @@ class Rollout:
     """A finished sibling: the counted attempt's calls in order, its tool spans, its rewards.
 
     `outcome` is the rollout's reward as the controller settled it, `ended` the way in which the agent ended. `greedy`:
-    its calls were decoded greedily. `failed`: the agent's own failure, one without a reward among them.
+    its calls were decoded greedily. `failed`: the agent's own failure, one without a reward among them. `rerolls_of`:
+    the sibling whose calls before `from_call` it repeated; None for a sibling.
     """
 
     id: str
@@ -179,6 +180,13 @@ class Rollout:
     ended: OutcomeKind = OutcomeKind.SUCCEEDED
     greedy: bool = False
     failed: bool = False
+    rerolls_of: str | None = None
+    from_call: int | None = None
+
+    @property
+    def is_sibling(self) -> bool:
+        """Whether its group's means are over it."""
+        return not self.greedy and self.rerolls_of is None
 
     @property
     def reward(self) -> float:

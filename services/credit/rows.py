@@ -44,7 +44,15 @@ def rollouts_by_group(
     rollouts: dict[str, Rollout] = {}
     for row in rows.rollouts:
         ended = OutcomeKind(row.ended or OutcomeKind.SUCCEEDED)
-        rollouts[row.id] = Rollout(row.id, row.reward, ended=ended, greedy=row.greedy, failed=row.failed)
+        rollouts[row.id] = Rollout(
+            row.id,
+            row.reward,
+            ended=ended,
+            greedy=row.greedy,
+            failed=row.failed,
+            rerolls_of=row.rerolls_of,
+            from_call=row.from_call,
+        )
         groups[row.group_id].append(rollouts[row.id])
     by_id = {row.id: row for row in rows.calls}
     for row in rows.calls:

@@ -22,6 +22,8 @@ from tests.unit.credit.cases import call, chain
 
 ORACLE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "trainer/oracles/rl-oracle-vectors.json").read_text())
 MASK = np.array(ORACLE["inputs"]["mask"], dtype=bool)
+MONTE_CARLO = {"rule": {"type": "identical"}, "baseline": {"type": "monte_carlo"}}
+FEEDBACK = {"components": [{"name": "stars", "from": "feedback"}], "wait": {"seconds": 60}}
 REINFORCE_PP = {"rule": {"type": "token_discounted", "gamma": 0.9}, "baseline": {"type": "none", "whiten": True}}
 ESTIMATORS: dict[str, dict[str, Any]] = {
     "dr_grpo": {"baseline": {"type": "mean"}},
@@ -32,6 +34,7 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
     "depth": {"rule": {"type": "temporal"}, "baseline": {"type": "mean", "per": "depth"}},
     "ema": {"baseline": {"type": "ema"}},
     "remax": {"rule": {"type": "identical"}, "baseline": {"type": "remax"}},
+    "monte_carlo": {"rule": {"type": "identical"}, "baseline": {"type": "monte_carlo", "samples": 2}},
     "reinforce_pp": REINFORCE_PP,
     "reinforce_pp_baseline": {"baseline": {"type": "mean", "whiten": True}},
 }
@@ -152,6 +155,12 @@ def test_a_run_names_the_estimator(credit: dict[str, Any]) -> None:
         ({"credit": {"baseline": {"type": "none", "min_spread": 0.5}}}, "min_spread has no effect"),
         ({"credit": {"rule": {"type": "identical"}, "baseline": {"per": "depth"}}}, "write rule 'discounted'"),
         ({"credit": {"rule": {"type": "token_discounted"}}}, "write baseline 'none'"),
+        ({"credit": {"baseline": {"type": "monte_carlo"}}}, "write rule 'identical'"),
+        ({"credit": {"baseline": {"type": "monte_carlo", "per": "depth"}}}, "write per 'rollout'"),
+        ({"credit": {"baseline": {"type": "mean", "calls": 2}}}, "calls has no effect"),
+        ({"credit": {"baseline": {"type": "remax", "samples": 2}}}, "samples has no effect"),
+        ({"credit": MONTE_CARLO, "sampling": {"min_siblings": 1}}, "write sampling.min_siblings 2"),
+        ({"credit": MONTE_CARLO, "reward": FEEDBACK}, "write another grader"),
     ],
 )
 def test_a_contradiction_is_refused_with_the_remedy(changes: dict[str, Any], remedy: str) -> None:
