@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import select
 
 from leyden.libs.contracts.states import DIVERGED
@@ -17,13 +18,17 @@ from leyden.libs.store.read.views import get_rollout
 from leyden.services.credit.worker import credit_pending
 from tests.contract.controller.test_kills import Case
 from tests.contract.controller.test_store import Scene, add_run, document, scene
-from tests.fakes.scripted_engine import ScriptedEngine, running
+from tests.fakes.gateway import Scene as GatewayScene
+from tests.fakes.gateway import scene as gateway_scene
+from tests.fakes.scripted_engine import ScriptedEngine, running, say_by_request
 from tests.support import builders
 from tests.support.waiting import eventually
 
 __all__ = ["scene"]
 POINTS = ("controller.rerolls_added",)
 CREDIT = {"rule": {"type": "identical"}, "baseline": {"type": "monte_carlo", "calls": 1, "samples": 2}}
+SIBLINGS = 12
+"""Of the gateway's scene."""
 LONG_AGO = datetime.now(UTC) - timedelta(minutes=5)
 
 
@@ -99,6 +104,57 @@ async def test_rerolls_that_diverge_are_excluded_and_counted(scene: Scene) -> No
         verdict = await session.get_one(tables.GroupCredit, (group.id, run.id))
     assert verdict.calls is not None
     assert (verdict.calls["states"], verdict.calls["unmeasured"], verdict.counted_siblings) == (1, 1, 2)
+
+
+async def test_an_agent_whose_first_call_decides_gets_credit_for_it_alone(
+    scene: Scene, database: Database, tmp_path: Path
+) -> None:
+    """Gateway, controller and credit with an agent of three calls: the first letter that it hears is its reward."""
+    credit = {**CREDIT, "baseline": {"type": "monte_carlo", "calls": 2, "samples": 1}}
+    run = builders.run_document(credit=credit)
+    async with gateway_scene(tmp_path, database, run=run, says=say_by_request(1)) as stage:
+        played: set[str] = set()
+        group = stage.rollout.group_id
+        while (waiting := await queued(database, group, played)) is not None:
+            for rollout in waiting:
+                if rollout.rerolls_of is not None:
+                    await builders.add_attempt(database, rollout)
+                reward = await letters_reward(stage, rollout.id)
+                await builders.end_attempt(database, rollout.id, state="settled")
+                await builders.add_outcome(database, rollout, reward=reward)
+                played.add(rollout.id)
+            await scene.tick()
+        assert await credit_pending(database, 8) == [group]
+    assert len(played) == SIBLINGS * 3
+    async with database.read() as session:
+        rows = {row.id: row for row in await session.scalars(select(tables.Rollout))}
+    siblings = {row.id: row.reward for row in rows.values() if row.rerolls_of is None}
+    # Every state behind the first call has the value of its end.
+    assert all(row.reward == siblings[row.rerolls_of] for row in rows.values() if row.rerolls_of is not None)
+    for rollout, reward in siblings.items():
+        others = (sum(siblings.values()) - reward) / (SIBLINGS - 1)
+        expected = [pytest.approx(reward - others, abs=1e-9), 0.0, 0.0]
+        assert await advantages(database, rows[rollout]) == expected
+
+
+async def letters_reward(stage: GatewayScene, rollout_id: str) -> float:
+    """Plays three calls; 1 where the first answer is an even letter."""
+    messages: list[Any] = [{"role": "user", "content": "pick"}]
+    async with stage.gateway.client(rollout_id) as client:
+        for _ in range(3):
+            answer = await client.chat.completions.create(model="m", messages=messages)
+            said = answer.choices[0].message.content or ""
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "go on"}]
+    return 1.0 - ord(messages[1]["content"][0]) % 2
+
+
+async def queued(database: Database, group: str, played: set[str]) -> list[tables.Rollout] | None:
+    """The rollouts of a group that have not played; None once it is complete."""
+    async with database.read() as session:
+        if (await session.get_one(tables.Group, group)).state == "complete":
+            return None
+        rows = (await session.scalars(select(tables.Rollout).where(tables.Rollout.group_id == group))).all()
+        return [row for row in rows if row.id not in played]
 
 
 async def test_a_controller_that_dies_while_it_adds_rerolls_adds_them_once(
