@@ -163,7 +163,6 @@ def _workspace(uid: int, task: object) -> Iterator[str]:
 
     Raises: OSError: also where something is left
     """
-    wipe(uid)
     root = f"{FOLDER}/{uid}"
     os.mkdir(root, 0o711)
     for name in ("work", "tmp"):
@@ -262,6 +261,7 @@ def _orders(asked: dict[str, Any], root: str, uid: int) -> Orders:
         "grace_seconds": asked["grace_seconds"],
         "output_bytes": asked["output_bytes"],
         "memory_bytes": asked["memory_bytes"],
+        "memory_poll_seconds": asked["memory_poll_seconds"],
         "limits": [(number, soft, hard) for number, soft, hard in limits if hard is not None],
         "sandbox": {
             "uid": uid,

@@ -228,6 +228,7 @@ class Programs:
             "grace_seconds": self._place.grace_seconds,
             "output_bytes": program.output_bytes,
             "memory_bytes": program.memory_bytes,
+            "memory_poll_seconds": supervisor.MEMORY_POLL_SECONDS,
             "limits": self._limits(program, user),
             "sandbox": self._sandbox(program, workspace, user),
         }

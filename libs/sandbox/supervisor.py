@@ -38,8 +38,8 @@ if sandbox.TYPE_CHECKING:
 
         `environment` is complete: the agent inherits nothing. `stdin` is the file that it reads as its stdin.
         `output_bytes` bounds what stays of stdout and of stderr.
-        `memory_bytes` bounds the resident memory of all its processes. `limits` are the arguments of `setrlimit`:
-        number, soft, hard.
+        `memory_bytes` bounds the resident memory of all its processes, measured every `memory_poll_seconds`. `limits`
+        are the arguments of `setrlimit`: number, soft, hard.
         """
 
         command: list[str]
@@ -50,6 +50,7 @@ if sandbox.TYPE_CHECKING:
         grace_seconds: float
         output_bytes: int
         memory_bytes: int | None
+        memory_poll_seconds: float
         limits: list[tuple[int, int, int]]
         sandbox: Sandbox
 
@@ -288,9 +289,9 @@ def watch(agent: Agent, orders: Orders, outputs: dict[int, Output]) -> bool:
     for descriptor in (STDOUT, ended, *outputs):
         poll.register(descriptor, select.POLLIN)
     timed_out = False
-    limit = orders["memory_bytes"] or sys.maxsize
+    limit, pause = orders["memory_bytes"] or sys.maxsize, orders["memory_poll_seconds"]
     deadline = time.monotonic() + orders["timeout_seconds"]
-    next_poll = time.monotonic() + MEMORY_POLL_SECONDS
+    next_poll = time.monotonic() + pause
     while True:
         now = time.monotonic()
         remaining = deadline - now
@@ -302,7 +303,7 @@ def watch(agent: Agent, orders: Orders, outputs: dict[int, Output]) -> bool:
             signal_all(descendants(os.getpid()), SIGTERM)
             continue
         if now >= next_poll:
-            next_poll = now + MEMORY_POLL_SECONDS
+            next_poll = now + pause
             if (used := memory_of_descendants(limit)) > limit:
                 agent.exceeded_bytes = used
                 return timed_out

@@ -108,7 +108,7 @@ async def test_misbehaving_agents_get_their_outcome_and_harm_no_other_attempt(
     environment = {"CANARY": str(canary), "BOUND": str(BOUND)}
     # A run on Kubernetes has no limit of CPU time.
     names = sorted(name for name in MISDEEDS if name != "ignore_the_cpu_limit" and (name in LIMITS) == hurried)
-    limits = {"timeout_seconds": 3.0 if hurried else 60.0}
+    limits = {"timeout_seconds": 3.0 if hurried else 120.0}
     sent = [spec(name, script("misbehaving.py", name), environment, **limits) for name in names]
     quiet = spec("neighbour", ["/bin/sh", "-c", "sleep 2; echo '{\"reward\": 0.5}'"], **limits)
     neighbour, *ended = [outcome_of(one) for one in await asyncio.gather(*map(backend.run, [quiet, *sent]))]

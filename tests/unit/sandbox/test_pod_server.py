@@ -35,7 +35,13 @@ def orders(script: str, **changes: Any) -> dict[str, Any]:
     return {
         **{"token": TOKEN, "command": ["/bin/sh", "-c", script], "environment": {"KEY": "own"}, "task": {"n": 1}},
         **{"task_on_stdin": False, "timeout_seconds": 30.0, "grace_seconds": 0.5, "output_bytes": 10_000},
-        **{"memory_bytes": None, "max_open_files": 256, "max_file_bytes": None, "max_processes": 64},
+        **{
+            "memory_bytes": None,
+            "memory_poll_seconds": 0.5,
+            "max_open_files": 256,
+            "max_file_bytes": None,
+            "max_processes": 64,
+        },
         **changes,
     }
 

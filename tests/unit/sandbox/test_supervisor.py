@@ -34,6 +34,7 @@ def orders(code: str, folder: Path, **changes: object) -> Orders:
         "grace_seconds": 0.2,
         "output_bytes": 1000,
         "memory_bytes": None,
+        "memory_poll_seconds": 0.5,
         "limits": [],
         "sandbox": {
             "uid": None,

@@ -25,6 +25,7 @@ from leyden.libs.kubernetes.templates import COMPONENT, INSTANCE, selector
 from leyden.libs.sandbox.ended import Ended, ended_of
 from leyden.libs.sandbox.place import Names
 from leyden.libs.sandbox.pod_server import PORT
+from leyden.libs.sandbox.supervisor import MEMORY_POLL_SECONDS
 from leyden.libs.sandbox.supervisors import ProgramError
 from leyden.libs.telemetry import logger
 from leyden.services.runner.backends.base import AttemptSpec, BackendError
@@ -43,7 +44,10 @@ PODLESS_POLLS = 3
 """A Job has a pod by then, unless something keeps the cluster from making one."""
 UNUSED_SECONDS = 30.0
 """A pod without attempts is deleted after so long."""
-CONNECT_SECONDS = 5.0
+MEMORY_POLLS_A_SECOND = 100
+"""In one pod. Why: each takes 0.2 ms of CPU, so two a second for each of 1,000 attempts take 0.4 cores."""
+CONNECT_SECONDS = 20.0
+"""Longer than the pause of a pod whose node has no CPU left: a pod that does not answer is lost to all attempts."""
 CLEAN_UP_SECONDS = 20.0
 SPARE_SECONDS = 60.0
 """An attempt's end takes no longer after its time limit: its processes are killed and its files removed."""
@@ -218,6 +222,7 @@ class SharedPods:
             "grace_seconds": settings.grace_seconds,
             "output_bytes": runner.output_bytes,
             "memory_bytes": pod.memory_share,
+            "memory_poll_seconds": max(MEMORY_POLL_SECONDS, pod.slots / MEMORY_POLLS_A_SECOND),
             "max_open_files": settings.max_open_files,
             "max_file_bytes": settings.max_file_bytes,
             "max_processes": settings.max_processes,
