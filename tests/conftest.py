@@ -23,6 +23,7 @@ import pytest
 import redis
 from hypothesis import HealthCheck, settings
 from psycopg import sql
+from xdist.scheduler import LoadFileScheduling
 
 from leyden.libs.embedded.servers import EmbeddedPostgres, EmbeddedRedis
 from leyden.libs.store.database import Database
@@ -52,9 +53,18 @@ settings.register_profile("same", max_examples=50, derandomize=True, database=No
 settings.register_profile("fuzz", print_blob=True, max_examples=1000, **_NO_CLOCK)
 settings.load_profile("same")
 
-# The files that take longest begin first, so that no worker is left with one at the end; those of tests that share a
-# platform follow one another.
+# One worker runs them, one after another, on the platform that it starts once.
+_ON_ONE_PLATFORM = (
+    "e2e/test_console.py",
+    "e2e/test_first_light.py",
+    "e2e/promises/test_06_one_writer_per_table.py",
+    "e2e/test_one_rollout.py",
+    "e2e/promises/test_10_an_agent_reaches_its_own_rollout_and_nothing_else.py",
+    "e2e/test_several_agents.py",
+)
+# The files that take longest begin first, so that no worker is left with one at the end.
 _LONGEST = (
+    *_ON_ONE_PLATFORM,
     "e2e/promises/test_07_kill_any_process_at_any_moment.py",
     "e2e/test_points.py",
     "e2e/test_policies.py",
@@ -62,12 +72,8 @@ _LONGEST = (
     "e2e/promises/test_08_infrastructure_failures_are_never_rewards.py",
     "e2e/promises/test_01_no_answer_without_a_record.py",
     "e2e/promises/test_09_weights_change_and_the_agent_never_notices.py",
-    "e2e/test_first_light.py",
     "e2e/promises/test_03_every_token_knows_its_policy_version.py",
     "e2e/test_dashboards.py",
-    "e2e/promises/test_06_one_writer_per_table.py",
-    "e2e/test_one_rollout.py",
-    "e2e/promises/test_10_an_agent_reaches_its_own_rollout_and_nothing_else.py",
     "e2e",
     "contract/trainer",
     "unit/trainer/test_ranks.py",
@@ -100,6 +106,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((place for place, start in enumerate(_LONGEST) if name.startswith(start)), len(_LONGEST))
 
     items.sort(key=place)
+
+
+class _Scheduling(LoadFileScheduling):
+    """Gives each worker whole files, and one of them all the files of `_ON_ONE_PLATFORM`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return _ON_ONE_PLATFORM[0] if file.endswith(_ON_ONE_PLATFORM) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Replaces the scheduling of `--dist loadfile`."""
+    return _Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @dataclass
@@ -221,14 +241,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.support.tiny_model import make_tiny_model
 
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="session")
-def tiny_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same of a mixture of experts."""
-    from tests.support.tiny_model import make_tiny_experts
-
-    return make_tiny_experts(tmp_path_factory.mktemp("models") / "experts")
 
 
 @pytest.fixture
