@@ -15,7 +15,7 @@ from leyden.libs.contracts.config import Weighting
 from leyden.libs.contracts.samples import RowCall
 from leyden.libs.store import tables
 from leyden.libs.store.records.chains import RoutedCall
-from leyden.services.trainer.rows.routing import Experts, row_experts
+from leyden.services.trainer.rows.routing import Experts, agreed_experts, row_experts
 from leyden.services.trainer.rows.token_weights import token_weights
 
 RoutedCalls = Mapping[str, Sequence[RoutedCall]]
@@ -77,6 +77,15 @@ def decode_sample(row: tables.Sample, routed: RoutedCalls | None = None) -> Samp
         calls=tuple(RowCall(**call) for call in row.calls or ()),
         experts=None if routed is None else row_experts(routed.get(row.call_id or "", ()), row.length),
     )
+
+
+def with_agreed_experts(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples with one record of experts for a token that several of them share; as they are without records."""
+    recorded = [sample.experts for sample in samples if sample.experts is not None]
+    if len(recorded) < len(samples):
+        return list(samples)
+    agreed = agreed_experts([sample.token_ids for sample in samples], recorded)
+    return [replace(sample, experts=one) for sample, one in zip(samples, agreed, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from leyden.libs.contracts.config import RunConfig
 from leyden.libs.store import training
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.records.chains import routed_calls
-from leyden.services.trainer.rows.batch import Sample, decode_sample
+from leyden.services.trainer.rows.batch import Sample, decode_sample, with_agreed_experts
 
 
 async def read_samples(
@@ -23,4 +23,5 @@ async def read_samples(
         calls = [row.call_id for row in rows if row.call_id is not None and row.group_id in trained]
         routed = await routed_calls(session, run_id, calls)
     samples = [decode_sample(row, routed) for row in rows]
-    return [one for one in samples if one.group_id in trained], [one for one in samples if one.group_id not in trained]
+    others = [one for one in samples if one.group_id not in trained]
+    return with_agreed_experts([one for one in samples if one.group_id in trained]), others

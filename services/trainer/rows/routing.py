@@ -4,19 +4,20 @@ Axes: T tokens of a row, S experts of a token in all layers, M nodes of a pack o
 
 The experts of a token depend on the tokens before it alone, as its keys and values do, so rows that share a token share
 them, too. Engines round: two calls may have been given other experts for one token. The first call of a rollout that
-has a token decides, and among the rows of a tree the first one.
+has a record of the token decides, and among the rows of a step the first one in the order of their tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leyden.libs.store.records.chains import RoutedCall
-from leyden.services.trainer.rows.tree import Forest, Pack
+from leyden.services.trainer.rows.tree import Forest, Pack, common_length, sort_key
 
 UNRECORDED = -1
 Experts = NDArray[np.uint8] | NDArray[np.uint16]
@@ -44,6 +45,30 @@ def row_experts(chain: Sequence[RoutedCall], tokens: int) -> Experts:
         lacking = ~is_recorded(place)
         place[lacking] = _of_kind(own, kind)[lacking]
     return found
+
+
+def agreed_experts(token_ids: Sequence[NDArray[np.int32]], experts: Sequence[Experts]) -> list[Experts]:
+    """The experts of rows, one record for a token that several rows share, whichever packs and ranks compute them.
+
+    It is that of the first row, in the order of trees, which has one.
+    """
+    kind = np.dtype("u1" if all(one.dtype.itemsize == 1 for one in experts) else "u2")
+    width = max((one.shape[1] for one in experts), default=0)
+    none = [np.full((len(one), width), np.iinfo(kind).max, kind) for one in experts]
+    found = [_of_kind(one, kind) if one.shape[1] else empty for one, empty in zip(experts, none, strict=True)]
+    order = sorted(range(len(found)), key=lambda row: sort_key(token_ids[row]))
+    neighbours = [(one, other, common_length(token_ids[one], token_ids[other])) for one, other in pairwise(order)]
+    for before, row, shared in neighbours:
+        _fill(found[row][:shared], found[before][:shared])
+    for before, row, shared in reversed(neighbours):
+        _fill(found[before][:shared], found[row][:shared])
+    return found
+
+
+def _fill(experts: Experts, others: Experts) -> None:
+    """Replaces, in place, the records of tokens for which the others have one."""
+    complete = is_recorded(others)
+    experts[complete] = others[complete]
 
 
 def is_recorded(experts: Experts) -> NDArray[np.bool_]:

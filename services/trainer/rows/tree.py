@@ -74,7 +74,7 @@ def plan_forest(token_ids: Sequence[NDArray[np.int32]], max_pack_tokens: int) ->
 
     Args: token_ids: N arrays of token ids, none of them empty
     """
-    order = sorted(range(len(token_ids)), key=lambda row: _sort_key(token_ids[row]))
+    order = sorted(range(len(token_ids)), key=lambda row: sort_key(token_ids[row]))
     rows = _SortedRows([token_ids[row] for row in order])
     prefixes: list[Pack] = []
     packs: list[Pack] = []
@@ -101,7 +101,7 @@ def share_rows(token_ids: Sequence[NDArray[np.int32]], rank: int, ranks: int) ->
 
     Neighbours share their beginnings; where a stretch ends, both ranks compute the common one.
     """
-    order = sorted(range(len(token_ids)), key=lambda row: _sort_key(token_ids[row]))
+    order = sorted(range(len(token_ids)), key=lambda row: sort_key(token_ids[row]))
     before = _SortedRows([token_ids[row] for row in order]).own_before
     # A row is in the share in which the middle of its own nodes lies.
     shares = [min((a + b) * ranks // (2 * before[-1]), ranks - 1) for a, b in pairwise(before)]
@@ -123,7 +123,7 @@ class _SortedRows:
 
     def __init__(self, token_ids: list[NDArray[np.int32]]) -> None:
         self.token_ids = token_ids
-        self.shared = [0] + [_common(a, b) for a, b in pairwise(token_ids)]
+        self.shared = [0] + [common_length(a, b) for a, b in pairwise(token_ids)]
         own = (len(ids) - shared for ids, shared in zip(token_ids, self.shared, strict=False))
         self.own_before = list(accumulate(own, initial=0))
 
@@ -184,13 +184,14 @@ def _chain(token_ids: NDArray[np.int32], path: tuple[int, ...], depth: int, row:
     return Pack(token_ids.astype(np.int64), depths_M, np.full(length, row), ends_M, path, depth, [], [])
 
 
-def _common(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
+def common_length(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
     """The length of the longest common beginning of two rows."""
     length = min(len(a), len(b))
     different = a[:length] != b[:length]
     return int(different.argmax()) if different.any() else length
 
 
-def _sort_key(token_ids: NDArray[np.int32]) -> bytes:
+def sort_key(token_ids: NDArray[np.int32]) -> bytes:
+    """The order of rows in which neighbours share the most."""
     # Big-endian bytes of non-negative integers compare as the integers do.
     return token_ids.astype(">u4").tobytes()

@@ -21,8 +21,8 @@ from leyden.libs.store.records.chains import RoutedCall
 from leyden.services.trainer.model.experts import router_names
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.rows import tree
-from leyden.services.trainer.rows.batch import Sample, trained_tokens
-from leyden.services.trainer.rows.routing import Experts, is_recorded, row_experts
+from leyden.services.trainer.rows.batch import Sample, trained_tokens, with_agreed_experts
+from leyden.services.trainer.rows.routing import Experts, agreed_experts, is_recorded, row_experts
 from leyden.services.trainer.state.assembly import assemble_learner, make_accelerator
 from leyden.services.trainer.step.batch import Batch
 from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
@@ -134,6 +134,30 @@ def test_a_token_without_a_record_has_the_trainers_choice() -> None:
     differ_K = np.abs(logprobs(tiny_experts(), some) - own) > 1e-9
     assert not (differ_K & ~last_K).any()
     assert differ_K.any()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_rows_that_share_a_token_have_one_record_of_it_whatever_their_packs(order: tuple[int, ...]) -> None:
+    rows = [[1, 2, 3, 4, 5], [1, 2, 3, 6, 7], [1, 2, 8, 9]]
+    records = np.arange(5)[:, None] + np.arange(3)[:, None, None] * 5 + np.zeros((1, 6), int)
+    records[0, 1:3] = 255
+    found = agreed_experts(
+        [np.array(rows[row], np.int32) for row in order],
+        [records[row, : len(rows[row])].astype(np.uint16 if row == 2 else np.uint8) for row in order],
+    )
+    firsts = dict(zip(order, [one[:, 0].tolist() for one in found], strict=True))
+    # The first row lacks its second and third token; the second row has them for all, and the third keeps its own end.
+    assert firsts == {0: [0, 6, 7, 3, 4], 1: [0, 6, 7, 8, 9], 2: [0, 6, 12, 13]}
+
+
+def test_packs_and_their_order_change_nothing_where_records_differ() -> None:
+    samples = Engine(1.0).recorded(agent_samples(2))
+    others = Engine(3.0).recorded(agent_samples(2))
+    mixed = with_agreed_experts([pair[number % 2] for number, pair in enumerate(zip(samples, others, strict=True))])
+    tokens = trained_tokens(mixed)
+    policy = Policy(tiny_experts(), replays=True)
+    one, other = (batch_logprobs(policy, plan_batch(mixed, tokens, most), len(tokens), CPU) for most in (8, 10_000))
+    assert one == pytest.approx(other, abs=1e-9)
 
 
 def test_a_step_counts_the_tokens_without_a_record(tmp_path: Path) -> None:
