@@ -50,7 +50,7 @@ async def _replay(dsn: str, run_id: str, base: Path) -> list[int]:
             computation = await training.read_computation(session, run_id)
             config = config.computed_as(computation) if computation else config
             place = make_accelerator("cpu", config.training.precision or "float32")
-            learner = assemble_learner(base, config, place, teacher=await _teacher(session, config))
+            learner = assemble_learner(base, config, place, teacher=await _teacher(session, config, run_id))
             last = await training.last_committed_step(session, run_id)
             steps = range(1, 1 + (last.number if last else 0))
             return [step for step in steps if not await _reproduces(session, run_id, config, learner, step, base)]
@@ -58,11 +58,13 @@ async def _replay(dsn: str, run_id: str, base: Path) -> list[int]:
         await database.close()
 
 
-async def _teacher(session: ReadSession, config: RunConfig) -> Path | None:
+async def _teacher(session: ReadSession, config: RunConfig, run_id: str) -> Path | None:
     named = config.algorithm.distillation
-    if named is None or named.run is None or named.version is None:
-        return None if named is None or named.model is None else Path(named.model)
-    found = await read_teacher(session, named.run, named.version)
+    if named is None:
+        return None
+    if named.model is not None:
+        return Path(named.model)
+    found = await read_teacher(session, named.run or run_id, named.version or 0)
     assert found is not None
     return Path(found.path)
 
@@ -71,11 +73,13 @@ async def _reproduces(
     session: ReadSession, run_id: str, config: RunConfig, learner: Learner, step: int, base: Path
 ) -> bool:
     """Makes one step and returns whether its weights are those on record."""
+    from leyden.services.trainer.state.hints import with_hints
     from leyden.services.trainer.state.resume import recorded_samples
     from leyden.services.trainer.state.versions import export_version
     from leyden.services.trainer.step.step import optimizer_step
 
     samples, zero_variance = await recorded_samples(session, run_id, step, config)
+    samples = await with_hints(session, samples, config, base)
     optimizer_step(learner, samples, config, zero_variance=zero_variance)
     recorded = await training.read_version(session, run_id, step)
     with tempfile.TemporaryDirectory() as folder:

@@ -26,8 +26,8 @@ def task_fields(texts: Sequence[str]) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(found))
 
 
-def with_task(text: str, task: Mapping[str, Any]) -> str:
-    """The text with the task's values.
+def with_task(text: str, task: Mapping[str, Any], *, null_is_missing: bool = False) -> str:
+    """The text with the task's values. Args: null_is_missing: refuses a field whose value is null
 
     Raises: MissingField
     >>> with_task("--q={task.question} --n={task.n}", {"question": "What is 2+2?", "n": 3})
@@ -37,7 +37,10 @@ def with_task(text: str, task: Mapping[str, Any]) -> str:
     def value_of(match: re.Match[str]) -> str:
         if match["literal"] is not None:
             return match[0][1:-1]
-        return _as_text(_value(task, _path(match)), match[0])
+        value = _value(task, _path(match))
+        if value is None and null_is_missing:
+            raise MissingField(f"{match[0]} is null")
+        return _as_text(value, match[0])
 
     return _PLACEHOLDER.sub(value_of, text)
 

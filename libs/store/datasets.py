@@ -191,14 +191,28 @@ async def list_tasks(session: ReadSession, dataset_id: str, *, cursor: str | Non
     )
 
 
-async def task_without(session: ReadSession, dataset_id: str, field: Sequence[str], *, first: int) -> int | None:
+async def tasks_of_groups(session: ReadSession, groups: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    """The task of each group, as it was uploaded, by the group's id."""
+    task, group = tables.Task, tables.Group
+    query = (
+        select(group.id, task.payload)
+        .join(task, (task.dataset_id == group.dataset_id) & (task.number == group.task_number))
+        .where(group.id.in_(groups))
+    )
+    return {row.id: row.payload for row in await session.execute(query)}
+
+
+async def task_without(
+    session: ReadSession, dataset_id: str, field: Sequence[str], *, first: int, null_is_missing: bool = False
+) -> int | None:
     """The number of a task among the first of a dataset that lacks a field; None if each has it.
 
-    Args: field: the names of objects' fields and the numbers of lists' items, from outside to inside
+    Args: field: the names of objects' fields and the numbers of lists' items, from outside to inside;
+        null_is_missing: counts a field whose value is null as lacking
     """
     tasks = select(tables.Task).where(tables.Task.dataset_id == dataset_id).order_by(tables.Task.number).limit(first)
     table = aliased(tables.Task, tasks.subquery())
-    lacks = table.payload.op("#>")(cast_as(list(field), ARRAY(Text))).is_(None)
+    lacks = table.payload.op("#>>" if null_is_missing else "#>")(cast_as(list(field), ARRAY(Text))).is_(None)
     return await session.scalar(select(table.number).where(lacks).order_by(table.number).limit(1))
 
 

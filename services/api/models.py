@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema_rs
 
 from leyden.libs.contracts.api.problems import FieldProblem
-from leyden.libs.contracts.config import BrokenDocument, GroupAgent, Reward, RunConfig, Sft
+from leyden.libs.contracts.config import BrokenDocument, Distillation, GroupAgent, Reward, RunConfig, Sft
 from leyden.libs.contracts.config.graders import (
     CODE,
     Command,
@@ -128,9 +128,7 @@ async def _check_task_fields_of(session: ReadSession, config: RunConfig, one: Gr
     names = {config.dataset, *([config.evaluation.dataset] if config.evaluation else [])} if fields else set()
     for dataset in [await find_dataset(session, name) for name in sorted(names)]:
         for field in fields:
-            # Postgres would count from the end, which the runner does not.
-            if any(part.startswith("-") and part[1:].isdigit() for part in field):
-                raise refusal(one.path, f"{{task.{'.'.join(field)}}}: items of a list count from 0")
+            _require_counted(field, one.path)
             number = await task_without(session, dataset.id, field, first=CHECKED_TASKS)
             if number is not None:
                 placeholder = f"{{task.{'.'.join(field)}}}"
@@ -323,15 +321,18 @@ async def check_teacher(
     is not removed once the session has committed the run.
 
     Args:    path: where the document has these settings, with a dot at its end; one_machine: see `check_model`
-    Returns: the warnings of `check_model`
-    Raises:  Problem: the run or the version of the teacher is unknown or removed, or its tokens are others
+    Returns: the warnings of `check_model`, and of tasks that cannot fill the teacher's hint
+    Raises:  Problem: the run or the version of the teacher is unknown or removed, its tokens are others, or no task
+        fills its hint; UnknownDataset
     """
     named, place = config.algorithm.distillation, f"{path}algorithm.distillation"
     if named is None or config.training.steps == 0:
         return []
-    warnings: list[Judgement] = []
+    warnings = await _check_hint(session, config.dataset, named, f"{place}.hint")
+    if named.is_own:
+        return warnings
     if named.model is not None:
-        warnings = await asyncio.to_thread(check_model, named.model, f"{place}.model", one_machine=one_machine)
+        warnings += await asyncio.to_thread(check_model, named.model, f"{place}.model", one_machine=one_machine)
         teacher, field = named.model, f"{place}.model"
     else:
         assert named.run is not None
@@ -346,6 +347,31 @@ async def check_teacher(
             f" {own}, or let this model learn from its answers as a provider (docs/how-to/warm-start.md)",
         )
     return warnings
+
+
+async def _check_hint(session: ReadSession, dataset: str, named: Distillation, place: str) -> list[Judgement]:
+    """Passes a hint whose fields some of the first tasks have, with a warning where one lacks a field."""
+    warnings, found = list[Judgement](), await find_dataset(session, dataset)
+    for field in named.task_fields():
+        _require_counted(field, place)
+        placeholder = f"{{task.{'.'.join(field)}}}"
+        if not await has_field(session, found.id, field, first=CHECKED_TASKS):
+            raise refusal(
+                place,
+                f"none of the first {CHECKED_TASKS} tasks of dataset {dataset!r} has a value for {placeholder}, so that"
+                " no group would train: name a field of the tasks",
+            )
+        number = await task_without(session, found.id, field, first=CHECKED_TASKS, null_is_missing=True)
+        if number is not None:
+            reason = f"task {number} of dataset {dataset!r} has no value for {placeholder}, and such tasks do not train"
+            warnings.append(Judgement(place, "warns", reason, "give every task the field, or name another one"))
+    return warnings
+
+
+def _require_counted(field: Sequence[str], place: str) -> None:
+    """Refuses a negative number: Postgres would count from the end of a list, which placeholders do not."""
+    if any(part.startswith("-") and part[1:].isdigit() for part in field):
+        raise refusal(place, f"{{task.{'.'.join(field)}}}: items of a list count from 0")
 
 
 async def _version_of_teacher(session: Session, run_id: str, version: int, place: str) -> str:

@@ -67,7 +67,8 @@ class Credited:
     """A group with credit.
 
     `rewards` holds one number per counted sibling, and `averages` the moving averages after the group with baseline
-    `ema`: by role, or one under the empty name. `counts` are those of the calls of each policy.
+    `ema`: by role, or one under the empty name. `counts` are those of the calls of each policy. `left_out` are the
+    policies that have no rows whatever their calls, with the reason.
     """
 
     credits: list[CallCredit]
@@ -75,6 +76,7 @@ class Credited:
     rewards: list[float]
     averages: dict[str, float] | None = None
     counts: Mapping[str | None, CallCounts] = field(default_factory=dict)
+    left_out: Mapping[str | None, str] = field(default_factory=dict)
 
     def has_variance(self, policy: str | None = None) -> bool:
         """Whether any token that the policy may train has an advantage."""

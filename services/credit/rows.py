@@ -111,6 +111,8 @@ def sample_rows(group: PendingGroup, result: Credited | Excluded) -> list[NewSam
 def _reason(result: Credited | Excluded, policy: str | None, group: PendingGroup) -> str | None:
     if isinstance(result, Excluded):
         return result.reason
+    if policy in result.left_out:
+        return result.left_out[policy]
     return None if result.paths(policy) else why_nothing_trains(_counts(result, policy, group))
 
 

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections import Counter as Counts
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import Counter, Histogram
 
@@ -22,6 +22,7 @@ from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import Checks
 from leyden.libs.store.database import Database, ReadSession, Session, StoreAway
+from leyden.libs.store.datasets import tasks_of_groups
 from leyden.libs.store.demonstrations import claim_supervised, find_demonstrations
 from leyden.libs.store.records.agent_names import learn_names
 from leyden.libs.store.runs.facts import run_configs
@@ -42,6 +43,7 @@ from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
 from leyden.services.credit.demonstrations import demonstrate
 from leyden.services.credit.group import Credited, Excluded, credit_group
+from leyden.services.credit.hints import has_hints, only_hinted
 from leyden.services.credit.rows import credit_rows, rollouts_by_group, sample_rows, verdict_row, verdict_rows
 from leyden.services.credit.settings import Settings
 
@@ -87,12 +89,13 @@ DEFAULT_LIMITS = GroupLimits(50_000, 2**27)
 
 class _Found(NamedTuple):
     """Claimed groups with their records; `refused`: reasons of those that are too large, or whose run's document does
-    not parse."""
+    not parse; `tasks`: those of the groups whose run's teachers have hints."""
 
     groups: list[PendingGroup]
     refused: dict[str, str]
     rows: SiblingRows
     averages: dict[str, dict[str, float]]
+    tasks: Mapping[str, Mapping[str, Any]]
 
 
 async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
@@ -182,12 +185,18 @@ async def _read(session: ReadSession, claimed: list[str], limits: GroupLimits) -
         if reason is not None:
             refused[group.id] = reason
     small = [group for group in groups if group.id not in refused]
-    return _Found(groups, refused, await load_siblings(session, small), await _moving_averages(session, small))
+    hinted = [group.id for group in small if has_hints(RunConfig.stored(group.config))]
+    tasks = await tasks_of_groups(session, hinted) if hinted else {}
+    return _Found(groups, refused, await load_siblings(session, small), await _moving_averages(session, small), tasks)
 
 
 def _results(found: _Found) -> list[tuple[PendingGroup, Result]]:
     small = [group for group in found.groups if group.id not in found.refused]
     computed = {group.id: result for group, result in compute(small, found.rows, found.averages)}
+    for group in small:
+        if group.id in found.tasks:
+            config, task = RunConfig.stored(group.config), found.tasks[group.id]
+            computed[group.id] = only_hinted(computed[group.id], config, task)
     computed |= {group: Excluded(reason, []) for group, reason in found.refused.items()}
     return [(group, computed[group.id]) for group in found.groups]
 

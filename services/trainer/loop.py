@@ -29,6 +29,7 @@ from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.state.assembly import compare_at
 from leyden.services.trainer.state.canaries import canary_tokens, compute_canary
 from leyden.services.trainer.state.folders import checkpoint_folder, version_folder
+from leyden.services.trainer.state.hints import with_hints
 from leyden.services.trainer.state.saving import PHASE_SECONDS, Saver, begin_checkpoint, lock_check
 from leyden.services.trainer.state.versions import Export, export_again, export_version
 from leyden.services.trainer.step.gradients import Interrupted
@@ -208,8 +209,8 @@ class Trainer:
             replayed += selection.repeated
             groups = selection.trained + selection.zero_variance + replayed
             trained = {*selection.trained, *replayed}
-            found = await read_samples(session, run_id, groups, trained, self.config)
-        return replayed, *found
+            samples, zero_variance = await read_samples(session, run_id, groups, trained, self.config)
+            return replayed, await with_hints(session, samples, self.config, self.base), zero_variance
 
     async def _commit(self, record: training.StepRecord, replayed: Sequence[str]) -> None:
         async with self.database.session() as session:

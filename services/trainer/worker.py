@@ -28,6 +28,7 @@ from leyden.services.trainer.sender import WeightSender
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.state.assembly import make_accelerator, trainer_device
 from leyden.services.trainer.state.folders import clear_scratch, version_folder
+from leyden.services.trainer.state.hints import HintWriter
 from leyden.services.trainer.state.resume import RecordedRun
 from leyden.services.trainer.state.saving import lock_check
 from leyden.services.trainer.state.teacher import find_teacher
@@ -141,8 +142,7 @@ class _Leader:
         if version_0 is None:
             if config.training.steps > 0:
                 await asyncio.to_thread(_check_families, base, config)
-                if teacher is not None:
-                    await asyncio.to_thread(_check_teacher, base, teacher[0], config)
+                await asyncio.to_thread(_check_teacher, base, teacher, config)
             export = await asyncio.to_thread(describe, start or base)
             async with self.database.session() as session:
                 await training.add_base_version(session, run_id, export.row(0))
@@ -184,12 +184,17 @@ def _check_families(base: Path, config: RunConfig) -> None:
         check_family(folder)
 
 
-def _check_teacher(base: Path, teacher: Path, config: RunConfig) -> None:
-    """Passes a teacher with the policy's tokens, of a family that trees compute. Raises: ValueError"""
-    require_same_tokens(base, teacher, "algorithm.distillation")
+def _check_teacher(base: Path, teacher: tuple[Path, str | None] | None, config: RunConfig) -> None:
+    """Passes a teacher with the policy's tokens, of a family that trees compute, whose hints the base model's chat
+    template renders. Raises: ValueError"""
     named = config.algorithm.distillation
-    if named is not None and named.model is not None and teacher != base:
-        check_family(teacher)
+    if named is not None and named.hint is not None:
+        HintWriter(base).hint(named.hint)
+    if named is None or teacher is None:
+        return
+    require_same_tokens(base, teacher[0], "algorithm.distillation")
+    if named.model is not None and teacher[0] != base:
+        check_family(teacher[0])
 
 
 def _inherited(parent: training.Parent, config: RunConfig) -> tuple[Path, Progress] | None:

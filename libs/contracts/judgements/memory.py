@@ -160,7 +160,10 @@ def _states(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Ite
         yield Need(place, "moments", _moment_bytes(run, trained) // shards)
     if run.algorithm.kl_coefficient > 0 and not lora:
         yield Need(place, "reference", FULL * shape.size // shards)
-    if run.algorithm.distillation is not None and run.algorithm.distillation.model is None:
+    teacher = run.algorithm.distillation
+    # The run's own model teaches with the policy's weights, or as the base model behind the policy's adapters.
+    shares = teacher is not None and teacher.is_own and (lora or teacher.weights == "newest")
+    if teacher is not None and teacher.model is None and not shares:
         yield Need(place, "teacher", FULL * shape.size // shards)
 
 

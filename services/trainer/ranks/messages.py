@@ -21,7 +21,7 @@ class Load:
     reference: folder and hash of the version that is the KL reference; None for the learner's own weights, or without
         `kl_reference_every`.
     teacher: folder of the teacher's weights, and the hash on record where they are a run's version; None without
-        distillation, and where no step follows.
+        distillation, where no step follows, and where the policy itself is the teacher.
     """
 
     base: Path

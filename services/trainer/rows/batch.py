@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +23,22 @@ RoutedCalls = Mapping[str, Sequence[RoutedCall]]
 
 
 @dataclass(frozen=True)
+class Hint:
+    """A message that the teacher alone reads: `token_ids`, int32, stand after the first `at` tokens of the row."""
+
+    token_ids: NDArray[np.int32]
+    at: int = 0
+
+
+@dataclass(frozen=True)
 class Sample:
     """A token sequence ready for the loss: one root-to-leaf path of a rollout, decoded from its row.
 
     All arrays are [T]: token_ids int32; mask bool, True where the policy sampled the token and this row trains it;
     generator_logprobs float32, temperature-scaled; advantages, temperatures float32; policy_versions int32.
     calls: those that this row trains, in order; only where the run has a critic. experts: those that engines recorded,
-    as `row_experts` makes them; None where the run replays none.
+    as `row_experts` makes them; None where the run replays none. hint: for the
+    teacher; None without.
 
     Raises: ValueError: arrays of different lengths, a trained first token (nothing precedes it), a temperature of 0, or
         a number that is not finite.
@@ -45,6 +55,7 @@ class Sample:
     policy_versions: NDArray[np.int32]
     calls: tuple[RowCall, ...] = ()
     experts: Experts | None = None
+    hint: Hint | None = None
 
     def __post_init__(self) -> None:
         columns = (self.mask, self.generator_logprobs, self.advantages, self.temperatures, self.policy_versions)
@@ -56,6 +67,30 @@ class Sample:
             raise ValueError(f"sample {self.id}: a trained token was sampled at temperature 0, which has no gradient")
         if not all(np.isfinite(c[self.mask]).all() for c in (self.generator_logprobs, self.advantages)):
             raise ValueError(f"sample {self.id}: a log-probability or advantage is not finite")
+
+
+def with_hint(sample: Sample) -> Sample:
+    """The row as the teacher reads it: the hint's tokens are in it, untrained, and its own keep their order. It has no
+    experts: an engine chose those without the hint."""
+    hint = sample.hint
+    if hint is None:
+        return sample
+
+    def widened(column: NDArray[Any], inserted: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate([column[: hint.at], inserted.astype(column.dtype), column[hint.at :]])
+
+    none = np.zeros(len(hint.token_ids))
+    return Sample(
+        sample.id,
+        sample.rollout_id,
+        sample.group_id,
+        widened(sample.token_ids, hint.token_ids),
+        widened(sample.mask, none),
+        widened(sample.generator_logprobs, none),
+        widened(sample.advantages, none),
+        widened(sample.temperatures, none),
+        widened(sample.policy_versions, none),
+    )
 
 
 def decode_sample(row: tables.Sample, routed: RoutedCalls | None = None) -> Sample:

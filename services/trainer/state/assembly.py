@@ -71,7 +71,7 @@ def assemble_learner(
     """A learner with a new optimiser.
 
     Args: weights: of a version, None for the base model's; reference: of a KL reference that is a version, None for
-        `weights`; teacher: the folder of the teacher, None without one
+        `weights`; teacher: the folder of the teacher, None without one and where the policy itself is it
     Raises: TeacherDamaged: its model cannot be loaded; OSError, LookupError, TypeError, ValueError: another cannot
     """
     weights = weights or base
@@ -94,9 +94,7 @@ def assemble_learner(
     found: Reference | None = None
     if config.algorithm.kl_coefficient > 0:
         found = _reference(base, reference or weights, policy, config, accelerator, ranks)
-    judge = None
-    if teacher is not None:
-        judge = _judge(teacher, config, accelerator, ranks)
+    judge = _judge(base, teacher, policy, config, accelerator, ranks)
     torch.manual_seed(config.sampling.seed)
     dtype = _export_dtype(config, accelerator.device)
     return Learner(
@@ -159,6 +157,11 @@ def _reference(
         return Reference(frozen, every, dtype=_export_dtype(config, accelerator.device))
     if every is None:
         return Reference(BasePolicy(policy))
+    return _adapted(base, weights, policy, every)
+
+
+def _adapted(base: Path, weights: Path, policy: Policy, every: int | None = None) -> Reference:
+    """The policy with the adapters of another version, which alone are in memory a second time."""
     # Adapters of zeros are the base model.
     own = adapter_parameters(policy.model)
     reference = Reference(policy, every, {name: torch.zeros_like(tensor) for name, tensor in copied(own).items()})
@@ -169,14 +172,24 @@ def _reference(
     return reference
 
 
-def _judge(teacher: Path, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> Policy:
+def _judge(
+    base: Path, teacher: Path | None, policy: Policy, config: RunConfig, accelerator: Accelerator, ranks: Ranks
+) -> Reference | None:
+    named = config.algorithm.distillation
+    if named is not None and named.is_own and named.weights == "newest":
+        return Reference(policy)
+    if named is None or teacher is None:
+        return None
+    shares = named.is_own and config.training.lora is not None
     with ranks.agreeing_on(TeacherDamaged):
         try:
+            if shares:
+                return Reference(BasePolicy(policy)) if teacher == base else _adapted(base, teacher, policy)
             found = _frozen(teacher, config, accelerator, replays=False)
         except (OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
             raise unreadable_teacher(teacher, error) from error
     _place(found, teacher, config, accelerator, ranks)
-    return found
+    return Reference(found)
 
 
 def _frozen(weights: Path, config: RunConfig, accelerator: Accelerator, *, replays: bool) -> Policy:

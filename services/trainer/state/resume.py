@@ -32,6 +32,7 @@ from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.rows.reading import read_samples
 from leyden.services.trainer.state.assembly import assemble_learner
 from leyden.services.trainer.state.folders import CheckpointDamaged, LockCheck, no_lock
+from leyden.services.trainer.state.hints import with_hints
 from leyden.services.trainer.state.reading import check_checkpoint, read_checkpoint
 from leyden.services.trainer.state.saving import begin_checkpoint, save_checkpoint
 from leyden.services.trainer.state.teacher import TeacherDamaged, find_teacher, require_teacher
@@ -178,9 +179,14 @@ class RecordedRun:
         return await asyncio.to_thread(self._restore, load)
 
     async def _teacher(self, step: int) -> tuple[Path, str | None] | None:
-        """The teacher of a learner that is right after `step`; None where no step follows, or without distillation."""
-        if step >= self.config.training.steps:
+        """The teacher of a learner that is right after `step`; None where no step follows, without distillation, and
+        where the policy itself is the teacher."""
+        named = self.config.algorithm.distillation
+        if step >= self.config.training.steps or named is None:
             return None
+        if named.is_own:
+            recorded = await self._version(0)
+            return (self.start or self.base, recorded.content_sha256) if named.weights == "start" else None
         async with self.database.read() as session:
             return await find_teacher(session, self.config)
 
@@ -208,6 +214,7 @@ class RecordedRun:
         step = learner.step + 1
         async with self.database.read() as session:
             samples, zero_variance = await recorded_samples(session, self.run_id, step, self.config)
+            samples = await with_hints(session, samples, self.config, self.base)
         await asyncio.to_thread(self._make_step, learner, samples, zero_variance, interrupted)
         folder = checkpoint.with_name(str(step))
         await asyncio.to_thread(self._adopt_and_save, learner, await self._version(step), folder)

@@ -17,12 +17,13 @@ class TeacherDamaged(RuntimeError):
 
 
 async def find_teacher(session: ReadSession, config: RunConfig) -> tuple[Path, str | None] | None:
-    """The folder of a run's teacher, and the hash on record of one that is a version; None without distillation.
+    """The folder of a run's teacher, and the hash on record of one that is a version; None without distillation, and
+    where the run's own model is the teacher.
 
     Raises: TeacherDamaged: the version is gone
     """
     named = config.algorithm.distillation
-    if named is None:
+    if named is None or named.is_own:
         return None
     if named.model is not None:
         return Path(named.model), None

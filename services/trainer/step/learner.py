@@ -91,7 +91,7 @@ class Learner:
     """The policy's weights and the optimiser's moments, which every step changes; `step` counts the steps made.
 
     value_model: the critic, where it is a model of its own. export_dtype: the type to which versions round the weights;
-    None where they do not. teacher: of distillation; no step changes it.
+    None where they do not. teacher: of distillation, whose weights no step changes unless they are the policy's own.
     """
 
     policy: Policy
@@ -102,7 +102,7 @@ class Learner:
     ranks: Ranks = ALONE
     value_model: Policy | None = None
     export_dtype: torch.dtype | None = None
-    teacher: Policy | None = None
+    teacher: Reference | None = None
 
     @property
     def model(self) -> PreTrainedModel:

@@ -20,6 +20,7 @@ from leyden.services.trainer.loss.losses import kl
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.remedies import naming_settings
 from leyden.services.trainer.model.tensors import complete_number
+from leyden.services.trainer.ranks.collectives import Ranks
 from leyden.services.trainer.rows.batch import (
     Sample,
     TrainedTokens,
@@ -27,10 +28,11 @@ from leyden.services.trainer.rows.batch import (
     to_go,
     trained_tokens,
     with_advantages,
+    with_hint,
     with_whitened_advantages,
 )
 from leyden.services.trainer.step.batch import Anchors, Batch
-from leyden.services.trainer.step.gradients import accumulate_gradients, batch_outputs, plan_batch
+from leyden.services.trainer.step.gradients import Plan, accumulate_gradients, batch_outputs, plan_batch
 from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.metrics import Metrics, Update, step_metrics, without_samplers
 from leyden.services.trainer.step.optimizers import learning_rate
@@ -124,7 +126,7 @@ def _anchors(learner: Learner, samples: Sequence[Sample], tokens: TrainedTokens,
     every_row = algorithm.trains_every_row or config.credit.baseline.whiten
     plan = plan_batch(samples, tokens, config.training.micro_batch_tokens, every_row=every_row, ranks=ranks)
 
-    def outputs(policy: Policy) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def outputs(policy: Policy, plan: Plan = plan) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         own = batch_outputs(policy, plan, len(tokens), learner.accelerator, ranks)
         logprobs_K, values_K = ranks.add(torch.from_numpy(np.stack(own))).numpy()
         return logprobs_K, values_K
@@ -137,12 +139,21 @@ def _anchors(learner: Learner, samples: Sequence[Sample], tokens: TrainedTokens,
     if learner.reference is not None:
         with learner.reference.weights() as reference:
             reference_K = outputs(reference)[0]
+    teacher_K = None
+    if learner.teacher is not None:
+        with learner.teacher.weights() as teacher:
+            teacher_K = outputs(teacher, _plan_of_teacher(samples, plan, config, ranks))[0]
     return Anchors(
-        old_K if several else None,
-        reference_K,
-        _estimates(learner, algorithm, samples, tokens, values_K),
-        None if learner.teacher is None else outputs(learner.teacher)[0],
+        old_K if several else None, reference_K, _estimates(learner, algorithm, samples, tokens, values_K), teacher_K
     )
+
+
+def _plan_of_teacher(samples: Sequence[Sample], plan: Plan, config: RunConfig, ranks: Ranks) -> Plan:
+    """The plan of the rows as the teacher reads them, where it has hints. Their trained tokens have the same order."""
+    if all(sample.hint is None for sample in samples):
+        return plan
+    hinted = [with_hint(sample) for sample in samples]
+    return plan_batch(hinted, trained_tokens(hinted), config.training.micro_batch_tokens, ranks=ranks)
 
 
 def _with_teacher(samples: Sequence[Sample], anchors: Anchors, config: RunConfig) -> Sequence[Sample]:

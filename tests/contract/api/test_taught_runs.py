@@ -77,3 +77,41 @@ async def test_a_teacher_with_another_tokenizer_is_refused_with_the_token(
     path, words = await refusal(api_http, document({"model": str(tmp_path / "other")}))
     assert path == "algorithm.distillation.model"
     assert f"name a teacher with the tokenizer of {tiny_model}" in words
+
+
+@pytest.fixture
+async def answers(database: Database, teacher: str) -> str:
+    """A dataset of which one task has no answer and one has null, beside the pool of `teacher`."""
+    rows = [{"answer": 4}, {"question": "2+3"}, {"answer": None, "choices": ["a"]}]
+    return (await builders.add_dataset(database, rows, name="answers")).name
+
+
+async def test_a_hint_that_some_tasks_cannot_fill_warns(api_http: httpx.AsyncClient, answers: str) -> None:
+    made = await api_http.post("/v1/runs", json=document({"hint": "It is {task.answer}."}, dataset=answers))
+    assert made.status_code == 201, made.text
+    (alarm,) = [one for one in made.json()["alarms"] if one["subject"] == "algorithm.distillation.hint"]
+    assert alarm["reason"] == (
+        "task 1 of dataset 'answers' has no value for {task.answer}, and such tasks do not train"
+    )
+    assert alarm["remedy"] == "give every task the field, or name another one"
+
+
+async def test_a_hint_that_no_task_fills_is_refused(api_http: httpx.AsyncClient, answers: str) -> None:
+    path, words = await refusal(api_http, document({"hint": "{task.solution}"}, dataset=answers))
+    assert path == "algorithm.distillation.hint"
+    assert "has a value for {task.solution}, so that no group would train: name a field of the tasks" in words
+    path, words = await refusal(api_http, document({"hint": "{task.choices.-1}"}, dataset=answers))
+    assert words == "{task.choices.-1}: items of a list count from 0"
+
+
+async def test_a_hint_without_fields_fits_every_task(api_http: httpx.AsyncClient, answers: str) -> None:
+    made = await api_http.post("/v1/runs", json=document({"hint": "Answer in one word."}, dataset=answers))
+    assert made.status_code == 201, made.text
+    assert [one for one in made.json()["alarms"] if "distillation" in one["subject"]] == []
+
+
+async def test_the_hint_of_the_how_to_makes_a_run(api_http: httpx.AsyncClient, answers: str) -> None:
+    page = (ROOT / "docs" / "how-to" / "warm-start.md").read_text().partition("## Learn from a hint")[2]
+    shown: dict[str, Any] = json.loads(page.partition("```json")[2].partition("```")[0])
+    made = await api_http.post("/v1/runs", json=builders.run_document(**shown, dataset=answers))
+    assert made.status_code == 201, made.text

@@ -71,6 +71,11 @@ def test_states_of_eight_billion_parameters() -> None:
     assert sizes({**BFLOAT16, "optimizer": {"moments": "8bit"}}, Machine())["moments"] == 16.4
     penalty = {**BFLOAT16, "algorithm": {"type": "ppo_clip", "kl_coefficient": 0.1}}
     assert sizes(penalty, Machine()) == {**one, "reference": 32.8}
+    hinted = {"algorithm": {"type": "reinforce", "distillation": {"hint": "It is {task.answer}."}}}
+    assert sizes({**BFLOAT16, **hinted}, Machine()) == {**one, "teacher": 32.8}
+    newest = overlay(hinted, {"algorithm": {"distillation": {"weights": "newest"}}})
+    assert sizes({**BFLOAT16, **newest}, Machine()) == one
+    assert "teacher" not in sizes({**LORA, **hinted}, Machine())
     critic = {"type": "ppo_clip", "critic": {"trunk": "own"}}
     own = {**BFLOAT16, "algorithm": critic, "credit": {"baseline": {"type": "value"}}}
     assert sizes(own, Machine()) == {"weights": 65.5, "gradients": 65.5, "moments": 131.1}

@@ -17,7 +17,7 @@ from leyden.services.trainer.loss.objective import Terms, objective
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.rows.batch import Sample, trained_tokens, with_advantages
 from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
-from leyden.services.trainer.step.learner import Learner
+from leyden.services.trainer.step.learner import Learner, Reference
 from leyden.services.trainer.step.optimizers import make_optimizer
 from leyden.services.trainer.step.step import optimizer_step
 from tests.support.builders import run_document
@@ -77,7 +77,7 @@ def test_a_step_with_a_teacher_is_the_step_with_its_advantages(rewards: str) -> 
     teacher = Policy(tiny_llama(1, dtype=torch.float32))
     own_K, teacher_K = logprobs(taught.policy, samples), logprobs(teacher, samples)
     judged_K = 0.5 * (teacher_K - own_K) + (trained_tokens(samples).advantages_K if rewards == "add" else 0)
-    taught.teacher = teacher
+    taught.teacher = Reference(teacher)
     metrics = optimizer_step(taught, samples, config({**TEACHER, "coefficient": 0.5, "rewards": rewards}))
     optimizer_step(by_hand, with_advantages(samples, judged_K), config(None))
     assert metrics["kl_teacher"] == pytest.approx(float((own_K - teacher_K).mean()), rel=1e-6)
@@ -91,7 +91,7 @@ def test_a_step_with_a_teacher_is_the_step_with_its_advantages(rewards: str) -> 
 
 def test_no_step_changes_the_teacher() -> None:
     taught, teacher = learner(), Policy(tiny_llama(1, dtype=torch.float32))
-    taught.teacher = teacher
+    taught.teacher = Reference(teacher)
     before = copy.deepcopy(teacher.state_dict())
     optimizer_step(taught, agent_samples(0), config(TEACHER))
     assert all(torch.equal(tensor, before[name]) for name, tensor in teacher.state_dict().items())
@@ -124,7 +124,7 @@ def drawn(policy: Policy, count: int, length: int, random: torch.Generator) -> l
 def test_a_policy_moves_to_its_teacher_on_its_own_tokens() -> None:
     """The exact reverse KL of the first token, over all of the vocabulary, falls below a quarter in 30 steps."""
     subject, teacher = learner(rate=3e-3), Policy(tiny_llama(1, dtype=torch.float32))
-    subject.teacher = teacher
+    subject.teacher = Reference(teacher)
 
     def distance() -> float:
         first = torch.zeros(1, 1, dtype=torch.long)
