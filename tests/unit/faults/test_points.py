@@ -11,6 +11,7 @@ import pytest
 from leyden.libs.faults import FaultInjector
 from tests.contract.controller import test_canaries as canaries
 from tests.contract.controller import test_kills as controller_kills
+from tests.contract.controller import test_rerolls as rerolls
 from tests.contract.controller import test_transfers as transfers
 from tests.contract.controller import test_webhook as webhook
 from tests.contract.engine import test_kills as engine_kills
@@ -63,6 +64,6 @@ def test_every_point_in_the_code_is_described_and_has_a_test_that_kills_there() 
     killed |= {*trainer_kills.POINTS, *trainer_kills.OF_CONTINUED_RUNS, *controller_kills.POINTS, *engine_kills.POINTS}
     killed |= {*test_points.API_POINTS, *test_ranks.POINTS, *transfers.POINTS, *test_rewards.POINTS, *webhook.POINTS}
     killed |= {*test_external_agents.POINTS, *container_kills.POINTS, *gateway_kills.POINTS, *canaries.POINTS}
-    killed |= {*embeddings.POINTS, *regrade_kills.POINTS}
+    killed |= {*embeddings.POINTS, *regrade_kills.POINTS, *rerolls.POINTS}
     assert sorted(described) == sorted(points)
     assert set(described) == killed
