@@ -42,6 +42,9 @@ SGLANG_TESTS ?= tests/contract/engine tests/contract/gateway/test_engine.py test
 # The SGLang of the tests: its request and response types come from the wheel, its server from $(SGLANG_VENV).
 SGLANG_TYPES := sglang==0.5.23
 
+# The program of `make test-containers`: podman or docker.
+CONTAINERS ?= podman
+
 # The agents of `make test-agents` whose names contain this word; all of them by default.
 AGENTS ?=
 # Folders of your own agents for `make up`, below which a run's `agent.directory` may lie.
@@ -76,7 +79,7 @@ NODE_PATH = PATH="$(abspath $(BIN)):$$PATH"
 CONSOLE_IF_POSSIBLE = $(MAKE) --silent console || echo "going on without the console: see the error above, then run make console"
 
 .DEFAULT_GOAL := help
-.PHONY: experiment test-experiments test-long test-gpu test-trackers help console screenshots structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down demo bench bench-gpu bench-swap bench-peers bench-page soak soak-grades growth fuzz docs migrate migration clean
+.PHONY: experiment test-experiments test-long test-gpu test-trackers help console screenshots structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang test-containers contract e2e check up down demo bench bench-gpu bench-swap bench-peers bench-page soak soak-grades growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -152,6 +155,15 @@ $(CACHE)/prometheus/.ready:
 	fi || { echo "Prometheus is missing: install it, or run apt-get update so that its package can be downloaded"; exit 1; }
 	@touch $@
 
+# A program for the image of `make test-containers`: Debian's package without an installation.
+$(CACHE)/busybox/.ready:
+	@mkdir -p $(@D)
+	@cd $(@D) && { apt-get download --quiet=2 busybox-static 2>/dev/null || \
+		{ apt-get update --quiet=2 && apt-get download --quiet=2 busybox-static; }; } && \
+		dpkg-deb --extract busybox-static_*.deb . && rm busybox-static_*.deb || \
+		{ echo "busybox-static cannot be downloaded: put a static busybox into $(@D)/bin"; exit 1; }
+	@touch $@
+
 # The browser of the console's tests: the installed one, or Debian's package with the libraries that this machine lacks.
 $(CACHE)/chromium/.ready:
 	@rm -rf $(@D) && mkdir -p $(@D)/debs $(@D)/usr/lib
@@ -216,6 +228,10 @@ test: setup ## every test that takes no minutes
 test-sglang: setup $(SGLANG_VENV)/.ready ## the contract of engines, and a training, on a real SGLang on a CPU
 	TEST_SGLANG=1 $(BIN)/pytest --timeout=600 --durations=10 -k "[sglang or on_sglang" \
 		$(SGLANG_TESTS)
+
+test-containers: setup $(CACHE)/busybox/.ready ## agents in containers, on an installed podman; CONTAINERS=docker for docker
+	@command -v $(CONTAINERS) >/dev/null || { echo "$(CONTAINERS) is missing: install it (Debian: apt-get install podman)"; exit 1; }
+	TEST_CONTAINERS=$(CONTAINERS) $(BIN)/pytest --timeout=600 tests/contract/runner/test_containers.py
 
 oracle: $(CACHE)/oracle/.ready ## losses, corrections and estimators against verl and TRL on SHAPES random shapes (10,000)
 	$(BIN)/python -m tests.campaigns.oracle --shapes $(or $(SHAPES),10000) --seed $(or $(SEED),0)

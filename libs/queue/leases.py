@@ -31,7 +31,7 @@ DUE = f"{MAY_RUN} AND r.due_at <= clock_timestamp()"
 """SQL: whether rollout r of run u may be leased now."""
 
 # Whether group g of run u is for the caller; null: for any runner.
-_OF_TYPE = f"coalesce(CAST(:runner_type AS text), {RUNNER_TYPE}) = {RUNNER_TYPE}"
+_OF_TYPE = f"(CAST(:runner_types AS text[]) IS NULL OR {RUNNER_TYPE} = ANY(:runner_types))"
 
 # NO KEY UPDATE: leases of one rollout are serialised, but inserts with a foreign key to the rollout do not wait.
 # ORDER BY id: two callers with the same rollouts cannot deadlock.
@@ -196,7 +196,7 @@ class ExpiredAttempt:
 
 
 async def lease_rollouts(
-    session: Session, rollout_ids: Iterable[str], owner: str, seconds: float, runner_type: str | None = None
+    session: Session, rollout_ids: Iterable[str], owner: str, seconds: float, runner_types: Sequence[str] | None = None
 ) -> list[Lease]:
     """Leases the next attempt of each rollout that may be executed, in the order of the ids.
 
@@ -210,7 +210,7 @@ async def lease_rollouts(
         return []
     await session.execute(_LOCK, {"rollout_ids": ids})
     parameters: dict[str, Any] = {"rollout_ids": ids, "lease_ids": [secrets.token_hex(16) for _ in ids]}
-    parameters |= {"owner": owner, "seconds": seconds, "runner_type": runner_type}
+    parameters |= {"owner": owner, "seconds": seconds, "runner_types": _listed(runner_types)}
     rows = await session.execute(_LEASE, parameters)
     leased = {lease.rollout_id: lease for lease in await _leased(session, rows)}
     return [leased[rollout_id] for rollout_id in ids if rollout_id in leased]
@@ -341,10 +341,14 @@ async def expire_overdue(session: Session, limit: int = 1000) -> list[ExpiredAtt
 
 
 async def deliverable_rollouts(
-    session: ReadSession, limit: int = 10_000, *, runner_type: str | None = None
+    session: ReadSession, limit: int = 10_000, *, runner_types: Sequence[str] | None = None
 ) -> list[str]:
     """Returns the rollouts that `lease_rollouts` would lease now, oldest first: the streams should contain these."""
-    return list(await session.scalars(_DELIVERABLE, {"limit": limit, "runner_type": runner_type}))
+    return list(await session.scalars(_DELIVERABLE, {"limit": limit, "runner_types": _listed(runner_types)}))
+
+
+def _listed(runner_types: Sequence[str] | None) -> list[str] | None:
+    return None if runner_types is None else list(runner_types)
 
 
 def _storable(value: Any) -> Any:

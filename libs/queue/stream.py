@@ -1,4 +1,4 @@
-"""Delivery of rollout ids to runners through a Redis stream for each type of runner (`runner.type` of a run).
+"""Delivery of rollout ids to runners through a Redis stream for each place of agents: machines, and clusters.
 
 The controller can restore the stream at any time: it enqueues `leases.deliverable_rollouts`, and no rollout enters
 twice. A runner acknowledges a delivery once it has the lease; from then on Postgres stores the owner. A
@@ -69,9 +69,9 @@ class Delivery:
 class RolloutQueue:
     """The streams of rollout ids. Every method raises QueueUnavailable when Redis does not answer.
 
-    Args: runner_type: whose rollouts this object delivers; reclaim_seconds: how long a delivery may stay
-        unacknowledged before another owner gets it; answer_seconds: time-out of a command beyond its own wait;
-        dead_seconds: see `DEAD_SECONDS`
+    Args: runner_type: whose rollouts this object delivers; those of processes and containers are in one stream;
+        reclaim_seconds: how long a delivery may stay unacknowledged before another owner gets it; answer_seconds:
+        time-out of a command beyond its own wait; dead_seconds: see `DEAD_SECONDS`
     """
 
     def __init__(
@@ -186,5 +186,5 @@ class RolloutQueue:
 
 def _keys_of(runner_type: str) -> list[str]:
     """The stream, and the hash of what is in it."""
-    stream = _STREAM if runner_type == "process" else f"{_STREAM}:{runner_type}"
+    stream = _STREAM if runner_type in {"process", "container"} else f"{_STREAM}:{runner_type}"
     return [stream, f"{stream}:waiting"]

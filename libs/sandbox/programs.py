@@ -7,30 +7,22 @@ import os
 import resource
 import shutil
 import tempfile
-import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leyden.libs.sandbox import supervisor
 from leyden.libs.sandbox.artifacts import read_artifacts
 from leyden.libs.sandbox.ended import Ended, ended_of
+from leyden.libs.sandbox.fresh import FreshWorkspaces
 from leyden.libs.sandbox.mounts import can_show
 from leyden.libs.sandbox.place import Place, open_work_folder
+from leyden.libs.sandbox.program import Program
 from leyden.libs.sandbox.sandbox import SIGNAL_LANDLOCK, USABLE_LANDLOCK, landlock_abi
 from leyden.libs.sandbox.supervisors import ProgramError, Supervisors
 from leyden.libs.sandbox.system_calls import can_filter
 from leyden.libs.sandbox.users import REMEDIES, SandboxUser, closed_to, sandbox_users
-from leyden.libs.sandbox.workspace import (
-    AgentFolder,
-    MoreFiles,
-    Workspace,
-    Workspaces,
-    others_filled_disk,
-    read_result,
-    remove_tree,
-)
+from leyden.libs.sandbox.workspace import Workspace, Workspaces, others_filled_disk, read_result
 from leyden.libs.service.errors import Misconfigured
 from leyden.libs.telemetry import logger
 
@@ -42,39 +34,6 @@ log = logger()
 
 WRITABLE_BY_ROOT = ("/tmp", "/var/tmp", tempfile.gettempdir(), "/dev")  # noqa: S108  # nothing is made there
 """The folders in which a program that stays root may write beside its workspace: those of every user."""
-
-
-@dataclass(frozen=True)
-class Program:
-    """One program.
-
-    Args: name: unique among living ones, fit for a file name; command: program and arguments, no shell, `{python}` as
-        first word for the place's interpreter; environment: complete but for PATH, HOME, TMPDIR and
-        `document_variable`, which names the file with the document; document_on_stdin: the program reads it from
-        stdin, too; document_name: one more file with it, in the working folder; directory: a folder that is copied
-        into the working folder; cpu_seconds: of each process; network: whether it may open sockets; result: a file of
-        the working folder, which is removed before the start and read at the end; artifacts: patterns of files of the
-        working folder that are read at the end; files: contents by their paths in a folder beside the working folder,
-        which `files_variable` names; None: no such folder
-    """
-
-    name: str
-    command: list[str]
-    environment: Mapping[str, str]
-    document: Mapping[str, Any]
-    document_variable: str
-    timeout_seconds: float
-    output_bytes: int
-    memory_bytes: int | None = None
-    cpu_seconds: int | None = None
-    document_on_stdin: bool = False
-    document_name: str | None = None
-    directory: str | None = None
-    network: bool = True
-    result: str | None = None
-    artifacts: Sequence[str] = ()
-    files: Mapping[str, bytes] | None = None
-    files_variable: str | None = None
 
 
 class Programs:
@@ -90,6 +49,7 @@ class Programs:
         work_folder = self._work_folder()
         self._hidden = [os.path.realpath(path) for path in (*place.hidden_paths, work_folder)]
         self._workspaces = Workspaces(work_folder, owner, f"{place.names.prefix}_WORK_FOLDER")
+        self._fresh = FreshWorkspaces(place, self._workspaces, self._hidden)
         self._landlock = landlock_abi()
         if self._landlock < USABLE_LANDLOCK:
             log.warning(
@@ -147,27 +107,13 @@ class Programs:
             raise ProgramError(str(error)) from error
 
     async def _run_as(self, user: SandboxUser, program: Program) -> Ended:
-        stop = threading.Event()
-        making = asyncio.ensure_future(asyncio.to_thread(self._make_workspace, program, user, stop))
-        try:
-            workspace = await asyncio.shield(making)
-        except asyncio.CancelledError:
-            stop.set()
-            await asyncio.wait([making])
-            if making.exception() is None:
-                await asyncio.shield(asyncio.to_thread(remove_tree, making.result().root))
-            raise
-        except OSError as error:
-            raise ProgramError(f"the working folder could not be made: {error}") from error
         result = None
-        try:
+        async with self._fresh.of(program, user.uid) as workspace:
             report = await self._supervisors.run(self._orders(program, workspace, user), user.lock)
             lacked_room = await asyncio.to_thread(others_filled_disk, workspace.root)
             if program.result is not None:
                 result = await asyncio.to_thread(read_result, workspace.work, program.result)
             kept = await asyncio.to_thread(read_artifacts, workspace.work, program.artifacts)
-        finally:
-            await asyncio.shield(asyncio.to_thread(remove_tree, workspace.root))
         if not report["all_dead"]:
             log.warning("a process of a program survived SIGKILL", program=program.name)
         contained = user.uid is not None or self._landlock >= SIGNAL_LANDLOCK
@@ -177,39 +123,6 @@ class Programs:
     async def close(self) -> None:
         """Removes the folder of this process's workspaces."""
         await asyncio.to_thread(self._workspaces.close)
-
-    def _make_workspace(self, program: Program, user: SandboxUser, stop: threading.Event) -> Workspace:
-        make = self._workspaces.make
-        files = MoreFiles(program.document_name, program.result, program.files)
-        if program.directory is None:
-            return make(program.name, program.document, None, user.uid, files)
-        field = self._place.names.directory
-        # Opened before the check of its path, so that nobody can exchange it in between.
-        try:
-            descriptor = os.open(program.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK)
-        except OSError as error:
-            message = f"{field} {program.directory} cannot be opened ({error.strerror}): correct its path"
-            raise OSError(message) from error
-        try:
-            self._check_directory(Path(f"/proc/self/fd/{descriptor}").readlink())
-            folder = AgentFolder(descriptor, self._place.max_directory_bytes, stop, self._place.names)
-            return make(program.name, program.document, folder, user.uid, files)
-        finally:
-            os.close(descriptor)
-
-    def _check_directory(self, folder: Path) -> None:
-        """Raises: PermissionError: the service, perhaps root, may not copy this folder for a program"""
-        names = self._place.names
-        if any(folder.is_relative_to(path) or Path(path).is_relative_to(folder) for path in self._hidden):
-            raise PermissionError(
-                f"{folder} belongs to the platform: keep the {names.program}'s files in another folder"
-            )
-        if not any(folder.is_relative_to(os.path.realpath(root)) for root in self._place.roots):
-            roots = ", ".join(map(str, self._place.roots)) or "none"
-            raise PermissionError(
-                f"{names.directory} {folder} lies in no folder of {names.setting('ROOTS')} ({roots}): move it there, or"
-                f" name the folder of your {names.program}s to the platform ({names.remedy})"
-            )
 
     def _orders(self, program: Program, workspace: Workspace, user: SandboxUser) -> Orders:
         if not program.network and not self._can_filter:

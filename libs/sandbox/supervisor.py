@@ -39,7 +39,8 @@ if sandbox.TYPE_CHECKING:
         `environment` is complete: the agent inherits nothing. `stdin` is the file that it reads as its stdin.
         `output_bytes` bounds what stays of stdout and of stderr.
         `memory_bytes` bounds the resident memory of all its processes, measured every `memory_poll_seconds`. `limits`
-        are the arguments of `setrlimit`: number, soft, hard.
+        are the arguments of `setrlimit`: number, soft, hard. Without a `sandbox` the program keeps its rights, as a
+        client of a container engine must.
         """
 
         command: list[str]
@@ -52,7 +53,7 @@ if sandbox.TYPE_CHECKING:
         memory_bytes: int | None
         memory_poll_seconds: float
         limits: list[tuple[int, int, int]]
-        sandbox: Sandbox
+        sandbox: Sandbox | None
 
     class Report(TypedDict):
         """The end of an agent.
@@ -193,7 +194,7 @@ class Agent:
         self.exit_code: int | None = None
         self.cpu_seconds = 0.0
         self.exceeded_bytes: int | None = None
-        self._uid = orders["sandbox"]["uid"]
+        self._uid = orders["sandbox"] and orders["sandbox"]["uid"]
         supervisor = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
@@ -258,7 +259,8 @@ def _become_agent(orders: Orders, supervisor: int, stdout: int, stderr: int, rep
         os.umask(0o077)
         for number, soft, hard in orders["limits"]:
             resource.setrlimit(number, (soft, hard))
-        sandbox.enter(orders["sandbox"])
+        if orders["sandbox"] is not None:
+            sandbox.enter(orders["sandbox"])
         # After the change of user, which clears it: the agent dies even if its supervisor is killed.
         _libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
         if os.getppid() != supervisor:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from leyden.libs.sandbox import supervisor
 
@@ -35,8 +35,10 @@ class Supervisors:
     Args: spared: the further children of this process, which no lost supervisor has left to it
     """
 
+    _pids: ClassVar[set[int]] = set()
+    """The supervisors of this process, whoever started them. Another child may be the program of a dead one."""
+
     def __init__(self, spared: Callable[[], Collection[int]] = tuple) -> None:
-        self._pids: set[int] = set()
         self._spared = spared
 
     async def run(self, orders: Orders, lock: int | None = None) -> Report:

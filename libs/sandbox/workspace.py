@@ -179,6 +179,17 @@ def _lock(folder: Path) -> IO[str]:
     return lock
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether the process lives that made this folder of workspaces."""
+    try:
+        _lock(folder).close()
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def _remove_abandoned(parent: Path) -> None:
     """Removes the folders of dead processes: their lock is free. A folder without a lock is not ours."""
     for folder in parent.iterdir():

@@ -63,6 +63,13 @@ from leyden.services.api.models import (
 from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, PolicyName, Store
 from leyden.services.api.settings import Settings
 
+INSTEAD = {
+    "process": "write the agent's image into runner.image, with a type that they execute",
+    "container": "install podman or docker on the runner's machine and start the platform again, or use another type",
+    "kubernetes": "on one machine write runner.type 'container', with the same image",
+}
+"""The remedy for a run whose `runner.type` this platform does not execute."""
+
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=GuardedRoute)
 
 Number = Annotated[int, Path(ge=1, le=MAX_NUMBER)]
@@ -99,7 +106,7 @@ def _check_runner(request: Request, one: GroupAgent) -> None:
     elif executed is not None and one.runner.type not in executed:
         detail = (
             f"{one.runner_path}.type: this platform's runners execute {', '.join(sorted(executed))} and not"
-            f" {one.runner.type}"
+            f" {one.runner.type}: {INSTEAD[one.runner.type]}"
         )
         raise Problem(422, detail, cause="runner_type")
     rules: AgentRules = request.app.state.settings.agent_rules

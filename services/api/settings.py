@@ -31,8 +31,8 @@ class Settings(HttpSettings):
     `collector_url`, the API refuses runs with `runner.type: external`, and questions of the playground."""
     collector_url: HttpAddress | None = None
     """The collector's address as external agents see it."""
-    runner_types: frozenset[Literal["process", "kubernetes"]] | None = None
-    """Values of `runner.type` that the platform's runners execute (their RUNNER_BACKEND), as a JSON list. The API
+    runner_types: frozenset[Literal["process", "container", "kubernetes"]] | None = None
+    """Values of `runner.type` that the platform's runners execute, as a JSON list. The API
     refuses runs with another; unset, their rollouts wait for a runner of that type."""
     one_machine: bool = False
     """Whether runners, trainers and engines are on this API's machine, as by `leyden up`. The API then refuses runs

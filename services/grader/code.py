@@ -18,7 +18,8 @@ from leyden.libs.grading.pool import Graded
 from leyden.libs.grading.verdict import NAME, grade_of_verdict
 from leyden.libs.sandbox.ended import Ended
 from leyden.libs.sandbox.place import Names, Place
-from leyden.libs.sandbox.programs import Program, Programs
+from leyden.libs.sandbox.program import Program
+from leyden.libs.sandbox.programs import Programs
 from leyden.libs.sandbox.supervisor import become_subreaper
 from leyden.libs.sandbox.supervisors import ProgramError
 from leyden.libs.service.errors import Misconfigured

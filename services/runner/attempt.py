@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from leyden.libs.attempts import (
@@ -51,7 +51,7 @@ async def execute(lease: Lease, context: RunnerContext) -> Outcome:
     started = time.monotonic()
     backend = context.backends.get(lease.runner.type)
     if backend is None:
-        return Outcome(OutcomeKind.INFRA_ERROR, detail=_no_backend(lease.runner.type, context.settings.backend))
+        return Outcome(OutcomeKind.INFRA_ERROR, detail=_no_backend(lease.runner.type, context.backends))
     try:
         spec = attempt_spec(lease, context)
         ended = await backend.run(spec)
@@ -66,8 +66,8 @@ async def execute(lease: Lease, context: RunnerContext) -> Outcome:
     return await attribute_failure(outcome, started, context.endpoints, was_watched=not lease.adopted)
 
 
-def _no_backend(asked: str, offered: str) -> str:
-    return f"the run asks for runner.type {asked!r}, and this platform's runners have RUNNER_BACKEND={offered}"
+def _no_backend(asked: str, offered: Iterable[str]) -> str:
+    return f"the run asks for runner.type {asked!r}, and this platform's runners execute {', '.join(offered)}"
 
 
 def attempt_spec(lease: Lease, context: RunnerContext) -> AttemptSpec:

@@ -28,8 +28,8 @@ class Settings(ServiceSettings):
     """The collector's gRPC address (COLLECTOR_GRPC_PORT), for agents of runs that set OTEL_EXPORTER_OTLP_PROTOCOL to
     `grpc`."""
     backend: Literal["process", "kubernetes"] = "process"
-    """The place of agents: processes of this machine, or Jobs of the Kubernetes cluster. A run names the same in
-    `runner.type`."""
+    """The place of agents: this machine, for runs with `runner.type` process and container, or Jobs of the Kubernetes
+    cluster."""
     namespace: str | None = None
     """Kubernetes: the namespace of agents' Jobs."""
     pod_template_file: Path | None = None
@@ -45,8 +45,14 @@ class Settings(ServiceSettings):
     agent_rules: AgentRules = AgentRules()
     """Kubernetes: what a run may name, as API_AGENT_RULES; an attempt of another run does not start."""
     start_seconds: float = Field(default=300.0, gt=0)
-    """Kubernetes: the longest wait of an agent's pod for quota, a node or its image. Then the attempt fails with the
-    reason, and is tried again."""
+    """The longest wait of an agent's pod for quota, a node or its image, and of a container for its image. Then the
+    attempt fails with the reason, and is tried again."""
+    container_program: str | None = None
+    """Containers: podman or docker, by name or path. Unset: podman where it is installed, else docker."""
+    container_network: str = Field(default="host", pattern=r"^[A-Za-z0-9][\w.:-]*$")
+    """Containers: the network of agents, as `--network` of podman and docker. On `host` they reach every port of the
+    machine, the platform's among them, as processes do; another one must lead to RUNNER_GATEWAY_URL and
+    RUNNER_COLLECTOR_URL."""
     concurrency: int = Field(default=32, ge=1, le=4096)
     """Attempts at once. Agents mostly wait for the model, so this may be far more than cores."""
     work_folder: Path = Field(default_factory=open_work_folder)

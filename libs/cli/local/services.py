@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from leyden.libs.cli.local.record import PlatformRecord
+from leyden.libs.containers.client import CONTAINER_PROGRAM, ContainerClient
 
 SERVICES = ("engine", "api", "credit", "gateway", "controller", "collector", "runner", "grader")
 """In the order of starts: the engine takes longest."""
@@ -200,7 +202,7 @@ def _own_environment(service: str, facts: Facts) -> dict[str, str]:
         case "api":
             return {
                 "API_ADMIN_TOKEN_FILE": str(facts.home / ADMIN_TOKEN),
-                "API_RUNNER_TYPES": '["process"]',
+                "API_RUNNER_TYPES": json.dumps(_runner_types()),
                 "API_ONE_MACHINE": "true",
                 "API_GRADER_ROOTS": json.dumps([str(path) for path in facts.graders]),
                 "API_JUDGES": json.dumps(facts.judges),
@@ -246,6 +248,12 @@ def _own_environment(service: str, facts: Facts) -> dict[str, str]:
             }
         case _:
             return {}
+
+
+def _runner_types() -> list[str]:
+    """Values of `runner.type` that this machine executes: containers where podman or docker is installed."""
+    has_containers = ContainerClient(os.environ.get(CONTAINER_PROGRAM)).program is not None
+    return ["process", "container"] if has_containers else ["process"]
 
 
 def _engine_kind(facts: Facts) -> dict[str, str]:

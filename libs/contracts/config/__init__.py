@@ -43,7 +43,13 @@ from leyden.libs.contracts.config.override import Override
 from leyden.libs.contracts.config.policies import EmbeddingModel, Policy, Role
 from leyden.libs.contracts.config.reward import Component, Reward, stored_reward
 from leyden.libs.contracts.config.run import RunConfig
-from leyden.libs.contracts.config.runners import ExternalRunner, KubernetesRunner, ProcessRunner, RunnerConfig
+from leyden.libs.contracts.config.runners import (
+    ContainerRunner,
+    ExternalRunner,
+    KubernetesRunner,
+    ProcessRunner,
+    RunnerConfig,
+)
 from leyden.libs.contracts.config.sampling import Curriculum, Sampling
 from leyden.libs.contracts.config.training import EarlyStopping, Lora, Optimizer, Training
 
@@ -59,6 +65,7 @@ __all__ = [
     "Cispo",
     "Component",
     "Computation",
+    "ContainerRunner",
     "Credit",
     "CreditRule",
     "Critic",

@@ -246,7 +246,7 @@ def check_agents_files(one: GroupAgent) -> None:
     if one.runner.type == "kubernetes" and one.agent.artifacts:
         raise ValueError(
             f"{one.path}.artifacts are files of a runner's machine, and the pods of runner.type 'kubernetes' keep none:"
-            " let the agent print them, or use runner.type 'process'"
+            " let the agent print them, or use runner.type 'process' or 'container'"
         )
 
 
@@ -271,7 +271,7 @@ def check_task_file(one: GroupAgent) -> None:
             f"{one.path}.task_file: attempts of a shared pod have one path in common: read LEYDEN_TASK_FILE instead, or"
             " set runner.attempts_per_pod to 1"
         )
-    if one.runner.type == "process" and ("/" in name or name in {".", ".."}):
+    if one.runner.type in {"process", "container"} and ("/" in name or name in {".", ".."}):
         raise ValueError(f"{one.path}.task_file: write a name in the agent's working folder, such as input.json")
 
 

@@ -1,4 +1,4 @@
-"""The backends that execute attempts: processes of a machine, Jobs of a Kubernetes cluster, or clients."""
+"""The backends that execute attempts: processes or containers of a machine, Jobs of a cluster, or clients."""
 
 from __future__ import annotations
 
@@ -61,6 +61,20 @@ class ProcessRunner(_Runner):
     """CPU time of each process of the agent (RLIMIT_CPU); null for no limit."""
 
 
+class ContainerRunner(_Runner):
+    """Each attempt is a container of podman or docker on the runner's machine, of an image that holds the agent."""
+
+    type: Literal["container"] = "container"
+    image: PinnedImage
+    """The image that holds the agent, with a tag other than `latest`, or a digest. The runner pulls one that its
+    machine lacks."""
+    memory_bytes: int | None = Field(default=4 * 2**30, ge=2**24, le=2**60)
+    """Memory of the container, its files in tmpfs and page cache included; the kernel ends an agent that needs more.
+    null for no limit."""
+    cpu_seconds: int | None = Field(default=None, ge=1, le=10**9)
+    """CPU time of each process of the agent (RLIMIT_CPU); null for no limit."""
+
+
 class Toleration(Document):
     """A taint of nodes on which the agent may run, as Kubernetes defines it."""
 
@@ -117,7 +131,9 @@ def _process_by_default(document: Any) -> Any:
 
 
 RunnerConfig = Annotated[
-    ProcessRunner | KubernetesRunner | ExternalRunner, Field(discriminator="type"), BeforeValidator(_process_by_default)
+    ProcessRunner | ContainerRunner | KubernetesRunner | ExternalRunner,
+    Field(discriminator="type"),
+    BeforeValidator(_process_by_default),
 ]
 """The backend that executes a run's attempts, by `type`."""
 _RUNNER: TypeAdapter[RunnerConfig] = TypeAdapter(RunnerConfig)

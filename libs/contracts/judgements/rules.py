@@ -109,7 +109,7 @@ def _lacks_its_files(run: RunConfig) -> bool:
 def _names_a_missing_file(one: GroupAgent) -> bool:
     scripts = [word for word in one.agent.command if PurePath(word).suffix in SCRIPTS and " " not in word]
     relative = any(word[0] not in "/{" for word in scripts)
-    return one.runner.type == "process" and one.agent.directory is None and relative
+    return one.runner.type in {"process", "container"} and one.agent.directory is None and relative
 
 
 RULES: tuple[Rule, ...] = (

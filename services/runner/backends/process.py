@@ -2,41 +2,12 @@
 
 from __future__ import annotations
 
-from leyden.libs.contracts.config import ProcessRunner
 from leyden.libs.sandbox.ended import Ended
-from leyden.libs.sandbox.place import Names, Place
-from leyden.libs.sandbox.programs import Program, Programs
+from leyden.libs.sandbox.programs import Programs
 from leyden.libs.sandbox.supervisors import ProgramError
 from leyden.services.runner.backends.base import AttemptSpec, BackendError
+from leyden.services.runner.backends.machine import place_of, program_of
 from leyden.services.runner.settings import Settings
-
-NAMES = Names(
-    program="agent",
-    prefix="RUNNER",
-    kind="AGENT",
-    directory="agent.directory",
-    remedy="`leyden up --agents DIR`",
-    memory="runner.memory_bytes",
-)
-
-
-def place_of(settings: Settings) -> Place:
-    """The place of agents that the runner's settings describe."""
-    return Place(
-        names=NAMES,
-        work_folder=settings.work_folder,
-        hidden_paths=(*settings.hidden_paths, settings.capability_keys_file),
-        roots=settings.agent_roots,
-        max_directory_bytes=settings.max_directory_bytes,
-        path=settings.agent_path,
-        python=settings.python,
-        user=settings.agent_user,
-        uids_from=settings.agent_uids_from,
-        max_open_files=settings.max_open_files,
-        max_processes=settings.max_processes,
-        max_file_bytes=settings.max_file_bytes,
-        grace_seconds=settings.grace_seconds,
-    )
 
 
 class ProcessBackend:
@@ -80,24 +51,3 @@ class ProcessBackend:
     async def close(self) -> None:
         """Removes the folder of this runner's workspaces."""
         await self._programs.close()
-
-
-def program_of(spec: AttemptSpec) -> Program:
-    """The program of an attempt's agent."""
-    limits = spec.limits
-    assert isinstance(limits, ProcessRunner)
-    return Program(
-        name=spec.name,
-        command=spec.command,
-        environment={**spec.environment, **spec.secrets},
-        document=spec.task,
-        document_variable="LEYDEN_TASK_FILE",
-        document_on_stdin=spec.task_on_stdin,
-        document_name=spec.task_file,
-        directory=spec.directory,
-        timeout_seconds=limits.timeout_seconds,
-        output_bytes=limits.output_bytes,
-        memory_bytes=limits.memory_bytes,
-        cpu_seconds=limits.cpu_seconds,
-        artifacts=spec.artifacts,
-    )

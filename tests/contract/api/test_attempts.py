@@ -309,6 +309,6 @@ async def test_runners_leave_the_rollouts_of_clients_alone(http: httpx.AsyncClie
     ids = [rollout.id for rollout in rollouts]
     async with database.session() as session:
         for kind in ("process", "kubernetes"):
-            assert await leases.deliverable_rollouts(session, runner_type=kind) == []
-            assert await leases.lease_rollouts(session, ids, "runner", 30.0, kind) == []
+            assert await leases.deliverable_rollouts(session, runner_types=[kind]) == []
+            assert await leases.lease_rollouts(session, ids, "runner", 30.0, [kind]) == []
     assert (await lease(http, run.id))["rollout_id"] in ids

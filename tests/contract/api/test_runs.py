@@ -63,6 +63,7 @@ async def test_a_run_for_runners_that_the_platform_lacks_is_refused(api_http: ht
     document = builders.run_document(runner={"type": "kubernetes", "image": "agents/flight:3"})
     refused = await api_http.post("/v1/runs", json=document)
     assert (refused.status_code, refused.json()["cause"]) == (422, "runner_type")
+    assert "on one machine write runner.type 'container'" in refused.json()["detail"]
     assert "execute process and not kubernetes" in refused.json()["detail"]
 
 

@@ -22,7 +22,8 @@ def test_a_document_without_a_type_is_the_process_backends() -> None:
 
 @pytest.mark.parametrize("image", ["agent:1", "host:5000/a/agent:v1.2", f"agent@sha256:{'0' * 64}", "ghcr.io/a/b:x"])
 def test_an_image_with_a_tag_or_a_digest_is_accepted(image: str) -> None:
-    assert RUNNER.validate_python({"type": "kubernetes", "image": image}).image == image
+    for kind in ("kubernetes", "container"):
+        assert RUNNER.validate_python({"type": kind, "image": image}).image == image
 
 
 @pytest.mark.parametrize("image", ["agent", "agent:latest", "host:5000/agent", "a b:1", "", "agent:", "agent@sha256:0"])

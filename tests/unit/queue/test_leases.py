@@ -310,9 +310,9 @@ async def test_a_runner_gets_no_rollout_of_another_type(database: Database) -> N
     _, [here] = await builders.add_group(database, await builders.add_run(database), size=1)
     _, [there] = await builders.add_group(database, await builders.add_run(database, config=config), size=1)
     async with database.session() as session:
-        assert await leases.deliverable_rollouts(session, runner_type="process") == [here.id]
-        assert await leases.deliverable_rollouts(session, runner_type="kubernetes") == [there.id]
-        leased = await leases.lease_rollouts(session, [here.id, there.id], "runner-a", 30.0, "kubernetes")
+        assert await leases.deliverable_rollouts(session, runner_types=["process"]) == [here.id]
+        assert await leases.deliverable_rollouts(session, runner_types=["kubernetes"]) == [there.id]
+        leased = await leases.lease_rollouts(session, [here.id, there.id], "runner-a", 30.0, ["kubernetes"])
         assert [one.rollout_id for one in leased] == [there.id]
 
 
@@ -323,8 +323,8 @@ async def test_a_lease_has_the_agent_of_its_group(database: Database) -> None:
     _, [there] = await builders.add_group(database, run, 1, size=1, agent="image", runner_type="kubernetes")
     async with database.session() as session:
         for kind, own in (("process", here), ("kubernetes", there)):
-            assert await leases.deliverable_rollouts(session, runner_type=kind) == [own.id]
-            [leased] = await leases.lease_rollouts(session, [here.id, there.id], "runner-a", 30.0, kind)
+            assert await leases.deliverable_rollouts(session, runner_types=[kind]) == [own.id]
+            [leased] = await leases.lease_rollouts(session, [here.id, there.id], "runner-a", 30.0, [kind])
             found = (leased.rollout_id, leased.agent_name, leased.agent.command, leased.runner.type)
             name, word = ("plain", "a") if own is here else ("image", "b")
             assert found == (own.id, name, [word], kind)

@@ -40,6 +40,11 @@ async def test_each_type_of_runner_has_a_stream_of_its_own(queue: RolloutQueue, 
     await jobs.close()
 
 
+async def test_a_machines_runner_gets_processes_and_containers(queue: RolloutQueue) -> None:
+    assert (await queue.enqueue(["a"]), await queue.enqueue(["b"], "container")) == (1, 1)
+    assert await deliver(queue) == ["a", "b"]
+
+
 async def test_enqueueing_again_adds_nothing_until_acknowledged(queue: RolloutQueue) -> None:
     assert await queue.enqueue(["a", "a", "b"]) == 2
     assert await queue.enqueue(["a", "b"]) == 0

@@ -20,7 +20,8 @@ from leyden.libs.sandbox.place import open_work_folder
 from leyden.libs.sandbox.users import SandboxUser
 from leyden.libs.service.errors import Misconfigured
 from leyden.services.runner.backends.base import AttemptSpec, BackendError
-from leyden.services.runner.backends.process import NAMES, ProcessBackend, place_of, program_of
+from leyden.services.runner.backends.machine import NAMES, place_of, program_of
+from leyden.services.runner.backends.process import ProcessBackend
 from leyden.services.runner.settings import Settings
 
 if TYPE_CHECKING:

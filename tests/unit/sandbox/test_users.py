@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from leyden.libs.sandbox import users
 from leyden.libs.sandbox.users import SandboxUsers, closed_to, sandbox_users
 from leyden.libs.service.errors import Misconfigured
-from leyden.services.runner.backends.process import place_of
+from leyden.services.runner.backends.machine import place_of
 from leyden.services.runner.settings import Settings
 
 STRANGER = 1_700_000_000

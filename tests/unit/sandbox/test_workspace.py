@@ -14,7 +14,7 @@ import pytest
 
 from leyden.libs.sandbox.workspace import AgentFolder, MoreFiles, Workspaces, others_filled_disk, remove_tree
 from leyden.libs.service.errors import Misconfigured
-from leyden.services.runner.backends.process import NAMES
+from leyden.services.runner.backends.machine import NAMES
 
 WORK_FOLDER = "RUNNER_WORK_FOLDER"
 

@@ -1,0 +1,1 @@
+"""Containers of this machine, through the programs podman and docker."""

@@ -1,0 +1,187 @@
+"""Executes each attempt in a container of this machine. A supervisor of `libs/sandbox` watches the container's client.
+
+A container has its own root, processes and limits; its name and labels let the next runner find those of a dead one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from leyden.libs.containers.client import ContainerClient, ContainerError, last_words
+from leyden.libs.contracts.config import ContainerRunner
+from leyden.libs.sandbox.artifacts import read_artifacts
+from leyden.libs.sandbox.ended import Ended, ended_of
+from leyden.libs.sandbox.fresh import FreshWorkspaces
+from leyden.libs.sandbox.supervisor import MEMORY_POLL_SECONDS
+from leyden.libs.sandbox.supervisors import ProgramError, Supervisors
+from leyden.libs.sandbox.users import SandboxUser, SandboxUsers, sandbox_users
+from leyden.libs.sandbox.workspace import Workspace, Workspaces, is_locked, others_filled_disk
+from leyden.libs.telemetry import logger
+from leyden.services.runner.backends.base import AttemptSpec, BackendError
+from leyden.services.runner.backends.container.creation import OWNER, WORK_FOLDER, Creation
+from leyden.services.runner.backends.machine import NAMES, place_of, program_of
+from leyden.services.runner.settings import Settings
+
+if TYPE_CHECKING:
+    from leyden.libs.sandbox.supervisor import Orders, Report
+
+log = logger()
+
+NO_SUCH = "no such container"
+NEVER_STARTED = "0001-"
+"""The beginning of the time of a container's start that never was."""
+
+
+class ContainerBackend:
+    """The attempts of one runner in containers of this machine.
+
+    Args: owner: the name of the runner
+    """
+
+    def __init__(self, settings: Settings, owner: str) -> None:
+        self._settings = settings
+        self._owner = f"{owner}-containers"
+        self._client = ContainerClient(settings.container_program)
+        # The interpreter lies in the image, where every user can reach it.
+        self._place = replace(place_of(settings), python="/bin/sh")
+        self._work_folder = os.path.realpath(settings.work_folder)
+        self._supervisors = Supervisors()
+        self._workspaces: Workspaces | None = None
+
+    async def check(self) -> None:
+        """Does nothing: without podman or docker each attempt fails with the remedy, and other agents need neither."""
+
+    async def remove_abandoned(self) -> None:
+        """Removes the containers of runners that are gone, where podman or docker is installed and answers."""
+        if self._client.program is None:
+            return
+        try:
+            for name in await self._abandoned():
+                log.info("abandoned container removed", container=name)
+                await self._client.call("rm", "--force", "--volumes", name)
+        except ContainerError as error:
+            log.warning("containers of earlier runners not looked for", cause=str(error))
+
+    async def run(self, spec: AttemptSpec) -> Ended:
+        """Runs the agent to its end and removes its container, also when cancelled.
+
+        Raises: BackendError: no podman or docker, no image, no start, or an unknown end
+        """
+        assert isinstance(spec.limits, ContainerRunner)
+        try:
+            await self._client.provide(spec.limits.image, self._settings.start_seconds)
+            with self._users.lend() as user:
+                async with self._fresh.of(program_of(spec), user.uid) as workspace:
+                    return await self._run_in(workspace, spec, user)
+        except (ContainerError, ProgramError, OSError) as error:
+            raise BackendError(str(error)) from error
+
+    async def survivors(self) -> list[tuple[str, int]]:
+        """None: a container's agent ends with its runner, or when the next one removes it."""
+        return []
+
+    async def discard(self, rollout_id: str, attempt: int) -> None:
+        """Does nothing, as there are no survivors."""
+
+    def detach(self) -> bool:
+        """False: containers end with their runner."""
+        return False
+
+    async def close(self) -> None:
+        """Removes the folder of this runner's workspaces."""
+        if self._workspaces is not None:
+            await asyncio.to_thread(self._workspaces.close)
+
+    # The first container needs them, and most runners start none.
+    @cached_property
+    def _users(self) -> SandboxUsers:
+        return sandbox_users(self._place)
+
+    @cached_property
+    def _fresh(self) -> FreshWorkspaces:
+        folder = self._settings.work_folder
+        self._workspaces = Workspaces(folder, self._owner, "RUNNER_WORK_FOLDER")
+        hidden = [*map(os.path.realpath, self._place.hidden_paths), self._work_folder]
+        return FreshWorkspaces(self._place, self._workspaces, hidden)
+
+    async def _run_in(self, workspace: Workspace, spec: AttemptSpec, user: SandboxUser) -> Ended:
+        creation = Creation(
+            spec=spec,
+            owner=self._owner,
+            workspace=workspace,
+            place=self._settings.work_folder / "attempt",
+            uid=user.uid,
+            podman=self._client.is_podman,
+            settings=self._settings,
+        )
+        lines, passed = creation.variables()
+        try:
+            creation.variables_file.touch(0o600, exist_ok=False)
+            creation.variables_file.write_text(lines, encoding="utf-8")
+            await self._client.call(*creation.arguments(passed), passed=passed)
+            report = await self._supervisors.run(self._orders(creation), user.lock)
+            out_of_memory = await self._failed_for_memory(creation.name, report)
+        finally:
+            await asyncio.shield(self._remove(creation.name))
+        lacked_room = await asyncio.to_thread(others_filled_disk, workspace.root)
+        kept = await asyncio.to_thread(read_artifacts, workspace.work, spec.artifacts)
+        limit = spec.limits.memory_bytes if isinstance(spec.limits, ContainerRunner) and out_of_memory else None
+        found: Report = {**report, "memory_bytes": limit}
+        return ended_of(found, NAMES, contained=True, lacked_room=lacked_room, kept=kept)
+
+    def _orders(self, creation: Creation) -> Orders:
+        spec = creation.spec
+        stdin = ["--interactive"] if spec.task_on_stdin else []
+        return {
+            "command": self._client.command("start", "--attach", *stdin, creation.name),
+            "environment": self._client.environment(),
+            "stdin": str(creation.workspace.task_file) if spec.task_on_stdin else os.devnull,
+            "folder": "/",
+            "timeout_seconds": spec.limits.timeout_seconds,
+            "grace_seconds": self._settings.grace_seconds,
+            "output_bytes": spec.limits.output_bytes,
+            "memory_bytes": None,
+            "memory_poll_seconds": MEMORY_POLL_SECONDS,
+            "limits": [],
+            "sandbox": None,
+        }
+
+    async def _failed_for_memory(self, name: str, report: Report) -> bool:
+        """Whether the kernel ended the agent for its own memory limit.
+
+        Raises: BackendError: the container never started, or its client ended before it
+        """
+        if report["exit_code"] == 0 or report["timed_out"]:
+            return False
+        state = await self._client.state(name)
+        words = last_words(report["stderr"].decode(errors="replace"))
+        if state["StartedAt"].startswith(NEVER_STARTED):
+            raise BackendError(f"the agent could not be started: {words}")
+        if state["Running"]:
+            raise BackendError(f"the client of the agent's container ended before it: {words}")
+        return bool(state["OOMKilled"])
+
+    async def _remove(self, name: str) -> None:
+        try:
+            await self._client.call("rm", "--force", "--volumes", name)
+        except ContainerError as error:
+            if NO_SUCH not in str(error).lower():
+                log.warning("container not removed, the next runner tries again", container=name, cause=str(error))
+
+    async def _abandoned(self) -> list[str]:
+        """The containers whose runner is dead: the lock of its folder is free.
+
+        Raises: ContainerError: podman or docker does not answer
+        """
+        label = f"label={WORK_FOLDER}={self._work_folder}"
+        ids = (await self._client.call("ps", "--all", "--quiet", "--no-trunc", "--filter", label)).split()
+        if not ids:
+            return []
+        line = f'{{{{.Id}}}} {{{{index .Config.Labels "{OWNER}"}}}}'
+        found = await self._client.call("inspect", "--format", line, *ids)
+        pairs = [line.split() for line in found.splitlines()]
+        return [name for name, owner in pairs if not is_locked(self._settings.work_folder / owner)]

@@ -1,0 +1,191 @@
+"""The container backend with a program in place of podman: its calls, its secrets, its errors and their remedies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leyden.libs.contracts.config import ContainerRunner
+from leyden.libs.sandbox.ended import Ended
+from leyden.services.runner.backends.base import AttemptSpec, BackendError
+from leyden.services.runner.backends.container.backend import ContainerBackend
+from leyden.services.runner.settings import Settings
+
+# Notes each call and what it was given, and answers as `answers/CALL` says: an exit status and a text.
+PROGRAM = """#!/bin/sh
+here=$(dirname "$0")
+printf '%s\\n' "$*" >>"$here/calls"
+env >"$here/environment-$1"
+for word; do case $word in --env-file=*) cp "${word#--env-file=}" "$here/variables";; esac; done
+status=0
+if [ -f "$here/answers/$1" ]; then { read -r status; cat; } <"$here/answers/$1" >"$here/said"; cat "$here/said" >&2; fi
+case $1 in
+    start) echo '{"reward": 0.5}';;
+    inspect) printf '%s' "$(cat "$here/state")";;
+esac
+exit "$status"
+"""
+ENDED = {"StartedAt": "2026-01-01T00:00:00Z", "Running": False, "OOMKilled": False}
+
+
+class FakePodman:
+    """The program, its answers, and what it was told."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "answers").mkdir(parents=True)
+        self.folder, self.path = folder, folder / "podman"
+        self.path.write_text(PROGRAM)
+        self.path.chmod(0o755)
+        self.ends(**ENDED)
+
+    def answers(self, call: str, status: int, words: str = "") -> None:
+        (self.folder / "answers" / call).write_text(f"{status}\n{words}\n")
+
+    def ends(self, **state: Any) -> None:
+        (self.folder / "state").write_text(json.dumps({**ENDED, **state}))
+
+    def calls(self) -> list[str]:
+        return (self.folder / "calls").read_text().splitlines()
+
+    def read(self, name: str) -> str:
+        return (self.folder / name).read_text()
+
+
+@pytest.fixture
+def podman(tmp_path: Path) -> FakePodman:
+    return FakePodman(tmp_path / "bin")
+
+
+@pytest.fixture
+async def backend(tmp_path: Path, podman: FakePodman) -> AsyncIterator[ContainerBackend]:
+    settings = Settings(
+        agent_user="same", work_folder=tmp_path / "attempts", container_program=str(podman.path), start_seconds=30
+    )
+    made = ContainerBackend(settings, "runner-1")
+    yield made
+    await made.close()
+    assert list((tmp_path / "attempts").glob("runner-*")) == []
+
+
+def spec(*command: str, **changes: Any) -> AttemptSpec:
+    values: dict[str, Any] = {
+        "name": "r.0.0.1",
+        "command": list(command) or ["{python}", "/app/agent.py", "--x"],
+        "environment": {"OWN": "1", "OPENAI_CUSTOM_HEADERS": "a: 1\nb: 2", "LEYDEN_TASK_FILE": "forged"},
+        "secrets": {"KEY": "signed"},
+        "task": {"question": "Café?"},
+        "directory": None,
+        "limits": ContainerRunner(image="localhost/agent:1", memory_bytes=2**26, cpu_seconds=9),
+        "labels": {"run": "r", "rollout": "r.0.0", "attempt": "1"},
+    }
+    return AttemptSpec(**{**values, **changes})
+
+
+async def run(backend: ContainerBackend, **changes: Any) -> Ended:
+    return await backend.run(spec(**changes))
+
+
+async def test_a_container_gets_its_bounds_and_its_variables_and_no_secret_on_a_command_line(
+    backend: ContainerBackend, podman: FakePodman, tmp_path: Path
+) -> None:
+    ended = await run(backend)
+    assert (ended.exit_code, ended.reward_line) == (0, b'{"reward": 0.5}')
+    image, create, start, remove = podman.calls()
+    assert image.startswith("image inspect")
+    assert (start, remove) == ("start --attach leyden-r.0.0.1", "rm --force --volumes leyden-r.0.0.1")
+    words = create.split()
+    assert words[-3:] == ["localhost/agent:1", "/app/agent.py", "--x"]
+    place = tmp_path / "attempts" / "attempt"
+    bounds = {
+        *("--entrypoint=python", "--pull=never", "--read-only", "--cap-drop=all", "--network=host"),
+        *("--security-opt=no-new-privileges", "--memory=67108864", "--memory-swap=67108864", "--pids-limit=512"),
+        *("--ulimit=cpu=9:14", "--ulimit=core=0:0", "--env=OPENAI_CUSTOM_HEADERS", f"--workdir={place}/work"),
+        *("--label=leyden.dev/run=r", "--label=leyden.dev/rollout=r.0.0", "--label=leyden.dev/attempt=1"),
+        *("--label=leyden.dev/owner=runner-1-containers", f"--label=leyden.dev/work-folder={tmp_path}/attempts"),
+    }
+    assert bounds <= set(words)
+    assert not any("signed" in call for call in podman.calls())
+    variables = dict(line.split("=", 1) for line in podman.read("variables").splitlines())
+    assert (variables["OWN"], variables["KEY"]) == ("1", "signed")
+    assert variables["LEYDEN_TASK_FILE"] == f"{place}/task.json"
+    assert "OPENAI_CUSTOM_HEADERS=a: 1\nb: 2\n" in podman.read("environment-create")
+    assert "OPENAI_CUSTOM_HEADERS" not in podman.read("environment-start")
+
+
+async def test_the_program_gets_no_variable_of_the_platform(
+    backend: ContainerBackend, podman: FakePodman, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEYDEN_DATABASE_URL", "postgres://secret")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///own.sock")
+    await run(backend)
+    for call in ("create", "start", "rm"):
+        found = podman.read(f"environment-{call}")
+        assert "LEYDEN_DATABASE" not in found
+        assert "DOCKER_HOST=unix:///own.sock" in found
+
+
+@pytest.mark.parametrize("variables", [{"LD_PRELOAD": "a\nb"}, {"OWN": "x" * 60_001}, {"A B": "1"}])
+async def test_a_variable_that_no_container_takes_is_refused(
+    backend: ContainerBackend, podman: FakePodman, variables: dict[str, str]
+) -> None:
+    with pytest.raises(BackendError, match=r"agent\.environment"):
+        await run(backend, environment=variables)
+    assert not [call for call in podman.calls() if call.startswith("create")]
+
+
+async def test_an_agent_beyond_its_memory_failed_by_itself(backend: ContainerBackend, podman: FakePodman) -> None:
+    podman.answers("start", 137)
+    podman.ends(OOMKilled=True)
+    ended = await run(backend)
+    assert ended.limit_exceeded == "the agent used more memory than allowed (runner.memory_bytes): 64 MiB"
+    assert ended.platform_failure is None
+
+
+async def test_another_exit_code_is_the_agents(backend: ContainerBackend, podman: FakePodman) -> None:
+    podman.answers("start", 3, "broken")
+    ended = await run(backend)
+    assert (ended.exit_code, ended.stderr, ended.platform_failure) == (3, b"broken\n", None)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"StartedAt": "0001-01-01T00:00:00Z"}, "the agent could not be started: no such file"),
+        ({"Running": True}, "the client of the agent's container ended before it: no such file"),
+    ],
+)
+async def test_an_agent_that_never_ran_or_runs_on_is_the_platforms_failure(
+    backend: ContainerBackend, podman: FakePodman, state: dict[str, Any], message: str
+) -> None:
+    podman.answers("start", 127, "no such file")
+    podman.ends(**state)
+    with pytest.raises(BackendError, match=message):
+        await run(backend)
+    assert podman.calls()[-1] == "rm --force --volumes leyden-r.0.0.1"
+
+
+async def test_an_image_that_the_machine_lacks_is_pulled(backend: ContainerBackend, podman: FakePodman) -> None:
+    podman.answers("image", 1, "image not known")
+    await run(backend)
+    assert podman.calls()[1] == "pull --quiet localhost/agent:1"
+    podman.answers("pull", 125, "connection refused")
+    with pytest.raises(BackendError, match=r"no registry gave it \(.*connection refused\): build it or load it there"):
+        await run(backend)
+
+
+async def test_a_daemon_that_does_not_run_is_named(backend: ContainerBackend, podman: FakePodman) -> None:
+    podman.answers("image", 1, "Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?")
+    with pytest.raises(BackendError, match="start docker's daemon"):
+        await run(backend)
+
+
+async def test_a_machine_without_a_program_says_what_to_install(tmp_path: Path) -> None:
+    settings = Settings(work_folder=tmp_path / "attempts", container_program="no-such-program")
+    backend = ContainerBackend(settings, "runner-1")
+    await backend.remove_abandoned()
+    with pytest.raises(BackendError, match="apt-get install podman"):
+        await backend.run(spec())
