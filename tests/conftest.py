@@ -9,6 +9,7 @@ import gc
 import itertools
 import os
 import shutil
+import ssl
 import tempfile
 from collections.abc import AsyncIterator, Generator, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, LiteralString
 
 import certifi
+import httpcore2
 import httpx
 import psycopg
 import pytest
@@ -44,8 +46,9 @@ def _one_authority() -> str:
     return str(file)
 
 
-# httpx asks for the file with every client that it makes.
+# httpx asks for the file with every client that it makes, and httpx2 for a context.
 certifi.where = partial(str, _one_authority())
+httpcore2.default_ssl_context = lambda **_: ssl.create_default_context(cafile=certifi.where())
 
 # The same examples every time, and no clock: a failure is a failure of the code. `make fuzz` looks further.
 _NO_CLOCK: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
