@@ -184,6 +184,10 @@ class Baseline(Document):
     """Whether the trainer normalises the advantages of a step's trained tokens to mean 0 and variance 1, as
     REINFORCE++ does: with `none` and rule `token_discounted`, or with `mean` (REINFORCE++-baseline)."""
 
+    def added_rollouts(self, siblings: int) -> int:
+        """Returns the most rollouts that the baseline adds to a group of so many siblings."""
+        return {"remax": 1, "monte_carlo": siblings * self.calls * self.samples}.get(self.type, 0)
+
     def rerolled_calls(self, calls: int) -> list[int]:
         """Returns the calls, counted from 0, from which a rollout with so many calls is re-rolled.
 

@@ -164,6 +164,18 @@ class RunConfig(Document):
         return self.model_copy(update={"training": training, "algorithm": algorithm})
 
     @property
+    def rollouts_per_step(self) -> int:
+        """The most rollouts that a step samples: siblings, and what the baseline adds to a group.
+
+        >>> credit = {"rule": {"type": "identical"}, "baseline": {"type": "monte_carlo", "calls": 2, "samples": 3}}
+        >>> document = {"name": "a", "dataset": "b", "agent": {"command": ["c"]}, "credit": credit}
+        >>> RunConfig.model_validate(document).rollouts_per_step
+        448
+        """
+        added = self.credit.baseline.added_rollouts(self.sampling.group_size)
+        return self.sampling.groups_per_step * (self.sampling.group_size + added)
+
+    @property
     def served_policies(self) -> list[str]:
         """The further policies whose models the platform serves: all but those of providers."""
         return [name for name, policy in self.policies.items() if policy.provider is None]

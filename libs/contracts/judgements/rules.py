@@ -13,7 +13,6 @@ from pathlib import PurePath
 from leyden.libs.contracts.config import BypassCorrection, GroupAgent, Reward, RunConfig
 from leyden.libs.contracts.config.graders import CODE, Container, RelativeModel
 from leyden.libs.contracts.judgements.finding import Judgement, Severity
-from leyden.libs.contracts.judgements.rerolls import judge_rerolls
 from leyden.libs.contracts.judgements.rewards import judge_rewards
 
 COMPARING = frozenset({"mean", "mean_std", "leave_one_out", "opo"})
@@ -243,7 +242,6 @@ def judge(run: RunConfig) -> list[Judgement]:
     if run.training.steps == 0:
         return found
     own = [rule for rule in RULES if rule.holds(run)]
-    found += judge_rerolls(run)
     found += [rule.judgement() for rule in own]
     for name in run.served_policies:
         policy = run.policy_document(name)
