@@ -3,11 +3,14 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from numpy.typing import NDArray
 from torch.distributed.tensor import DTensor
 
 from leyden.libs.contracts.config import Lora, RunConfig
@@ -20,6 +23,7 @@ from leyden.services.trainer.model.value_model import ValueModel
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks, join_ranks
 from leyden.services.trainer.ranks.messages import Gather
 from leyden.services.trainer.rows import tree
+from leyden.services.trainer.rows.batch import Sample
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.state import folders, shards
 from leyden.services.trainer.state.canaries import read_logprobs
@@ -58,7 +62,7 @@ MODELS = {
 first step; versions of `critic` are in bfloat16; `lora` trains adapters behind a frozen first layer, and its base model
 is its reference; that of `refreshed lora` and of `qwen` is the version of every second step, and the base model of
 `refreshed lora` is held in bfloat16; `checkpointing` computes layers again in the backward pass; `experts` and
-`gpt-oss` have frozen routers."""
+`gpt-oss` have frozen routers, and `experts` replays a recorded choice."""
 SMALL = 512, 16
 """Sizes from which these models' parameters take 8-bit moments."""
 RESUMED = ("critic", "own critic", "lora", "experts")
@@ -85,8 +89,9 @@ def start(model: str, ranks: Ranks = ALONE) -> tuple[Learner, RunConfig]:
         add_adapters(own, Lora(rank=3), ["model.layers.0.*"], Path("base"))
         if model == "refreshed lora":
             hold_frozen(own, own.get_input_embeddings().weight)
-    policy = Policy(own, values=model == "critic", activation_checkpointing=model == "checkpointing")
-    other = Policy(make(1))
+    replays = model == "experts"
+    policy = Policy(own, values=model == "critic", activation_checkpointing=model == "checkpointing", replays=replays)
+    other = Policy(make(1), replays=replays)
     values = ValueModel(make(2)) if model == "own critic" else None
     if ranks.size > 1:
         for one in filter(None, (policy, other, values)):
@@ -113,6 +118,8 @@ def train(learner: Learner, config: RunConfig, until: int = STEPS, *, asked: boo
     unmoved = [sample("run.9.0", [1, 2, 3], [0, 0, 1], advantage=0.0)]
     batches = [agent_samples(0, groups=4), [sample("run.0.0", [1, 2, 3, 4], [0, 0, 1, 1])], agent_samples(1, groups=3)]
     batches = [[one_call(row, float(number % 3)) for number, row in enumerate(batch)] for batch in batches]
+    if learner.policy.routing is not None:
+        batches = [[replace(row, experts=recorded_experts(row)) for row in batch] for batch in batches]
     metrics = [
         optimizer_step(learner, batch, config, zero_variance=unmoved, interrupted=lambda: asked)
         for batch in batches[learner.step : until]
@@ -121,6 +128,14 @@ def train(learner: Learner, config: RunConfig, until: int = STEPS, *, asked: boo
     weights = gather({**learner.policy.state_dict(), **own}, wanted=True)
     canary = torch.from_numpy(read_logprobs(learner, CANARY, config.training.micro_batch_tokens))
     return metrics, {**weights, "canary": canary}
+
+
+def recorded_experts(row: Sample) -> NDArray[np.uint8]:
+    """Two of five experts in each of three layers, or no record, by the tokens up to each one."""
+    sums = row.token_ids.cumsum()[:, None]
+    first = (sums + np.arange(3)) % 5
+    experts = np.stack([first, (first + 1) % 5], axis=-1).reshape(len(sums), 6)
+    return np.where(sums % 7 == 0, 255, experts).astype(np.uint8)
 
 
 def save(model: str, folder: Path, ranks: Ranks = ALONE) -> None:
