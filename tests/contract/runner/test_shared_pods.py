@@ -31,7 +31,7 @@ AGENTS = Path(__file__).parents[2] / "agents"
 TEMPLATE = """
 spec:
   containers:
-  - {name: agent, image: "placeholder:1", resources: {limits: {memory: 8Gi}}}
+  - {name: agent, image: "placeholder:1", resources: {limits: {memory: 64Gi}}}
 """
 
 

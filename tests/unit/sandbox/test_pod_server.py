@@ -18,6 +18,7 @@ from tests.fakes.shared_pod import listens, serving
 from tests.support.shared import free_port
 from tests.support.waiting import eventually
 
+MARKER = Path(f"/tmp/leyden-{os.getpid()}")
 TOKEN = "of-this-pod"
 
 
@@ -62,9 +63,9 @@ async def test_an_attempt_has_a_user_a_folder_and_the_environment_of_its_image(s
 
 
 async def test_attempts_side_by_side_cannot_read_signal_or_inspect_each_other(server: Any) -> None:
-    seen = "echo $$ >/tmp/leyden-first; chmod 644 /tmp/leyden-first"
-    first = asyncio.create_task(attempt(f'echo secret >"$HOME/file"; {seen}; sleep 5'))
-    marker = Path("/tmp/leyden-first")
+    marker = MARKER.with_suffix(".first")
+    until = 'while [ ! -e "$HOME/go" ]; do sleep 0.1; done'
+    first = asyncio.create_task(attempt(f'echo secret >"$HOME/file"; echo $$ >{marker}; chmod 644 {marker}; {until}'))
     await eventually(lambda: marker.exists() and marker.read_text().strip())
     pid = int(marker.read_text())
     home = next(
@@ -73,31 +74,32 @@ async def test_attempts_side_by_side_cannot_read_signal_or_inspect_each_other(se
         if value.startswith("HOME=")
     )
     script = (
-        f"cat {home}/file; ls {home}; cat /proc/{pid}/environ; kill -9 {pid}; rm -f /tmp/leyden-first; "
-        f'echo x >>/tmp/leyden-first; tr "\\0" "\\n" </proc/{server.pid}/environ; cat {home}/../task.json'
+        f"cat {home}/file; ls {home}; cat /proc/{pid}/environ; kill -9 {pid}; rm -f {marker}; "
+        f'echo x >>{marker}; tr "\\0" "\\n" </proc/{server.pid}/environ; cat {home}/../task.json'
     )
     second = await attempt(script)
     assert b"secret" not in second["stdout"]
     assert (b"own" in second["stdout"], TOKEN.encode() in second["stdout"]) == (False, False)
     assert marker.read_text() == f"{pid}\n"
+    Path(home, "go").touch()
     assert (await first)["exit_code"] == 0
 
 
 async def test_nothing_of_an_attempt_is_left_after_its_end(server: Any) -> None:
     script = (
-        "(setsid sleep 300 &) ; echo x >/tmp/leyden-left; mkdir -p /tmp/leyden-tree/a; chmod 000 /tmp/leyden-tree;"
+        f"(setsid sleep 300 &) ; echo x >{MARKER}.left; mkdir -p {MARKER}.tree/a; chmod 000 {MARKER}.tree;"
         'cd "$HOME"; i=0; while [ $i -lt 1500 ]; do mkdir d && cd d || break; i=$((i+1)); done; id -u'
     )
     ended = await attempt(script)
     uid = int(ended["stdout"])
     assert [pid for pid in Path("/proc").glob("[0-9]*") if pid.exists() and pid.stat().st_uid == uid] == []
-    assert not Path("/tmp/leyden-left").exists()
-    assert not Path("/tmp/leyden-tree").exists()
+    assert not MARKER.with_suffix(".left").exists()
+    assert not MARKER.with_suffix(".tree").exists()
 
 
 async def test_a_closed_connection_ends_the_attempt(server: Any) -> None:
-    marker = Path("/tmp/leyden-cancelled")
-    running = asyncio.create_task(attempt("echo x >/tmp/leyden-cancelled; sleep 300"))
+    marker = MARKER.with_suffix(".cancelled")
+    running = asyncio.create_task(attempt(f"echo x >{marker}; sleep 300"))
     await eventually(marker.exists)
     uid = marker.stat().st_uid
     running.cancel()
@@ -108,8 +110,8 @@ async def test_a_closed_connection_ends_the_attempt(server: Any) -> None:
 
 
 async def test_a_killed_supervisor_takes_its_agent_with_it(server: Any) -> None:
-    marker = Path("/tmp/leyden-orphan")
-    running = asyncio.create_task(attempt("echo $PPID >/tmp/leyden-orphan; sleep 300"))
+    marker = MARKER.with_suffix(".orphan")
+    running = asyncio.create_task(attempt(f"echo $PPID >{marker}; sleep 300"))
     await eventually(lambda: marker.exists() and marker.read_text().strip())
     os.kill(int(marker.read_text()), 9)
     with pytest.raises((EOFError, OSError)):
