@@ -122,7 +122,7 @@ async def lease_next(
     if held is not None:
         return lease_of(held), False
     found = list(await session.scalars(_NEXT, {"run_id": run_id, "agent": agent}))
-    leased = await lease_rollouts(session, found, owner, seconds, EXTERNAL)
+    leased = await lease_rollouts(session, found, owner, seconds, (EXTERNAL,))
     return (leased[0] if leased else None), bool(leased)
 
 
