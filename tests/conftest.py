@@ -246,6 +246,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
+@pytest.fixture(scope="session")
+def tiny_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of a mixture of experts."""
+    from tests.support.tiny_model import make_tiny_experts
+
+    return make_tiny_experts(tmp_path_factory.mktemp("models") / "experts")
+
+
 @pytest.fixture
 async def api_http(postgres_dsn: str) -> AsyncIterator[httpx.AsyncClient]:
     """The REST API in this process, signed in as its first administrator.

@@ -73,9 +73,9 @@ def test_the_defaults_are_valid_in_each_version_of_kubernetes(version: str) -> N
 @pytest.mark.parametrize("case", CASES)
 def test_the_pod_templates_are_valid_pods(case: str) -> None:
     found = pod_templates(case)
-    assert set(found) == {"agent", "trainer", *(["verifier"] if case == "all-on" else [])}
+    assert set(found) == {"agent", "trainer", *(["shared", "verifier"] if case == "all-on" else [])}
     for name, pod in found.items():
-        work = "collect" if name == "verifier" else name
+        work = {"shared": "agent", "verifier": "collect"}.get(name, name)
         assert [container["name"] for container in pod["spec"]["containers"]] == [work]
         job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": {"template": pod}}
         kubernetes_validate.validate(job, "1.34", strict=True)

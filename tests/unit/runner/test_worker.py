@@ -109,7 +109,7 @@ async def test_a_runner_one_of_whose_loops_has_died_ends_instead_of_doing_nothin
         await asyncio.sleep(0.1)
         raise RuntimeError("broken")
 
-    context: Any = SimpleNamespace(settings=Settings(), endpoints=SimpleNamespace(run=die))
+    context: Any = SimpleNamespace(settings=Settings(), backends={}, endpoints=SimpleNamespace(run=die))
     queue, notifications = RolloutQueue(redis_url), Notifications(redis_url)
     try:
         async with asyncio.timeout(60):
