@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,11 +57,11 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Stand:
-    """A collector between agents and a durable store."""
+    """A collector between agents and a durable store. `endpoints` have stored nothing: an attempt may store so many."""
 
     store: Stored
     collector: Server
-    endpoints: Sequence[Endpoint]
+    endpoints: Iterator[Endpoint]
 
     def count(self) -> int:
         """Spans in the store."""
@@ -70,7 +71,7 @@ class Stand:
 
 def rows(repeats: int) -> list[Row]:
     """Large and small requests. The load generator works on the same cores."""
-    with _stand() as stand:
+    with _stand(repeats * (LARGE_AGENTS + SMALL_AGENTS)) as stand:
         large = [_send(stand, SPANS, LARGE, LARGE_AGENTS) for _ in range(repeats)]
         small = [_send(stand, SPANS, SMALL, SMALL_AGENTS) for _ in range(repeats)]
     return [
@@ -80,7 +81,7 @@ def rows(repeats: int) -> list[Row]:
 
 
 @contextmanager
-def _stand() -> Iterator[Stand]:
+def _stand(attempts: int) -> Iterator[Stand]:
     with stored() as store, tempfile.TemporaryDirectory(prefix="bench-collector-") as name:
         folder = Path(name)
         write_keys(folder / "keys.json")
@@ -90,10 +91,10 @@ def _stand() -> Iterator[Stand]:
             # Nothing listens there: this does not measure ends of attempts.
             "LEYDEN_REDIS_URL": "redis://127.0.0.1:1/0",
         }
-        senders = asyncio.run(_attempts(store.dsn, SMALL_AGENTS))
+        senders = asyncio.run(_attempts(store.dsn, attempts))
         endpoints = [Endpoint(sender, _key(KeyRing(folder / "keys.json"), sender)) for sender in senders]
         with served(folder, "leyden.services.collector", environment) as collector:
-            yield Stand(store, collector, endpoints)
+            yield Stand(store, collector, iter(endpoints))
 
 
 async def _attempts(dsn: str, count: int) -> list[Sender]:
@@ -116,15 +117,14 @@ def _key(ring: KeyRing, sender: Sender) -> str:
 
 def _send(stand: Stand, spans: int, size: int, agents: int) -> float:
     """Spans a second, sent by all agents at once, each waiting for its answers."""
-    bodies = _bodies(spans // size, size)
+    bodies, endpoints = _bodies(spans // size, size), list(islice(stand.endpoints, agents))
     requests = [
-        [endpoint.request(body) for body in bodies[number::agents]]
-        for number, endpoint in enumerate(stand.endpoints[:agents])
+        [endpoint.request(body) for body in bodies[number::agents]] for number, endpoint in enumerate(endpoints)
     ]
     before, began = stand.count(), time.perf_counter()
     _post_all(stand.collector.url, requests)
     seconds = time.perf_counter() - began
-    _check(stand, stand.count() - before, spans, bodies[-1], stand.endpoints[(len(bodies) - 1) % agents].sender)
+    _check(stand, stand.count() - before, spans, bodies[-1], endpoints[(len(bodies) - 1) % agents].sender)
     return spans / seconds
 
 
