@@ -183,7 +183,7 @@ async def _settle(store: Stored, database: Database, redis_url: str, run: tables
 
 async def _admit(database: Database, run: tables.Run) -> list[str]:
     async with database.session() as session:
-        [facts] = [one for one in await load_runs(session) if one.id == run.id]
+        [facts] = [one for one in (await load_runs(session)).runs if one.id == run.id]
         config = facts.config.model_copy(update={"sampling": Sampling(group_size=SIBLINGS)})
         admitted = admission.training_groups(replace(facts, config=config), ROLLOUTS // SIBLINGS, served_version=0)
         await admit_groups(session, admitted, {})
@@ -222,7 +222,7 @@ async def _tick(database: Database, run_id: str) -> bool:
     async with database.session() as session:
         await settling.settle(session, groups_without_success=4, retry_base=0.5)
         await leases.expire_overdue(session)
-        runs = await load_runs(session)
+        runs = (await load_runs(session)).runs
         await queued_rollouts(session)
     return any(run.open_training_groups for run in runs if run.id == run_id)
 
@@ -249,7 +249,7 @@ async def _poll_milliseconds(store: Stored, database: Database, run_id: str) -> 
             await claim_groups(session, 8, recent=True)
     spent = time.process_time() + store.cpu_seconds() - before
     async with database.session() as session:
-        [facts] = [one for one in await load_runs(session) if one.id == run_id]
+        [facts] = [one for one in (await load_runs(session)).runs if one.id == run.id]
     with psycopg.connect(store.dsn) as connection:
         counted = _count(connection, "groups", run_id)
     if (facts.next_group, facts.counting_groups) != (counted, counted):
