@@ -249,7 +249,7 @@ async def _poll_milliseconds(store: Stored, database: Database, run_id: str) -> 
             await claim_groups(session, 8, recent=True)
     spent = time.process_time() + store.cpu_seconds() - before
     async with database.session() as session:
-        [facts] = [one for one in (await load_runs(session)).runs if one.id == run.id]
+        [facts] = [one for one in (await load_runs(session)).runs if one.id == run_id]
     with psycopg.connect(store.dsn) as connection:
         counted = _count(connection, "groups", run_id)
     if (facts.next_group, facts.counting_groups) != (counted, counted):
