@@ -162,7 +162,7 @@ def _logits(model: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
 
 
 def _logprobs(logits: torch.Tensor, start: int, call: Call) -> NDArray[np.float64]:
-    """Of the call's sampled tokens, which begin at `start`, at the call's temperature."""
+    """Log-probabilities of the call's sampled tokens, which begin at `start`, at the call's temperature."""
     states = logits[start - 1 : start - 1 + len(call.sampled_ids)].double() / (call.temperature or 1.0)
     found: NDArray[np.float64] = states.log_softmax(-1).gather(1, torch.tensor(call.sampled_ids)[:, None])[:, 0].numpy()
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHATML_TEMPLATE = (
@@ -30,7 +31,6 @@ def make_tiny_model(
     Args:    vocab_size: at least 259 (256 bytes and 3 markers)
     """
     # Imported late: few callers make a model, and importing transformers takes seconds.
-    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -49,16 +49,12 @@ def make_tiny_model(
         eos_token_id=eos,
         pad_token_id=pad,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
-    return folder
+    return _write_random(folder, LlamaForCausalLM, config, seed)
 
 
 def make_tiny_experts(folder: Path, seed: int = 0) -> Path:
     """Writes a random float32 Qwen3-MoE with the same tokenizer: three layers, a dense one first, with two of six
     experts for each token."""
-    import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,9 +79,16 @@ def make_tiny_experts(folder: Path, seed: int = 0) -> Path:
         eos_token_id=eos,
         pad_token_id=pad,
     )
+    return _write_random(folder, Qwen3MoeForCausalLM, config, seed)
+
+
+def _write_random(folder: Path, family: Any, config: Any, seed: int) -> Path:
+    """Writes a float32 model of a family of transformers with random weights."""
+    import torch
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        Qwen3MoeForCausalLM(config).to(torch.float32).save_pretrained(folder)
+        family(config).to(torch.float32).save_pretrained(folder)
     return folder
 
 

@@ -57,7 +57,7 @@ def test_a_report_of_rows_and_texts(tiny_model: Path) -> None:
     assert (found["turns"], found["turns_changed"], found["turns_not_rendered"]) == (2, 1, 1)
     assert (found["turn_tokens"], found["turn_tokens_changed"]) == (4, 1)
     assert found["compared_tokens"] == found["sampled_tokens"] == 5
-    # What a call saw gives the same numbers in row and call; other context gives others.
+    # Row and call agree where the row shows the call's context, and differ where it shows another.
     of_first, of_second, of_third = report.differences
     assert abs(of_first).max() < 1e-5
     assert abs(of_third).max() < 1e-5

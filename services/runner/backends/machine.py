@@ -18,6 +18,21 @@ NAMES = Names(
 )
 
 
+class WithoutSurvivors:
+    """A backend whose agents end with their runner, or are removed when the next one starts."""
+
+    async def survivors(self) -> list[tuple[str, int]]:
+        """None."""
+        return []
+
+    async def discard(self, rollout_id: str, attempt: int) -> None:
+        """Does nothing, as there are no survivors."""
+
+    def detach(self) -> bool:
+        """False: no attempt goes on without its runner."""
+        return False
+
+
 def place_of(settings: Settings) -> Place:
     """The place of agents that the runner's settings describe."""
     return Place(

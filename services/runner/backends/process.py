@@ -6,11 +6,11 @@ from leyden.libs.sandbox.ended import Ended
 from leyden.libs.sandbox.programs import Programs
 from leyden.libs.sandbox.supervisors import ProgramError
 from leyden.services.runner.backends.base import AttemptSpec, BackendError
-from leyden.services.runner.backends.machine import place_of, program_of
+from leyden.services.runner.backends.machine import WithoutSurvivors, place_of, program_of
 from leyden.services.runner.settings import Settings
 
 
-class ProcessBackend:
+class ProcessBackend(WithoutSurvivors):
     """The attempts of one runner on this machine.
 
     Args: owner: the name of the runner and of its folder of workspaces.
@@ -36,17 +36,6 @@ class ProcessBackend:
             return await self._programs.run(program_of(spec))
         except ProgramError as error:
             raise BackendError(str(error)) from error
-
-    async def survivors(self) -> list[tuple[str, int]]:
-        """None: supervisors end with their runner."""
-        return []
-
-    async def discard(self, rollout_id: str, attempt: int) -> None:
-        """Does nothing, as there are no survivors."""
-
-    def detach(self) -> bool:
-        """False: supervisors end with their runner."""
-        return False
 
     async def close(self) -> None:
         """Removes the folder of this runner's workspaces."""

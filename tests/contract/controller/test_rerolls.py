@@ -28,7 +28,7 @@ __all__ = ["scene"]
 POINTS = ("controller.rerolls_added",)
 CREDIT = {"rule": {"type": "identical"}, "baseline": {"type": "monte_carlo", "calls": 1, "samples": 2}}
 SIBLINGS = 12
-"""Of the gateway's scene."""
+"""The size of a group in the gateway's scene."""
 LONG_AGO = datetime.now(UTC) - timedelta(minutes=5)
 
 

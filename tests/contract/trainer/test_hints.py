@@ -53,7 +53,7 @@ async def metrics(case: Case) -> list[dict[str, float]]:
 
 
 def logprobs(model: PreTrainedModel, before: list[int], groups: range) -> np.ndarray:
-    """Of the tokens that `Case.add_group` samples, behind these tokens and the prompt; by group, sibling and token."""
+    """Log-probabilities of the tokens of `Case.add_group` behind `before` and the prompt; by group, sibling, token."""
     found = []
     for sampled in [(4 + group, 5 + sibling) for group in groups for sibling in range(2)]:
         with torch.no_grad():

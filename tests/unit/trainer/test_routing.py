@@ -209,7 +209,7 @@ def test_the_first_call_with_a_token_has_its_experts() -> None:
     first = recorded_call(0, 0, [[1, 2], [3, 4], [5, 6]])
     second = recorded_call(4, 3, [[7, 8], [9, 9]])
     assert row_experts([first, second], 6).tolist() == [[1, 2], [3, 4], [5, 6], [7, 8], [9, 9], [255, 255]]
-    # Of the parent's tokens the first two are shared; the state of the second was there before.
+    # The branch shares the parent's first two tokens, and its record begins at the second.
     branch = recorded_call(2, 1, [[0, 0], [7, 7]])
     assert row_experts([first, branch], 4).tolist() == [[1, 2], [3, 4], [7, 7], [255, 255]]
 

@@ -23,7 +23,7 @@ from leyden.libs.sandbox.workspace import Workspace, Workspaces, is_locked, othe
 from leyden.libs.telemetry import logger
 from leyden.services.runner.backends.base import AttemptSpec, BackendError
 from leyden.services.runner.backends.container.creation import OWNER, WORK_FOLDER, Creation
-from leyden.services.runner.backends.machine import NAMES, place_of, program_of
+from leyden.services.runner.backends.machine import NAMES, WithoutSurvivors, place_of, program_of
 from leyden.services.runner.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ NEVER_STARTED = "0001-"
 """The beginning of the time of a container's start that never was."""
 
 
-class ContainerBackend:
+class ContainerBackend(WithoutSurvivors):
     """The attempts of one runner in containers of this machine.
 
     Args: owner: the name of the runner
@@ -79,17 +79,6 @@ class ContainerBackend:
                     return await self._run_in(workspace, spec, user)
         except (ContainerError, ProgramError, OSError) as error:
             raise BackendError(str(error)) from error
-
-    async def survivors(self) -> list[tuple[str, int]]:
-        """None: a container's agent ends with its runner, or when the next one removes it."""
-        return []
-
-    async def discard(self, rollout_id: str, attempt: int) -> None:
-        """Does nothing, as there are no survivors."""
-
-    def detach(self) -> bool:
-        """False: containers end with their runner."""
-        return False
 
     async def close(self) -> None:
         """Removes the folder of this runner's workspaces."""

@@ -1,4 +1,4 @@
-"""The Job of a pod that many attempts of one run share, and the Secret with its token."""
+"""The Job of a pod that many attempts of one run share."""
 
 from __future__ import annotations
 
@@ -57,15 +57,3 @@ def memory_limit(job: client.V1Job) -> str | None:
     agent = next(one for one in job.spec.template.spec.containers if one.name == CONTAINER)
     found: str | None = (agent.resources.limits or {}).get("memory")
     return found
-
-
-def token_secret(name: str, job_uid: str, token: str) -> client.V1Secret:
-    """Builds the Secret; Kubernetes deletes it with its Job."""
-    owner = client.V1OwnerReference(api_version="batch/v1", kind="Job", name=name, uid=job_uid)
-    return client.V1Secret(
-        api_version="v1",
-        kind="Secret",
-        metadata=client.V1ObjectMeta(name=name, owner_references=[owner]),
-        immutable=True,
-        string_data={TOKEN_KEY: token},
-    )

@@ -30,7 +30,8 @@ from leyden.libs.sandbox.supervisors import ProgramError
 from leyden.libs.telemetry import logger
 from leyden.services.runner.backends.base import AttemptSpec, BackendError
 from leyden.services.runner.backends.kubernetes.job import CONTAINER
-from leyden.services.runner.backends.kubernetes.shared_job import SHARED, memory_limit, shared_job, token_secret
+from leyden.services.runner.backends.kubernetes.secret import secret_of
+from leyden.services.runner.backends.kubernetes.shared_job import SHARED, TOKEN_KEY, memory_limit, shared_job
 from leyden.services.runner.settings import Settings
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ class SharedPods:
                     raise
                 causes.append(str(error))
             await asyncio.sleep(JOB_POLL_SECONDS)
-        await self._cluster.create_secret(token_secret(pod.name, uid, pod.token))
+        await self._cluster.create_secret(secret_of(pod.name, uid, {TOKEN_KEY: pod.token}))
 
     async def _address(self, name: str, causes: list[str]) -> str:
         """Waits until the pod runs. Raises: BackendError: it never will"""
