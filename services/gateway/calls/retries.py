@@ -81,14 +81,14 @@ class InFlightCall:
         A call that its last listener leaves early is cancelled unless a retry joins it within `abandoned_seconds`.
         """
         self.listeners.append(on_progress)
-        self._joined()
+        self._heard()
         try:
             yield
         finally:
             self.listeners.remove(on_progress)
             self.abandon()
 
-    def _joined(self) -> None:
+    def _heard(self) -> None:
         if self.gives_up is not None:
             self.gives_up.cancel()
             self.gives_up = None
@@ -99,7 +99,19 @@ class InFlightCall:
         if self.listeners or self.gives_up is not None or self.task is None or self.task.done():
             return
         self.delivery.left_at = self.delivery.left_at or time.perf_counter()
+        if self.abandoned_seconds == 0:
+            # At once, so that no repeat joins a call that is about to be cancelled.
+            self.task.cancel()
+            return
         self.gives_up = asyncio.get_running_loop().call_later(self.abandoned_seconds, self.task.cancel)
+
+    def joined(self) -> Self:
+        """Begins the grace of an abandoned call again: the request that joins it does not listen yet."""
+        if self.gives_up is not None:
+            self.gives_up.cancel()
+            self.gives_up = None
+            self.abandon()
+        return self
 
     def waited_seconds(self) -> float:
         """How long the client has waited for the platform: for an engine, also one that stops in the middle of an

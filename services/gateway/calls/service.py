@@ -259,7 +259,7 @@ class CallService:
         call = self._retries.join(key, retry)
         if call is not None and call.may_complete:
             metrics.REPLAYS.labels("in_flight").inc()
-            return call
+            return call.joined()
         stored = await self._stored.completions(arrival.attempt, arrival.request, arrival.digest)
         found = next((done for done in stored if self._retries.claim(done.request_id, retry)), None)
         return None if found is None else _replayed(found)
@@ -274,7 +274,7 @@ class CallService:
         key = attempt.key, arrival.digest
         if (running := self._retries.abandoned(key)) is not None:
             metrics.REPLAYS.labels("in_flight").inc()
-            return running
+            return running.joined()
         lost = self._retries.undelivered.get(key)
         if lost is None and age > REPEAT_SECONDS:
             return None

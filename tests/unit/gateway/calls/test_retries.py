@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import pytest
 
 from leyden.libs.store.attempts import AttemptKey
-from leyden.services.gateway.calls.retries import Retry, RetryIndex
+from leyden.libs.store.records.deliveries import NewDelivery
+from leyden.services.gateway.calls.retries import InFlightCall, Retry, RetryIndex
+from leyden.services.gateway.records.deliveries import Delivery
 
 KEY = (AttemptKey("run-a.0.0", 1), b"body")
 
@@ -42,3 +47,35 @@ def test_a_retry_joins_the_latest_unclaimed_call_of_its_attempt_and_body():
     retries.remove(KEY, "second")
     assert retries.join(KEY, Retry(2, "")) == "first"
     assert retries.join((KEY[0], b"other body"), Retry(2, "")) is None
+
+
+@asynccontextmanager
+async def running(abandoned_seconds: float) -> AsyncIterator[InFlightCall]:
+    """A call that runs until the test cancels it."""
+    delivery = Delivery(NewDelivery("run", "c1", "run.0.0", 1, "", 0, b""), 0.0)
+    nothing = cast(Any, None)
+    call = InFlightCall(nothing, [], nothing, delivery, abandoned_seconds=abandoned_seconds)
+    call.task = asyncio.create_task(cast(Any, asyncio.Event().wait()))
+    yield call
+    call.task.cancel()
+
+
+async def test_a_repeat_that_joins_begins_the_grace_again_until_it_listens():
+    async with running(60) as call:
+        with call.listening():
+            assert not call.is_abandoned
+        assert call.gives_up is not None
+        earlier = call.gives_up
+        assert call.joined().is_abandoned
+        assert earlier.cancelled()
+        assert call.gives_up.when() > earlier.when()
+        with call.listening():
+            assert not call.is_abandoned
+
+
+async def test_no_repeat_joins_a_call_that_ends_with_its_last_listener():
+    async with running(0) as call:
+        with call.listening():
+            assert call.may_complete
+        assert not call.may_complete
+        assert not call.is_abandoned
