@@ -124,12 +124,20 @@ def is_inside(peer: str, own: str) -> bool:
     return peer == own or peer == "::1" or peer.removeprefix("::ffff:").startswith("127.")
 
 
+def watch_peer(connection: socket.socket) -> None:
+    """Breaks the connection within a minute where the other end is gone with its node. Both ends call this."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 def _supervise(connection: socket.socket, token: str, uid: int) -> None:
     """Serves one attempt, and ends this process."""
     try:
         connection.settimeout(ORDERS_SECONDS)
         asked = _orders_of(connection, token)
         connection.settimeout(None)
+        watch_peer(connection)
         # The supervisor watches its stdout for the end of the connection.
         os.dup2(connection.fileno(), supervisor.STDOUT)
         supervisor.become_subreaper()

@@ -109,6 +109,20 @@ async def test_a_closed_connection_ends_the_attempt(server: Any) -> None:
     assert [pid for pid in Path("/proc").glob("[0-9]*") if pid.exists() and pid.stat().st_uid == uid] == []
 
 
+async def test_both_ends_ask_whether_the_others_node_is_still_there(server: Any) -> None:
+    marker = MARKER.with_suffix(".silent")
+    running = asyncio.create_task(attempt(f"echo x >{marker}; sleep 300"))
+    await eventually(marker.exists)
+    table = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    port = f":{shared_pods.PORT:04X}"
+    # State 01 is an established connection; its timer 02 is that of keepalive.
+    timers = [row[5][:2] for row in table if port in (row[1][-5:], row[2][-5:]) and row[3] == "01"]
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert timers == ["02", "02"]
+
+
 async def test_a_killed_supervisor_takes_its_agent_with_it(server: Any) -> None:
     marker = MARKER.with_suffix(".orphan")
     running = asyncio.create_task(attempt(f"echo $PPID >{marker}; sleep 300"))

@@ -9,7 +9,6 @@ import asyncio
 import base64
 import json
 import secrets
-import socket
 import time
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +23,7 @@ from leyden.libs.kubernetes.shared import SharedPoll
 from leyden.libs.kubernetes.templates import COMPONENT, INSTANCE, selector
 from leyden.libs.sandbox.ended import Ended, ended_of
 from leyden.libs.sandbox.place import Names
-from leyden.libs.sandbox.pod_server import PORT
+from leyden.libs.sandbox.pod_server import PORT, watch_peer
 from leyden.libs.sandbox.supervisor import MEMORY_POLL_SECONDS
 from leyden.libs.sandbox.supervisors import ProgramError
 from leyden.libs.telemetry import logger
@@ -254,7 +253,7 @@ async def _attempt(address: str, orders: dict[str, Any], seconds: float) -> Repo
     """
     async with asyncio.timeout(CONNECT_SECONDS):
         reader, writer = await asyncio.open_connection(address, PORT)
-    _watch_peer(writer.get_extra_info("socket"))
+    watch_peer(writer.get_extra_info("socket"))
     try:
         writer.write(json.dumps(orders).encode() + b"\n")
         async with asyncio.timeout(seconds + SPARE_SECONDS):
@@ -270,13 +269,6 @@ async def _attempt(address: str, orders: dict[str, Any], seconds: float) -> Repo
         raise
     finally:
         writer.close()
-
-
-def _watch_peer(connection: socket.socket) -> None:
-    """Breaks the connection within a minute where the pod's node is gone."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _report(answer: bytes) -> Report:
