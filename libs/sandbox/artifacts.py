@@ -21,6 +21,7 @@ MAX_DEPTH = 32
 MAX_ENTRIES = 100_000
 """Names that are looked at. The others are left out."""
 MAX_PATH = 1024
+"""Bytes in UTF-8. Postgres indexes no key of more than 2,704, and would refuse the attempt's outcome with the path."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -144,7 +145,8 @@ class _Walk:
 
     def _keep(self, folder: int, name: str, path: str, found: os.stat_result) -> None:
         is_own = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
-        if not is_own or not path.isprintable() or len(path) > MAX_PATH or len(self.kept.files) == MAX_FILES:
+        is_storable = path.isprintable() and len(path.encode()) <= MAX_PATH
+        if not is_own or not is_storable or len(self.kept.files) == MAX_FILES:
             self.kept.left_out += 1
             return
         try:

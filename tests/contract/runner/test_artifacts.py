@@ -71,6 +71,23 @@ async def test_the_named_files_are_stored_with_the_outcome(bench: Bench) -> None
     assert len(found) == 4
 
 
+async def test_a_path_longer_than_an_index_holds_does_not_cost_the_outcome(bench: Bench) -> None:
+    """An agent could otherwise throw away an attempt that went badly."""
+    long = """
+import os, random
+random.seed(1)
+for _ in range(12):
+    os.mkdir(name := "".join(chr(0x4E00 + random.randrange(20000)) for _ in range(80)))
+    os.chdir(name)
+open("a", "w").write("x")
+"""
+    async with stopped(await bench.start()):
+        [rollout] = await bench.enqueue(WRITES + long, agent={"artifacts": ["**"]})
+        outcome = await bench.outcome(rollout)
+    assert (outcome.kind, outcome.artifacts_left_out) == ("succeeded", 2)
+    assert [row.path for row in await stored(bench)] == ["notes/day one/é.txt", "scratch", "solution.py"]
+
+
 @pytest.mark.parametrize("point", ["runner.ended", "runner.attempt_ended", "runner.settled"])
 async def test_a_killed_runner_stores_files_once_and_with_an_outcome(bench: Bench, point: str) -> None:
     injector = FaultInjector(bench.folder / "faults")

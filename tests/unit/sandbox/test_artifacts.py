@@ -71,6 +71,17 @@ def test_names_that_no_terminal_may_show_are_left_out(work: Path) -> None:
     assert (paths(found), found.left_out) == (["report.md", "é.md"], 3)
 
 
+def test_paths_are_bounded_in_bytes(work: Path) -> None:
+    folder = work
+    for name in "数" * 80, "字" * 80, "长" * 80, "名" * 80:
+        folder /= name
+    folder.mkdir(parents=True)
+    for name in ("a" * (artifacts.MAX_PATH - 4 * 241), "a" * (artifacts.MAX_PATH - 4 * 241 + 1)):
+        (folder / name).write_text("x")
+    found = read_artifacts(work, ["数*/**"])
+    assert ([len(one.path.encode()) for one in found.files], found.left_out) == ([artifacts.MAX_PATH], 1)
+
+
 def test_bytes_are_bounded_and_what_is_cut_keeps_its_size(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifacts, "MAX_BYTES", 12)
     found = read_artifacts(work, ["notes.txt", "report.md", "src/*"])
