@@ -28,11 +28,18 @@ _CALL_FAILED = f"""
             AND (n.request_sha256 = f.request_sha256 OR f.request_sha256 = '')))
 """  # noqa: S608  # constants alone
 
-# Whether attempt a of re-roll r left the recorded calls.
+# Whether attempt a of re-roll r left the recorded calls, or sent no request after the answer to the last of them. Tries
+# that failed are no answers: the gateway does not count them, either.
 _DIVERGED = f"""(
-    SELECT count(DISTINCT c.request_id) <= r.from_call
-        OR count(*) FILTER (WHERE c.status = 'refused' AND c.finish_reason = '{DIVERGED}') > 0
-    FROM model_calls c WHERE c.run_id = r.run_id AND c.rollout_id = r.id AND c.attempt = a.number)
+    EXISTS (
+        SELECT FROM model_calls c WHERE c.run_id = r.run_id AND c.rollout_id = r.id AND c.attempt = a.number
+        AND c.status = 'refused' AND c.finish_reason = '{DIVERGED}')
+    OR NOT EXISTS (
+        SELECT FROM model_calls c WHERE c.run_id = r.run_id AND c.rollout_id = r.id AND c.attempt = a.number
+        AND c.sequence > (
+            SELECT min(d.sequence) FROM model_calls d
+            WHERE d.run_id = r.run_id AND d.rollout_id = r.id AND d.attempt = a.number AND d.status = 'completed'
+            GROUP BY d.request_id ORDER BY 1 OFFSET r.from_call - 1 LIMIT 1)))
 """  # noqa: S608  # constants alone
 
 

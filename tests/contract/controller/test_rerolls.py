@@ -86,14 +86,17 @@ async def test_a_group_gets_its_rerolls_once_and_waits_for_them(scene: Scene) ->
 
 
 async def test_rerolls_that_diverge_are_excluded_and_counted(scene: Scene) -> None:
-    """One sent another request, one ended before the sampled call: nothing measures the state."""
+    """One sent another request, one ended before the sampled call: nothing measures the state. A try that failed before
+    the next one was answered is no further request."""
     run, (first, _) = await open_group(scene)
     await scene.tick()
     *_, other, short = sorted(await scene.rollouts(run), key=lambda one: one.sibling)
     refused = {"status": "refused", "finish_reason": DIVERGED, "trainable": False, "answer": None}
     await builders.add_call(scene.database, other, **refused)
     await play(scene.database, other, 3, None, kind="agent_error")
-    await play(scene.database, short, 2, 1.0)
+    await builders.add_call(scene.database, short, [1], [9])
+    await builders.add_call(scene.database, short, status="aborted", trainable=False, answer=None)
+    await play(scene.database, short, 1, 1.0)
     await scene.tick()
     ends = {row.id: (row.state, row.reason) for row in await scene.rollouts(run)}
     assert ends[other.id] == ends[short.id] == ("excluded", DIVERGED)
