@@ -341,7 +341,7 @@ class CallContext:
 
         The parent's row has those before it: of its own last token there is no record, because nothing followed.
         """
-        trains = is_training(self.attempt.rollout_id) and not self.attempt.is_greedy
+        trains = is_training(self.attempt.rollout_id) and not self.attempt.is_greedy and not self.is_reroll
         if not (self.defaults.replays_routing and trains and self.policy_id == self.attempt.run_id):
             return None
         return max(0, self.prompt.shared_tokens - 1)

@@ -111,6 +111,22 @@ async def test_a_run_without_replay_records_no_experts(database: Database, tmp_p
     assert call.routed_experts is None
 
 
+async def test_rerolls_which_never_train_record_no_experts(
+    database: Database, tmp_path: Path, tiny_experts: Path
+) -> None:
+    baseline = {"type": "monte_carlo", "calls": 1, "samples": 2}
+    document = {**REPLAY, "credit": {"rule": {"type": "identical"}, "baseline": baseline}}
+    async with playing(database, tmp_path, tiny_experts, document) as (gateway, _, (first, reroll)):
+        await converse(gateway, first)
+        async with database.session() as session:
+            (await session.get_one(tables.Rollout, first.id)).attempt = 1
+            row = await session.get_one(tables.Rollout, reroll.id)
+            row.rerolls_of, row.from_call = first.id, 1
+        await converse(gateway, reroll)
+    assert [call.routed_experts is None for call in await calls_of(database, first)] == [False, False]
+    assert [call.routed_experts is None for call in await calls_of(database, reroll)] == [True, True]
+
+
 async def test_a_run_with_replay_fails_calls_where_the_engine_returns_no_experts(
     database: Database, tmp_path: Path, tiny_model: Path
 ) -> None:
