@@ -27,7 +27,8 @@ async def reroll(session: Session) -> None:
         siblings = list(group)
         config = configs[siblings[0].run_id]
         # A run whose document does not parse fails in the same tick.
-        if isinstance(config, RunConfig):
+        # Credit leaves a group out that has fewer: measuring its states would be for nothing.
+        if isinstance(config, RunConfig) and len(siblings) >= config.sampling.min_siblings:
             planned += planned_rerolls(siblings, config.credit.baseline)
     await add_rerolls(session, planned)
     fault_point("controller.rerolls_added")

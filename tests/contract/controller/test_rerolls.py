@@ -109,6 +109,19 @@ async def test_rerolls_that_diverge_are_excluded_and_counted(scene: Scene) -> No
     assert (verdict.calls["states"], verdict.calls["unmeasured"], verdict.counted_siblings) == (1, 1, 2)
 
 
+async def test_a_group_with_too_few_siblings_for_credit_gets_none(scene: Scene) -> None:
+    config = document(steps=1, groups_per_step=1, max_policy_lag=0) | {"credit": CREDIT}
+    config["sampling"] |= {"agent_failure": "exclude"}
+    run = await add_run(scene, config=config)
+    await scene.tick(2)
+    first, failing = await scene.rollouts(run)
+    await play(scene.database, first, 4, 1.0)
+    await play(scene.database, failing, 4, None, kind="agent_error")
+    await scene.tick()
+    group, *_ = sorted(await scene.groups(run), key=lambda one: one.number)
+    assert (group.state, group.size) == ("complete", 2)
+
+
 async def test_an_agent_whose_first_call_decides_gets_credit_for_it_alone(
     scene: Scene, database: Database, tmp_path: Path
 ) -> None:
