@@ -32,6 +32,12 @@ if sandbox.TYPE_CHECKING:
 
     from .supervisor import Orders, Report
 
+    class PodReport(Report):
+        """The end of an agent in a shared pod. `left` says what could not be removed; None where nothing is left."""
+
+        left: str | None
+
+
 PORT = 8010
 FOLDER = "/var/run/leyden-attempts"
 """The workspaces; a volume of the pod."""
@@ -134,27 +140,42 @@ def watch_peer(connection: socket.socket) -> None:
 def _supervise(connection: socket.socket, token: str, uid: int) -> None:
     """Serves one attempt, and ends this process."""
     try:
-        connection.settimeout(ORDERS_SECONDS)
         asked = _orders_of(connection, token)
         connection.settimeout(None)
         watch_peer(connection)
         # The supervisor watches its stdout for the end of the connection.
         os.dup2(connection.fileno(), supervisor.STDOUT)
         supervisor.become_subreaper()
-        with _workspace(uid, asked["task"]) as root:
-            report = supervisor.supervise(_orders(asked, root, uid))
+        report = _report(asked, uid)
         connection.sendall(json.dumps(_as_json(report)).encode())
     except (OSError, ValueError, KeyError) as error:
         with contextlib.suppress(OSError):
             connection.sendall(json.dumps({"refused": f"{type(error).__name__}: {error}"}).encode())
         os._exit(1)
-    os._exit(0)
+    os._exit(0 if report["left"] is None else 1)
+
+
+def _report(asked: dict[str, Any], uid: int) -> PodReport:
+    """Runs the agent. Its leftovers cost the pod and not the report: it could otherwise throw away its attempt.
+
+    Raises: OSError: no workspace could be made
+    """
+    report = None
+    try:
+        with _workspace(uid, asked["task"]) as root:
+            report = supervisor.supervise(_orders(asked, root, uid))
+    except OSError as error:
+        if report is None:
+            raise
+        return {**report, "left": str(error)}
+    return {**report, "left": None}
 
 
 def _orders_of(connection: socket.socket, token: str) -> dict[str, Any]:
-    """Raises: ValueError: not a line of JSON with the token"""
-    received = bytearray()
+    """Raises: ValueError: not a line of JSON with the token; OSError: it took too long, and kept a place meanwhile"""
+    received, deadline = bytearray(), time.monotonic() + ORDERS_SECONDS
     while not received.endswith(b"\n"):
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
         part = connection.recv(1 << 20)
         if not part or len(received) > MAX_ORDERS_BYTES:
             raise ValueError("the orders have no end")
@@ -195,6 +216,10 @@ def wipe(uid: int) -> None:
     for name in ("work", "tmp", ""):
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(f"{root}/{name}")
+    for folder in SHARED_FOLDERS:
+        # A sibling's file in a folder of this user, which neither may remove: a later attempt could read it.
+        if left := _entries(folder, uid):
+            raise OSError(f"{left[0].path} cannot be removed")
 
 
 def _wipe_as_user(root: str) -> None:
@@ -220,11 +245,13 @@ def as_user(uid: int, act: Callable[[], object]) -> None:
 
 
 def remove_content(folder: str, of: int | None = None) -> None:
-    """Empties a folder. A tree may be deeper than any recursion: its folders move to the top.
+    """Empties a folder, but for what cannot be removed. A tree may be deeper than any recursion: its folders move to
+    the top.
 
     Args: of: removes only what this user has there
     """
-    while entries := _entries(folder, of):
+    kept = set[str]()
+    while entries := [one for one in _entries(folder, of) if one.name not in kept]:
         for entry in entries:
             try:
                 if not entry.is_dir(follow_symlinks=False):
@@ -239,14 +266,23 @@ def remove_content(folder: str, of: int | None = None) -> None:
                         os.unlink(inner.path)
                 os.rmdir(entry.path)
             except OSError:
-                return
+                kept.add(entry.name)
 
 
 def _entries(folder: str, of: int | None) -> list[os.DirEntry[str]]:
     try:
-        return [one for one in os.scandir(folder) if of in (None, one.stat(follow_symlinks=False).st_uid)]
+        found = list(os.scandir(folder))
     except OSError:
         return []
+    return [one for one in found if of in (None, _owner(one))]
+
+
+def _owner(entry: os.DirEntry[str]) -> int | None:
+    """None where it is gone: siblings remove their own files meanwhile."""
+    try:
+        return entry.stat(follow_symlinks=False).st_uid
+    except FileNotFoundError:
+        return None
 
 
 def _orders(asked: dict[str, Any], root: str, uid: int) -> Orders:
@@ -284,7 +320,7 @@ def _orders(asked: dict[str, Any], root: str, uid: int) -> Orders:
     }
 
 
-def _as_json(report: Report) -> dict[str, Any]:
+def _as_json(report: PodReport) -> dict[str, Any]:
     return {name: base64.b64encode(one).decode() if isinstance(one, bytes) else one for name, one in report.items()}
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import shutil
+import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator
@@ -35,7 +38,7 @@ async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 def orders(script: str, **changes: Any) -> dict[str, Any]:
     return {
         **{"token": TOKEN, "command": ["/bin/sh", "-c", script], "environment": {"KEY": "own"}, "task": {"n": 1}},
-        **{"task_on_stdin": False, "timeout_seconds": 30.0, "grace_seconds": 0.5, "output_bytes": 10_000},
+        **{"task_on_stdin": False, "timeout_seconds": 120.0, "grace_seconds": 0.5, "output_bytes": 10_000},
         **{
             "memory_bytes": None,
             "memory_poll_seconds": 0.5,
@@ -48,7 +51,7 @@ def orders(script: str, **changes: Any) -> dict[str, Any]:
 
 
 async def attempt(script: str, **changes: Any) -> dict[str, Any]:
-    return dict(await shared_pods._attempt("127.0.0.1", orders(script, **changes), 30.0))
+    return dict(await shared_pods._attempt("127.0.0.1", orders(script, **changes), lambda: None))
 
 
 def tree(folder: Path) -> list[str]:
@@ -95,6 +98,88 @@ async def test_nothing_of_an_attempt_is_left_after_its_end(server: Any) -> None:
     assert [pid for pid in Path("/proc").glob("[0-9]*") if pid.exists() and pid.stat().st_uid == uid] == []
     assert not MARKER.with_suffix(".left").exists()
     assert not MARKER.with_suffix(".tree").exists()
+
+
+SHARES = "mkdir -m 777 {0}; while [ ! -e {0}/b ]; do sleep 0.05; done; "
+
+
+async def test_what_siblings_left_together_costs_the_pod_and_not_the_report(server: Any) -> None:
+    """A folder with a sibling's file in it can be removed by neither."""
+    shared = MARKER.with_suffix(".shared")
+    joins = f"while ! mkdir {shared}/b; do sleep 0.05; done"
+    try:
+        first, _ = await asyncio.gather(attempt(SHARES.format(shared) + f"echo x >{MARKER}.zz; exit 3"), attempt(joins))
+        assert (first["exit_code"], shared.name in (first["left"] or "")) == (3, True)
+        # The others of its files are removed all the same.
+        assert not MARKER.with_suffix(".zz").exists()
+    finally:
+        shutil.rmtree(shared)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_cancelled_attempt_that_leaves_something_costs_the_pod(server: Any, leaves: bool) -> None:
+    shared, lost = MARKER.with_suffix(".cancelled"), list[bool]()
+    script = SHARES.format(shared) if leaves else f"mkdir -p -m 777 {shared}/b; echo x >{shared}/b/x; "
+    sent = orders(script + f"echo x >{shared}/ready; sleep 300")
+    running = asyncio.create_task(shared_pods._attempt("127.0.0.1", sent, lambda: lost.append(True)))
+    if leaves:
+        await attempt(f"while ! mkdir {shared}/b; do sleep 0.05; done")
+    await eventually((shared / "ready").exists)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (lost, shared.exists()) == ([True] if leaves else [], leaves)
+    shutil.rmtree(shared, ignore_errors=True)
+
+
+def test_a_sweep_passes_over_files_that_siblings_remove_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("gone", "own"):
+        (tmp_path / name).touch()
+    found = list(os.scandir(tmp_path))
+    (tmp_path / "gone").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(pod_server.os, "scandir", lambda _: found)
+        assert [one.name for one in pod_server._entries(str(tmp_path), os.getuid())] == ["own"]
+
+
+async def test_a_report_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image's own python serves the pod."""
+    sent = 0
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        with contextlib.suppress(OSError):
+            while sent < 2**26:
+                writer.write(bytes(2**16))
+                await writer.drain()
+                sent += 2**16
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
+        monkeypatch.setattr(shared_pods, "PORT", listener.sockets[0].getsockname()[1])
+        with pytest.raises(EOFError, match="more than"):
+            await attempt("true")
+    assert sent < 2**26
+
+
+async def test_orders_that_trickle_keep_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_server, "ORDERS_SECONDS", 0.3)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+
+        def trickle() -> None:
+            with contextlib.suppress(OSError):
+                for _ in range(40):
+                    time.sleep(0.1)
+                    theirs.send(b" ")
+
+        sending = asyncio.create_task(asyncio.to_thread(trickle))
+        with pytest.raises(TimeoutError):
+            await asyncio.to_thread(pod_server._orders_of, ours, TOKEN)
+        ours.close()
+        await sending
 
 
 async def test_a_closed_connection_ends_the_attempt(server: Any) -> None:

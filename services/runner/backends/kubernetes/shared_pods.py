@@ -22,6 +22,7 @@ from leyden.libs.kubernetes.pods import PodStatus, pod_status
 from leyden.libs.kubernetes.shared import SharedPoll
 from leyden.libs.kubernetes.templates import COMPONENT, INSTANCE, selector
 from leyden.libs.sandbox.ended import Ended, ended_of
+from leyden.libs.sandbox.output import MAX_LINE_BYTES
 from leyden.libs.sandbox.place import Names
 from leyden.libs.sandbox.pod_server import PORT, watch_peer
 from leyden.libs.sandbox.supervisor import MEMORY_POLL_SECONDS
@@ -34,7 +35,9 @@ from leyden.services.runner.backends.kubernetes.shared_job import SHARED, TOKEN_
 from leyden.services.runner.settings import Settings
 
 if TYPE_CHECKING:
-    from leyden.libs.sandbox.supervisor import Report
+    from collections.abc import Callable
+
+    from leyden.libs.sandbox.pod_server import PodReport
 
 log = logger()
 
@@ -51,6 +54,8 @@ CONNECT_SECONDS = 20.0
 CLEAN_UP_SECONDS = 20.0
 SPARE_SECONDS = 60.0
 """An attempt's end takes no longer after its time limit: its processes are killed and its files removed."""
+REPORT_BYTES = 2 * MAX_LINE_BYTES
+"""Most bytes of a report without stdout and stderr, which base64 makes longer by a third."""
 NAMES = Names(
     program="agent",
     prefix="RUNNER",
@@ -75,6 +80,10 @@ class _Pod:
         self.ending: asyncio.TimerHandle | None = None
         memory = memory_limit(job)
         self.memory_share = None if memory is None else int(quantity(memory)) // self.slots
+
+    def lose(self) -> None:
+        """Gives it no more attempts; those that it has go on."""
+        self.lost = True
 
     @property
     def has_room(self) -> bool:
@@ -109,11 +118,10 @@ class SharedPods:
         try:
             assert pod.opening is not None
             address = await asyncio.shield(pod.opening)
-            report = await _attempt(address, self._orders(spec, runner, pod), runner.timeout_seconds)
-            pod.lost = pod.lost or not report["all_dead"]
+            report = await _attempt(address, self._orders(spec, runner, pod), pod.lose)
             return ended_of(report, NAMES, contained=True)
         except (BackendError, Refused, OSError, EOFError) as error:
-            pod.lost = True
+            pod.lose()
             raise BackendError(f"the shared pod {pod.name} is lost: {error}") from error
         except ProgramError as error:
             raise BackendError(str(error)) from error
@@ -246,32 +254,53 @@ async def _answers(address: str) -> bool:
     return True
 
 
-async def _attempt(address: str, orders: dict[str, Any], seconds: float) -> Report:
+async def _attempt(address: str, orders: dict[str, Any], lose: Callable[[], None]) -> PodReport:
     """Sends the orders of an attempt, and waits for its report. Cancelling ends the attempt, and waits for that.
 
+    Args:   lose: called where the attempt may have left something in the pod
     Raises: OSError: no connection, or a broken one, also where the report is late; EOFError: no report
     """
     async with asyncio.timeout(CONNECT_SECONDS):
         reader, writer = await asyncio.open_connection(address, PORT)
     watch_peer(writer.get_extra_info("socket"))
+    most = REPORT_BYTES + 4 * orders["output_bytes"]
     try:
         writer.write(json.dumps(orders).encode() + b"\n")
-        async with asyncio.timeout(seconds + SPARE_SECONDS):
+        async with asyncio.timeout(orders["timeout_seconds"] + SPARE_SECONDS):
             await writer.drain()
-            return _report(await reader.read())
+            report = _report(await _read(reader, most))
     except asyncio.CancelledError:
         writer.write_eof()
         try:
             async with asyncio.timeout(CLEAN_UP_SECONDS):
-                await reader.read()
-        except OSError as error:
+                _lose_after(_report(await _read(reader, most)), lose)
+        except (OSError, EOFError) as error:
+            lose()
             log.warning("the end of an agent is unknown, its pod ends it", cause=str(error))
         raise
     finally:
         writer.close()
+    _lose_after(report, lose)
+    return report
 
 
-def _report(answer: bytes) -> Report:
+def _lose_after(report: PodReport, lose: Callable[[], None]) -> None:
+    if not report["all_dead"] or report["left"] is not None:
+        log.warning("a pod gets no more attempts: something of one is left", cause=report["left"] or "a process")
+        lose()
+
+
+async def _read(reader: asyncio.StreamReader, most: int) -> bytes:
+    """The answer to its end. Raises: EOFError: it is longer than any report, as the image's own python may send it"""
+    found = bytearray()
+    while part := await reader.read(1 << 16):
+        found += part
+        if len(found) > most:
+            raise EOFError(f"its answer has more than {most} bytes")
+    return bytes(found)
+
+
+def _report(answer: bytes) -> PodReport:
     """Raises: EOFError: the attempt ended without one"""
     try:
         found: dict[str, Any] = json.loads(answer)
@@ -281,4 +310,4 @@ def _report(answer: bytes) -> Report:
         raise EOFError(str(found["refused"]))
     for name in ("stdout", "stderr", "reward_line"):
         found[name] = base64.b64decode(found[name])
-    return cast("Report", found)
+    return cast("PodReport", found)
