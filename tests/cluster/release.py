@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from leyden.libs.client import Client
 from tests.cluster.node import Node, step
 from tests.support.shared import ROOT
+from tests.support.waiting import until
 
 Found = TypeVar("Found")
 
@@ -38,12 +39,20 @@ class Release:
             self.node.helm("test", NAME, "--namespace", NAMESPACE, "--timeout", "3m")
 
     def upgrade(self, *options: str, chart: Path = CHART) -> None:
-        """`helm upgrade --install` with further options, until everything is ready."""
+        """`helm upgrade --install` with further options, until everything is ready and the pods before are gone."""
         self.node.helm(
             *("upgrade", "--install", NAME, str(chart), "--namespace", NAMESPACE, "--create-namespace"),
             *self._values,
             *("--wait", "--wait-for-jobs", "--timeout", "15m", *options),
         )
+        # A port-forward stays with its pod: requests would reach the API with the values before.
+        until(self._has_no_former_pod, "the end of the pods before the upgrade")
+
+    def _has_no_former_pod(self) -> bool:
+        """Whether the services have as many pods as they should; those that are being deleted count."""
+        selector = ("-n", NAMESPACE, "-l", f"app.kubernetes.io/component in ({','.join(SERVICES)})")
+        wanted = sum(one["spec"]["replicas"] for one in self.node.get("deployments", *selector)["items"])
+        return len(self.node.get("pods", *selector)["items"]) == int(wanted)
 
     def pods(self, component: str = "", namespace: str = NAMESPACE, phase: str = "") -> list[dict[str, Any]]:
         """The pods of a component, or all; those that are being deleted do not count."""
