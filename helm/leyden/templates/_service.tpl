@@ -35,9 +35,8 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
     spec:
-      {{- if .account }}
-      serviceAccountName: {{ include "leyden.fullname" $root }}-{{ .name }}
-      {{- end }}
+      # Named where it is the namespace's own, too: Kubernetes keeps the account of a Deployment that names none any more.
+      serviceAccountName: {{ if .account }}{{ include "leyden.fullname" $root }}-{{ .name }}{{ else }}default{{ end }}
       automountServiceAccountToken: {{ .account | default false }}
       # Variables that Kubernetes makes of Services have names such as API_PORT, which are settings here.
       enableServiceLinks: false

@@ -67,7 +67,15 @@ def test_secrets_configmaps_claims_and_accounts_exist(case: str) -> None:
         assert {one["name"] for one in named(pod, "configMap")} <= rendered(case, "ConfigMap"), name
         claims = {one["claimName"] for one in named(pod, "persistentVolumeClaim")}
         assert claims <= rendered(case, "PersistentVolumeClaim") | GIVEN, name
-        assert set(named(pod, "serviceAccountName")) <= rendered(case, "ServiceAccount"), name
+        accounts = set(named(pod, "serviceAccountName"))
+        assert accounts <= rendered(case, "ServiceAccount") | {"default"}, name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_deployments_name_their_account_since_kubernetes_keeps_one_that_is_left_out(case: str) -> None:
+    for deployment in of_kind(case, "Deployment"):
+        pod = deployment["spec"]["template"]["spec"]
+        assert pod.get("serviceAccountName"), deployment["metadata"]["name"]
 
 
 @pytest.mark.parametrize("case", CASES)

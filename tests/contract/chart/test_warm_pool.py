@@ -41,7 +41,7 @@ def test_it_is_a_second_deployment_of_the_runner_with_processes() -> None:
     assert env["TOOL_URL"]["value"] == "http://tool"
     assert json.loads(env["RUNNER_HIDDEN_PATHS"]["value"]) == ["/etc/leyden"]
     assert int(env["RUNNER_DRAIN_SECONDS"]["value"]) < pool["template"]["spec"]["terminationGracePeriodSeconds"]
-    assert "serviceAccountName" not in pool["template"]["spec"]
+    assert pool["template"]["spec"]["serviceAccountName"] == "default"
     jobs = env_of(containers(deployment("runner")["spec"]["template"])[-1])
     assert jobs["RUNNER_BACKEND"]["value"] == "kubernetes"
 
