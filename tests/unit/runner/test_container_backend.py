@@ -11,6 +11,7 @@ import pytest
 
 from leyden.libs.contracts.config import ContainerRunner
 from leyden.libs.sandbox.ended import Ended
+from leyden.libs.sandbox.workspace import Workspaces
 from leyden.services.runner.backends.base import AttemptSpec, BackendError
 from leyden.services.runner.backends.container.backend import ContainerBackend
 from leyden.services.runner.settings import Settings
@@ -22,10 +23,13 @@ printf '%s\\n' "$*" >>"$here/calls"
 env >"$here/environment-$1"
 for word; do case $word in --env-file=*) cp "${word#--env-file=}" "$here/variables";; esac; done
 status=0
+for last; do :; done
+if grep -qx "$1 $last" "$here/refuses" 2>/dev/null; then echo "no such container" >&2; exit 125; fi
 if [ -f "$here/answers/$1" ]; then { read -r status; cat; } <"$here/answers/$1" >"$here/said"; cat "$here/said" >&2; fi
 case $1 in
     start) echo '{"reward": 0.5}';;
-    inspect) printf '%s' "$(cat "$here/state")";;
+    inspect) cat "$here/owner-$last" 2>/dev/null || printf '%s' "$(cat "$here/state")";;
+    ps) cat "$here/containers";;
 esac
 exit "$status"
 """
@@ -181,6 +185,21 @@ async def test_a_daemon_that_does_not_run_is_named(backend: ContainerBackend, po
     podman.answers("image", 1, "Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?")
     with pytest.raises(BackendError, match="start docker's daemon"):
         await run(backend)
+
+
+async def test_containers_of_dead_runners_go_though_others_vanish_or_stay(
+    backend: ContainerBackend, podman: FakePodman, tmp_path: Path
+) -> None:
+    """A runner that starts at the same time removes some of them; one of a living runner stays."""
+    living = Workspaces(tmp_path / "attempts", "runner-2-containers", "RUNNER_WORK_FOLDER")
+    (podman.folder / "containers").write_text("gone\nstuck\nused\nabandoned\n")
+    for name, owner in {"stuck": "runner-0-containers", "used": "runner-2-containers", "abandoned": "dead"}.items():
+        (podman.folder / f"owner-{name}").write_text(f"{owner}\n")
+    (podman.folder / "refuses").write_text("inspect gone\nrm stuck\n")
+    await backend.remove_abandoned()
+    living.close()
+    removed = [call.rsplit(" ", 1)[1] for call in podman.calls() if call.startswith("rm ")]
+    assert removed == ["stuck", "abandoned"]
 
 
 async def test_a_machine_without_a_program_says_what_to_install(tmp_path: Path) -> None:

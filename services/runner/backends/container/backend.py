@@ -59,12 +59,16 @@ class ContainerBackend(WithoutSurvivors):
         """Removes the containers of runners that are gone, where podman or docker is installed and answers."""
         if self._client.program is None:
             return
+        label = f"label={WORK_FOLDER}={self._work_folder}"
         try:
-            for name in await self._abandoned():
-                log.info("abandoned container removed", container=name)
-                await self._client.call("rm", "--force", "--volumes", name)
+            found = await self._client.call("ps", "--all", "--quiet", "--no-trunc", "--filter", label)
         except ContainerError as error:
             log.warning("containers of earlier runners not looked for", cause=str(error))
+            return
+        for name in found.split():
+            if await self._is_abandoned(name):
+                log.info("abandoned container removed", container=name)
+                await self._remove(name)
 
     async def run(self, spec: AttemptSpec) -> Ended:
         """Runs the agent to its end and removes its container, also when cancelled.
@@ -161,16 +165,13 @@ class ContainerBackend(WithoutSurvivors):
             if NO_SUCH not in str(error).lower():
                 log.warning("container not removed, the next runner tries again", container=name, cause=str(error))
 
-    async def _abandoned(self) -> list[str]:
-        """The containers whose runner is dead: the lock of its folder is free.
-
-        Raises: ContainerError: podman or docker does not answer
-        """
-        label = f"label={WORK_FOLDER}={self._work_folder}"
-        ids = (await self._client.call("ps", "--all", "--quiet", "--no-trunc", "--filter", label)).split()
-        if not ids:
-            return []
-        line = f'{{{{.Id}}}} {{{{index .Config.Labels "{OWNER}"}}}}'
-        found = await self._client.call("inspect", "--format", line, *ids)
-        pairs = [line.split() for line in found.splitlines()]
-        return [name for name, owner in pairs if not is_locked(self._settings.work_folder / owner)]
+    async def _is_abandoned(self, name: str) -> bool:
+        """Whether the runner of a container is dead: the lock of its folder is free."""
+        try:
+            line = f'{{{{index .Config.Labels "{OWNER}"}}}}'
+            owner = (await self._client.call("inspect", "--format", line, name)).strip()
+        except ContainerError as error:
+            # Another runner that starts removes them, too.
+            log.info("container not looked at", container=name, cause=str(error))
+            return False
+        return not is_locked(self._settings.work_folder / owner)
