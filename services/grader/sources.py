@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from leyden.libs.contracts.config import Component, Reward
 from leyden.libs.contracts.config.graders import Command, Container, PythonFunction, RelativeModel, ScoreModel
@@ -21,11 +21,13 @@ from leyden.libs.store.records.artifacts import Artifact, artifacts_of
 from leyden.libs.store.runs.grading import add_judge_use
 from leyden.libs.telemetry import logger
 from leyden.services.grader.code import Code
-from leyden.services.grader.containers.job import PackedTooLarge, Verification
-from leyden.services.grader.containers.jobs import Containers
 from leyden.services.grader.containers.trajectory import TooLarge, files_of, read_calls
+from leyden.services.grader.containers.verification import PackedTooLarge, Verification
 from leyden.services.grader.judge import Judge
 from leyden.services.grader.prices import Payer
+
+if TYPE_CHECKING:
+    from leyden.services.grader.containers.jobs import Containers
 
 Sibling = tuple[AttemptKey, AttemptFacts]
 Column = TypeVar("Column", list[Graded], list[Graded] | None)
@@ -43,13 +45,13 @@ class _ForCode(NamedTuple):
 
 @dataclass(frozen=True)
 class Sources:
-    """The graders of one process, each kind in its place."""
+    """The graders of one process, each kind in its place. Args: containers: None where it starts none"""
 
     database: Database
     pool: Pool
     judge: Judge
     code: Code
-    containers: Containers
+    containers: Containers | None
 
     async def grade(
         self, reward: Reward, siblings: Sequence[Sibling], others: Sequence[AttemptFacts] = (), trial: str = ""
@@ -103,6 +105,10 @@ class Sources:
         return None
 
     async def _verified(self, grader: Container, siblings: Sequence[Sibling], place: int, trial: str) -> list[Graded]:
+        if (containers := self.containers) is None:
+            cause = "this grader starts no containers (GRADER_CONTAINER_JOBS is 0)"
+            return [Graded(Grade(ComponentState.FAILED, explanation=cause), 0.0)] * len(siblings)
+
         async def graded(attempt: AttemptKey, facts: AttemptFacts) -> Graded:
             try:
                 async with self.database.read() as session:
@@ -114,7 +120,7 @@ class Sources:
             except PackedTooLarge as error:
                 return Graded(Grade(ComponentState.FAILED, explanation=f"its task is too large: {error}"), 0.0)
             name = _job_name(attempt, place, trial)
-            return await self.containers.grade(grader, Verification(name, run_of(attempt.rollout_id), attempt, files))
+            return await containers.grade(grader, Verification(name, run_of(attempt.rollout_id), attempt, files))
 
         return list(await asyncio.gather(*(graded(*one) for one in siblings)))
 
@@ -126,7 +132,8 @@ class Sources:
             if isinstance(one.grader, Container)
             for attempt in attempts
         ]
-        await asyncio.gather(*map(self.containers.forget, names))
+        if self.containers is not None:
+            await asyncio.gather(*map(self.containers.forget, names))
 
     async def _graded_by_code(self, attempt: AttemptKey, facts: AttemptFacts) -> _ForCode:
         async with self.database.read() as session:

@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -36,11 +37,13 @@ from leyden.libs.store.runs.grading import (
 from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, bind, logger
 from leyden.services.grader.code import Code
-from leyden.services.grader.containers.jobs import Containers
 from leyden.services.grader.judge import Judge
 from leyden.services.grader.settings import Settings
 from leyden.services.grader.sources import Sources, broken, count_use
 from leyden.services.grader.trials import Trials
+
+if TYPE_CHECKING:
+    from leyden.services.grader.containers.jobs import Containers
 
 LEASED = Gauge("grader_attempts_leased", "Attempts that this process grades.")
 SETTLED = Counter(
@@ -83,7 +86,7 @@ async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
     judge = Judge(settings.providers, calls=settings.judge_calls, seconds=settings.judge_seconds)
     pool = Pool(settings.processes, settings.component_seconds)
     code = Code(settings, pool.pids)
-    containers = Containers(settings)
+    containers = _containers(settings)
     sources = Sources(database, pool, judge, code, containers)
     # One that waits for slow judges or programs holds up no attempt of another one.
     most: list[tuple[Lease, int]] = [
@@ -103,8 +106,18 @@ async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
         await pool.close()
         await judge.close()
         await code.close()
-        await containers.close()
+        if containers is not None:
+            await containers.close()
         await database.close()
+
+
+def _containers(settings: Settings) -> Containers | None:
+    if not settings.container_jobs:
+        return None
+    # Here, since the client of Kubernetes costs a second and 40 MB to import.
+    from leyden.services.grader.containers.jobs import Containers
+
+    return Containers(settings)
 
 
 async def _lease_each(

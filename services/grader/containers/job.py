@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import base64
-import gzip
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from kubernetes_asyncio import client
 
@@ -24,8 +21,8 @@ from leyden.libs.kubernetes.templates import (
     verbatim,
 )
 from leyden.libs.service.errors import Misconfigured
-from leyden.libs.store.attempts import AttemptKey
 from leyden.services.grader.containers import pod as inside
+from leyden.services.grader.containers.verification import Verification
 
 COLLECT = "collect"
 """The pod's container: it begins once the verifier has ended, however it did."""
@@ -39,30 +36,6 @@ LEFTOVER_SECONDS = 600
 COLLECT_SECONDS = 120.0
 """The longest time from the verifier's end to that of `collect`, whose image the node has."""
 SPARE_SECONDS = 60
-MAX_PACKED = 700_000
-"""Bytes of the packed files. Why: a Secret holds 1 MiB, and base64 adds a third."""
-
-
-@dataclass(frozen=True)
-class Verification:
-    """One grading. Args: name: of its Job, the same for the same grading; run: the run's id; files: texts by name"""
-
-    name: str
-    run: str
-    attempt: AttemptKey
-    files: Mapping[str, str]
-
-
-class PackedTooLarge(ValueError):
-    """The files are too large for a Secret."""
-
-
-def packed(files: Mapping[str, str]) -> bytes:
-    """Raises: PackedTooLarge"""
-    found = gzip.compress(json.dumps(files, ensure_ascii=False).encode("utf-8", "replace"), mtime=0)
-    if len(found) > MAX_PACKED:
-        raise PackedTooLarge(f"the attempt has {len(found)} packed bytes, and a grader's Secret holds {MAX_PACKED}")
-    return found
 
 
 def verifier_job(

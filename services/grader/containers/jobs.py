@@ -27,13 +27,12 @@ from leyden.services.grader.containers.job import (
     COLLECT,
     COLLECT_SECONDS,
     VERIFIER,
-    Verification,
     attempt_secret,
-    packed,
     secret_of,
     verifier_job,
 )
 from leyden.services.grader.containers.verdict import NoVerdict, grade_of_words
+from leyden.services.grader.containers.verification import Verification, packed
 from leyden.services.grader.settings import Settings
 
 POD_POLL_SECONDS = 1.0
@@ -62,20 +61,17 @@ class _Stage(IntEnum):
 
 
 class Containers:
-    """Grades while it is open. The cluster is asked with the first grading: one machine has none."""
+    """Grades while it is open. The cluster is asked with the first grading."""
 
     def __init__(self, settings: Settings, cluster: Cluster | None = None) -> None:
         self._settings = settings
         self._cluster = cluster
-        self._room = asyncio.Semaphore(max(1, settings.container_jobs))
+        self._room = asyncio.Semaphore(settings.container_jobs)
         self._place: _Place | None = None
 
     async def grade(self, grader: Container, one: Verification) -> Graded:
         """Returns the grade; one that has failed may be tried again, in a new Job. Cancelled, it leaves the Job at
         work."""
-        if not self._settings.container_jobs:
-            cause = "this grader starts no containers (GRADER_CONTAINER_JOBS is 0)"
-            return Graded(Grade(ComponentState.FAILED, explanation=cause), 0.0)
         async with self._room:
             began = time.perf_counter()
             try:

@@ -16,7 +16,7 @@ from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read import views
 from leyden.libs.store.read.trajectory import conversation_bytes
 from leyden.libs.store.records.artifacts import Artifact
-from leyden.services.grader.containers.job import PackedTooLarge, packed
+from leyden.services.grader.containers.verification import PackedTooLarge, packed
 
 PAGE = 50
 MAX_BYTES = 2**25

@@ -8,26 +8,34 @@ import gzip
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from leyden.libs.contracts.config import Component
+from leyden.libs.contracts.config import Component, Reward
 from leyden.libs.contracts.config.graders import Container
 from leyden.libs.contracts.states import ComponentState
+from leyden.libs.grading.facts import AttemptFacts
+from leyden.libs.grading.pool import Pool
 from leyden.libs.kubernetes import cluster as cluster_module
 from leyden.libs.store.attempts import AttemptKey
+from leyden.libs.store.database import Database
+from leyden.services.grader.code import Code
 from leyden.services.grader.containers import jobs as jobs_module
 from leyden.services.grader.containers import pod as inside
-from leyden.services.grader.containers.job import MAX_PACKED, WRAPPED, Verification, packed
+from leyden.services.grader.containers.job import WRAPPED
 from leyden.services.grader.containers.jobs import Containers
 from leyden.services.grader.containers.verdict import NoVerdict, grade_of_words
+from leyden.services.grader.containers.verification import MAX_PACKED, Verification, packed
+from leyden.services.grader.judge import Judge
 from leyden.services.grader.settings import Settings
+from leyden.services.grader.sources import Sources
 from tests.fakes.kubernetes_api import FakeKubernetes, Object
 from tests.support.waiting import eventually
 
@@ -412,10 +420,21 @@ async def test_files_are_packed_beside_the_event_loop(
     assert threads and threading.main_thread() not in threads
 
 
-async def test_without_jobs_a_component_fails_and_is_not_tried_again(tmp_path: Path) -> None:
-    found = await Containers(Settings()).grade(grader(), one())
+async def test_without_jobs_a_component_fails_and_is_not_tried_again() -> None:
+    component = {"name": "tests", "grader": {"type": "container", "image": "tests/sort:1"}}
+    reward = Reward.model_validate({"components": [component]})
+    pool = Pool(1, 1.0)
+    sources = Sources(cast(Database, None), pool, cast(Judge, None), cast(Code, None), None)
+    [[found]] = await sources.grade(reward, [(ATTEMPT, cast(AttemptFacts, None))])
+    await sources.forget(reward, [ATTEMPT])
+    await pool.close()
     assert (found.grade.state, found.crashed) == (ComponentState.FAILED, False)
     assert "GRADER_CONTAINER_JOBS is 0" in found.grade.explanation
+
+
+def test_a_grader_without_containers_imports_no_client_of_kubernetes() -> None:
+    code = "import sys, leyden.services.grader.worker; print('kubernetes_asyncio' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
 
 
 @pytest.mark.parametrize("image", ["tests/sort", "tests/sort:latest", "registry:5000/sort"])
