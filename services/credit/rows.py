@@ -55,8 +55,9 @@ def rollouts_by_group(
         )
         groups[row.group_id].append(rollouts[row.id])
     by_id = {row.id: row for row in rows.calls}
+    prompts: dict[str, bytes] = {}
     for row in rows.calls:
-        rollouts[row.rollout_id].calls.append(_call(row, by_id, policies.get(row.role)))
+        rollouts[row.rollout_id].calls.append(_call(row, by_id, prompts, policies.get(row.role)))
     for row in rows.spans:
         rollouts[row.rollout_id].spans.append(_span(row))
     for row in rows.rewards:
@@ -126,9 +127,9 @@ def _policy_id(group: PendingGroup, policy: str | None) -> str:
     return group.run_id if policy is None else group.policy_ids[policy]
 
 
-def _call(row: Any, by_id: Mapping[str, Any], policy: str | None) -> Call:
+def _call(row: Any, by_id: Mapping[str, Any], prompts: dict[str, bytes], policy: str | None) -> Call:
     try:
-        prompt = full_prompt(by_id, row)
+        prompt = full_prompt(by_id, row, prompts)
     except MissingParent as error:
         raise BrokenRecord(str(error)) from error
     if len(prompt) != TOKEN.itemsize * row.prompt_tokens:

@@ -134,12 +134,18 @@ def full_conversation(by_id: Mapping[str, Any], row: Any) -> tuple[list[Turn], S
     return turns, tools
 
 
-def full_prompt(by_id: Mapping[str, TokenRow], row: TokenRow) -> bytes:
+def full_prompt(by_id: Mapping[str, TokenRow], row: TokenRow, known: dict[str, bytes]) -> bytes:
     """int32[prompt_tokens] of the call of a row.
 
-    Args, raises: as `full_call`
+    Args: by_id: as `full_call`; known: prompts by call id, which gets those of the call and of its ancestors
+    Raises: MissingParent
     """
-    return _prompt(_chain(by_id, row))
+    for one in _chain(by_id, row):
+        if one.id not in known:
+            parent = one.parent_call_id
+            before = b"" if parent is None else known[parent] + by_id[parent].sampled_ids
+            known[one.id] = before[: TOKEN_BYTES * one.shared_tokens] + one.prompt_ids
+    return known[row.id]
 
 
 def _chain(by_id: Mapping[str, R], row: R) -> list[R]:
