@@ -12,13 +12,13 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from psycopg.types.json import Jsonb
-from sqlalchemy import Row, Text, bindparam, text
+from sqlalchemy import bindparam, text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from leyden.libs.contracts.states import GATEWAY_SCOPE, GroupVerdict
-from leyden.libs.store.database import ReadSession, Session, copy_rows
+from leyden.libs.store.database import ReadSession, Session, binary_rows, copy_rows
 
-Rows = Sequence[Row[Any]]
+Rows = Sequence[Any]
 
 
 class PendingGroup(NamedTuple):
@@ -197,7 +197,7 @@ RESULT_CHARACTERS = 1000
 _USERS_RESULT = r".*(?:^|\n)((?:Observation|Error):\n.*)"
 """smolagents sends results as the text of a user, after his own, and may send several: the last one is new."""
 
-_CALLS = text(f"""
+_CALLS = f"""
     SELECT c.rollout_id, c.id, c.parent_call_id, c.shared_tokens, c.request_id, c.choice, c.sequence, c.status,
            c.trainable, c.untrainable_reason, c.finish_reason, c.masks_forced,
            c.prompt_ids, c.prompt_tokens, c.sampled_ids, c.written_ids, c.generator_logprobs, c.policy_versions,
@@ -206,18 +206,18 @@ _CALLS = text(f"""
            json_array_length(c.tools) > 0 AS offers_tools, c.answer, (
                SELECT jsonb_agg(jsonb_build_object(
                    'id', turn ->> 'tool_call_id', 'is_error', turn -> 'is_error', 'text', left(coalesce(
-                       substring(CASE WHEN turn ->> 'role' = 'user' THEN turn ->> 'content' END from :users_result),
+                       substring(CASE WHEN turn ->> 'role' = 'user' THEN turn ->> 'content' END from %(user)s::text),
                        turn ->> 'content'), {RESULT_CHARACTERS})
                ) ORDER BY number)
                FROM jsonb_array_elements(c.turns) WITH ORDINALITY AS turns (turn, number)
-               WHERE turn ->> 'role' = 'tool' OR turn ->> 'role' = 'user' AND turn ->> 'content' ~ :users_result
+               WHERE turn ->> 'role' = 'tool' OR turn ->> 'role' = 'user' AND turn ->> 'content' ~ %(user)s::text
            ) AS results
     FROM rollouts r
     JOIN model_calls c ON c.run_id = r.run_id AND c.rollout_id = r.id AND c.attempt = r.attempt
     LEFT JOIN deliveries d ON d.run_id = c.run_id AND d.request_id = c.request_id
-    WHERE r.group_id = ANY(:groups) AND r.state = 'finished' AND c.run_id = ANY(:runs)
+    WHERE r.group_id = ANY(%(groups)s) AND r.state = 'finished' AND c.run_id = ANY(%(runs)s)
     ORDER BY c.rollout_id, c.sequence, c.choice
-""").bindparams(bindparam("users_result", _USERS_RESULT, Text))  # noqa: S608  # constants alone
+"""  # noqa: S608  # a constant alone
 
 _SPANS = text(f"""
     SELECT s.rollout_id, s.span_id, s.parent_span_id, s.scope, s.tool, s.status, s.tool_call_id, s.response_id,
@@ -289,7 +289,7 @@ async def load_siblings(session: ReadSession, groups: Sequence[PendingGroup]) ->
     names = {"groups": [group.id for group in groups], "runs": sorted({group.run_id for group in groups})}
     return SiblingRows(
         rollouts=(await session.execute(_ROLLOUTS, names)).all(),
-        calls=(await session.execute(_CALLS, names)).all(),
+        calls=await binary_rows(session, _CALLS, {**names, "user": _USERS_RESULT}),
         spans=(await session.execute(_SPANS, names)).all(),
         rewards=(await session.execute(_REWARDS, names)).all(),
     )
