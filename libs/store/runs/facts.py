@@ -99,11 +99,13 @@ _RUNS = text("""
            coalesce(s.phase, 'pending') AS phase, s.reason,
            (SELECT max(number) FROM steps WHERE run_id = r.id) AS steps_done,
            (SELECT max(version) FROM policy_versions WHERE run_id = r.id) AS latest_version,
-           ARRAY(SELECT version FROM policy_versions p WHERE p.run_id = r.id AND p.pruned_at IS NULL
-                 AND version IN (SELECT max(version) - older
-                                 FROM policy_versions, (VALUES (0), (1)) AS of (older)
-                                 WHERE run_id = r.id GROUP BY older
-                                 UNION SELECT policy_version FROM evaluations WHERE run_id = p.run_id)) AS servable,
+           ARRAY(SELECT v.version FROM (
+                     SELECT (SELECT max(version) FROM policy_versions WHERE run_id = r.id) - older AS version
+                     FROM (VALUES (0), (1)) AS of (older)
+                     UNION SELECT policy_version FROM evaluations WHERE run_id = r.id
+                 ) AS wanted
+                 JOIN policy_versions v ON v.run_id = r.id AND v.version = wanted.version AND v.pruned_at IS NULL
+           ) AS servable,
            (SELECT count(*) FROM attempts a JOIN rollouts o ON o.id = a.rollout_id
             WHERE o.run_id = p.run_id AND o.state = 'queued' AND a.state IN ('leased', 'running')) AS live_attempts,
            g.next_number - g.cancelled - g.excluded - g.stale - CASE WHEN r.refills > 0 THEN (
