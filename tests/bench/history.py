@@ -8,11 +8,14 @@ import psycopg
 
 GROUPS_A_STEP = 8
 SIBLINGS = 2
+SECONDS_A_GROUP = 5.0
+"""Between the ends of two groups."""
 
 _PAST = (
     """
     INSERT INTO groups (id, run_id, number, dataset_id, task_number, size, admitted_version, state, finished_at)
-    SELECT %(run)s || '.' || n, %(run)s, n, r.dataset_id, 0, %(siblings)s, 0, 'complete', now()
+    SELECT %(run)s || '.' || n, %(run)s, n, r.dataset_id, 0, %(siblings)s, 0, 'complete',
+           now() - %(seconds)s * make_interval(secs => %(last)s - n)
     FROM runs r, generate_series(CAST(%(first)s AS integer), %(last)s) n WHERE r.id = %(run)s
     """,
     """
@@ -62,6 +65,7 @@ def add_past(connection: psycopg.Connection[Any], run_id: str, groups: int) -> N
     row = connection.execute("SELECT coalesce(max(number) + 1, 0) FROM groups WHERE run_id = %s", (run_id,)).fetchone()
     assert row is not None
     values = {"run": run_id, "first": row[0], "last": groups - 1, "siblings": SIBLINGS, "a_step": GROUPS_A_STEP}
+    values |= {"seconds": SECONDS_A_GROUP}
     with connection.transaction():
         for statement in _PAST:
             connection.execute(statement, values)
