@@ -1,4 +1,4 @@
-"""An operator's bounds on the pod that a run may ask for: secrets, images, nodes, tolerations and resources."""
+"""An operator's bounds on what a run may ask for: images of agents; secrets, nodes, tolerations, resources of pods."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from fnmatch import fnmatchcase
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from leyden.libs.contracts.config import KubernetesRunner
+from leyden.libs.contracts.config import ContainerRunner, KubernetesRunner
 from leyden.libs.contracts.config.document import LabelName, Quantity, Resources
 from leyden.libs.contracts.config.graders import Container
 
 VALUE = "rollouts.allow"
 """The chart's value that holds the rules."""
+SETTING = "API_AGENT_RULES"
+"""The setting that holds them on one machine."""
 _QUANTITY = re.compile(r"([0-9.]+)(m|k|[MGTPE]i?|Ki)?")
 
 
@@ -25,7 +27,7 @@ class AgentRules(BaseModel):
     secrets: tuple[str, ...] = ()
     """Patterns of the Secrets that a run may give to its agents; none by default."""
     images: tuple[str, ...] = ("*",)
-    """Patterns of images."""
+    """Patterns of images, of containers on one machine as of pods."""
     nodes: tuple[str, ...] = ("*",)
     """Patterns of `label=value` in a node selector."""
     tolerations: tuple[str, ...] = ("*",)
@@ -35,8 +37,10 @@ class AgentRules(BaseModel):
     limits: Mapping[LabelName, Quantity] = Field(default_factory=dict)
     """The most of a resource that a run may request, or limit its agents to; others are unbounded."""
 
-    def refusals(self, runner: KubernetesRunner) -> list[str]:
+    def refusals(self, runner: ContainerRunner | KubernetesRunner) -> list[str]:
         """One sentence for each part of the document that the operator has not allowed."""
+        if isinstance(runner, ContainerRunner):
+            return list(self._names({"images": [runner.image]}, SETTING))
         asked = {
             "secrets": [one.name for one in runner.secrets.values()],
             "images": [runner.image],
@@ -51,13 +55,13 @@ class AgentRules(BaseModel):
         """The same for a grader's image and resources. Args: path: of the grader in the document"""
         return [*self._names({"images": [grader.image]}), *self._amounts(f"{path}.resources", grader.resources)]
 
-    def _names(self, asked: Mapping[str, list[str]]) -> Iterator[str]:
+    def _names(self, asked: Mapping[str, list[str]], place: str = VALUE) -> Iterator[str]:
         for kind, names in asked.items():
             patterns: tuple[str, ...] = getattr(self, kind)
             for name in sorted(set(names)):
                 if not any(fnmatchcase(name, pattern) for pattern in patterns):
                     allowed = ", ".join(patterns) or "none"
-                    yield f"{name} is not among the {kind} that runs may name ({VALUE}.{kind}: {allowed})"
+                    yield f"{name} is not among the {kind} that runs may name ({place}.{kind}: {allowed})"
 
     def _amounts(self, path: str, resources: Resources) -> Iterator[str]:
         for part, amounts in (("requests", resources.requests), ("limits", resources.limits)):

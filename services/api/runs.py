@@ -26,7 +26,7 @@ from leyden.libs.contracts.api.runs import (
     RunParent,
     Step,
 )
-from leyden.libs.contracts.config import Computation, GroupAgent, KubernetesRunner, RunConfig
+from leyden.libs.contracts.config import Computation, ContainerRunner, GroupAgent, KubernetesRunner, RunConfig
 from leyden.libs.contracts.judgements import Judgement, Machine, judge
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.queue.external import EXTERNAL
@@ -110,7 +110,7 @@ def _check_runner(request: Request, one: GroupAgent) -> None:
         )
         raise Problem(422, detail, cause="runner_type")
     rules: AgentRules = request.app.state.settings.agent_rules
-    if isinstance(one.runner, KubernetesRunner) and (refused := rules.refusals(one.runner)):
+    if isinstance(one.runner, ContainerRunner | KubernetesRunner) and (refused := rules.refusals(one.runner)):
         raise Problem(422, "; ".join(refused), cause="agent_rules")
 
 

@@ -56,7 +56,8 @@ class Settings(HttpSettings):
     """The graders' GRADER_CODE_ROOTS, as `judges`: the API refuses runs with a grader's `directory` elsewhere."""
     agent_rules: AgentRules = AgentRules()
     """Secrets, images, nodes, tolerations and resources that a run with `runner.type: kubernetes` may name, as JSON:
-    `{"secrets": ["tools"], "images": ["registry.example/*"], "limits": {"cpu": "4"}}`."""
+    `{"secrets": ["tools"], "images": ["registry.example/*"], "limits": {"cpu": "4"}}`. Its images bind
+    `runner.type: container`, too."""
     machine: Machine = Machine(gpus=0)
     """The trainer's hosts, as JSON: `{"gpus": 8, "hosts": 1, "gpu_bytes": "80Gi", "host_bytes": "512Gi"}`. The API
     refuses runs whose weights, gradients and moments exceed a size, and warns of others; a size left out is not

@@ -42,8 +42,11 @@ class Settings(ServiceSettings):
     """Kubernetes: the label `app.kubernetes.io/instance` of agents' Jobs. Two platforms in one namespace need two."""
     owner_role: str | None = None
     """Kubernetes: a Role of the namespace that owns agents' Jobs: `helm uninstall` ends them with it."""
-    agent_rules: AgentRules = AgentRules()
-    """Kubernetes: what a run may name, as API_AGENT_RULES; an attempt of another run does not start."""
+    agent_rules: AgentRules = Field(
+        default_factory=AgentRules, validation_alias=AliasChoices("RUNNER_AGENT_RULES", "API_AGENT_RULES")
+    )
+    """Images and what else a run may name, by default API_AGENT_RULES: a pod or container of another run does not
+    start."""
     start_seconds: float = Field(default=300.0, gt=0)
     """The longest wait of an agent's pod for quota, a node or its image, and of a container for its image. Then the
     attempt fails with the reason, and is tried again."""
@@ -97,6 +100,7 @@ class Settings(ServiceSettings):
         unset = [f"RUNNER_{name}" for name, value in needed.items() if value is None]
         if self.backend == "kubernetes" and unset:
             raise ValueError(f"RUNNER_BACKEND=kubernetes needs {', '.join(unset)}")
-        if self.agent_rules.attempts_per_pod > 1 and self.shared_pod_template_file is None:
+        shares_pods = self.backend == "kubernetes" and self.agent_rules.attempts_per_pod > 1
+        if shares_pods and self.shared_pod_template_file is None:
             raise ValueError("attempts_per_pod in RUNNER_AGENT_RULES needs RUNNER_SHARED_POD_TEMPLATE_FILE")
         return self

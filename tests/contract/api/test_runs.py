@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from sqlalchemy import update
 
 from docs.shapes import PUBLISHED
+from leyden.libs.contracts.agent_rules import AgentRules
 from leyden.libs.contracts.config import CPU, Device, RunConfig
 from leyden.libs.contracts.states import EngineState
 from leyden.libs.store import tables, training
@@ -75,6 +76,18 @@ async def test_a_run_that_names_a_secret_without_leave_is_refused(postgres_dsn: 
         refused = await http.post("/v1/runs", json=builders.run_document(runner=runner))
     assert (refused.status_code, refused.json()["cause"]) == (422, "agent_rules")
     assert "leyden-secrets is not among the secrets that runs may name" in refused.json()["detail"]
+
+
+async def test_a_container_of_an_image_without_leave_is_refused(postgres_dsn: str) -> None:
+    rules = AgentRules(images=("registry.example/*",))
+    async with api_with(Settings(database_url=postgres_dsn, agent_rules=rules)) as http:
+        await create(http)
+        runner = {"type": "container", "image": "docker.io/agent:3"}
+        refused = await http.post("/v1/runs", json=builders.run_document(runner=runner))
+        allowed = builders.run_document(runner={**runner, "image": "registry.example/agent:3"})
+        assert (await http.post("/v1/runs", json=allowed)).status_code == 201
+    assert (refused.status_code, refused.json()["cause"]) == (422, "agent_rules")
+    assert "docker.io/agent:3 is not among the images that runs may name" in refused.json()["detail"]
 
 
 async def test_a_run_of_an_unknown_pool_or_of_another_model_is_refused(

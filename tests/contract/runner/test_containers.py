@@ -15,6 +15,7 @@ from leyden.libs.capability import KeyRing, verify
 from leyden.libs.contracts.capability import Scope
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.services.runner.backends.container.backend import CGROUPS_2, UNKNOWN_LIMIT
 from tests.contract.runner.test_attempts import Bench, stopped
 from tests.support import builders
 from tests.support.containers import IMAGE, PROGRAM, build_image, containers, containers_only
@@ -130,8 +131,12 @@ async def test_each_end_has_its_outcome(bench: ContainerBench) -> None:
     assert no_program.kind == "infra_error"
     assert "could not be started" in no_program.detail
     assert "no-such-program" in no_program.detail
-    # With the first version of cgroups, podman does not say whose limit it was.
-    assert (exceeded.kind, exceeded.exit_code) in {("agent_error", 137), ("infra_error", 137)}
+    if Path(PROGRAM).name == "podman" and not CGROUPS_2.exists():
+        assert (exceeded.kind, exceeded.exit_code) == ("infra_error", 137)
+        assert UNKNOWN_LIMIT in exceeded.detail
+    else:
+        assert (exceeded.kind, exceeded.exit_code) == ("agent_error", 137)
+        assert "used more memory than allowed (runner.memory_bytes)" in exceeded.detail
     assert containers(bench.work_folder) == []
 
 

@@ -90,6 +90,29 @@ def test_the_doctor_names_what_to_install(tmp_path: Path, monkeypatch: pytest.Mo
     assert "leyden[service,store]" in said
 
 
+@pytest.mark.parametrize(
+    ("program", "status", "words"),
+    [
+        (None, "skipped", "no podman or docker"),
+        ("exit 0", "ok", "/podman"),
+        ("echo 'Cannot connect to the Docker daemon at unix:///x.' >&2; exit 1", "warning", "start docker's daemon"),
+    ],
+)
+def test_the_doctor_says_whether_agents_may_be_containers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None, status: str, words: str
+) -> None:
+    path = tmp_path / "podman"
+    monkeypatch.setenv("RUNNER_CONTAINER_PROGRAM", str(path))
+    if program is not None:
+        path.write_text(f"#!/bin/sh\n{program}\n")
+        path.chmod(0o755)
+    said = CliRunner().invoke(app, ["--home", str(tmp_path / "home"), "doctor", "--json"]).stdout
+    [found] = [one for one in json.loads(said) if one["name"] == "containers"]
+    assert found["status"] == status
+    assert words in found["detail"]
+    assert ("runner.type container" in found["remedy"]) == (status != "ok")
+
+
 def test_a_link_stays_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     link = f"http://127.0.0.1:8000/#sign-in={'x' * 200}&to=/"
     print_parts(link_line(link))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from leyden.libs.cli.__main__ import app
+from leyden.libs.cli.commands import train
 from leyden.libs.cli.commands.train import agent_here, dataset_of, grader_of, name_of, reward_of, write_document
 from leyden.libs.cli.errors import CommandError
 from leyden.libs.contracts.config import RunConfig
@@ -61,6 +65,34 @@ def test_the_command_means_the_program_that_the_shell_would_start(tmp_path: Path
     with pytest.raises(CommandError, match="there is no program 'no-such-program'"):
         agent_here(["no-such-program"], tmp_path)
     assert (name_of(["sh", "my agent.py"], tmp_path), name_of(["./{x}"], tmp_path)) == ("my-agent", "x")
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [((), "container"), (("--url", "http://elsewhere:8000"), "kubernetes"), (("--context", "kind"), "kubernetes")],
+)
+def test_an_image_is_a_container_here_and_a_pod_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], place: str
+) -> None:
+    documents: list[dict[str, Any]] = []
+    monkeypatch.setattr(train, "_train", lambda _context, document, _tasks, as_json: documents.append(document))
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"question": "?"}')
+    command = ("python", "/app/agent.py", "{task.question}")
+    image = ("--image", "localhost/my-agent:1", "--set", "runner.timeout_seconds=60")
+    arguments = ("--home", str(tmp_path), *words, "train", "--tasks", str(tasks), *image, "--", *command)
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 0, result.output
+    [document] = documents
+    config = RunConfig.model_validate(document)
+    assert config.runner.model_dump(include={"type", "image", "timeout_seconds"}) == {
+        "type": place,
+        "image": "localhost/my-agent:1",
+        "timeout_seconds": 60,
+    }
+    assert config.agent is not None
+    # The program is the image's, whatever this machine has.
+    assert (config.agent.command, config.agent.directory) == (list(command), None)
 
 
 def test_changed_tasks_are_another_dataset_and_a_changed_document_replaces_none(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from leyden.libs.contracts.agent_rules import AgentRules, quantity
-from leyden.libs.contracts.config import KubernetesRunner
+from leyden.libs.contracts.config import ContainerRunner, KubernetesRunner
 
 RULES = AgentRules(
     secrets=("tools", "team-*"),
@@ -52,6 +52,13 @@ def test_an_allowed_pod_has_no_refusal(changes: dict[str, Any]) -> None:
 def test_another_pod_is_refused_with_the_value_to_change(changes: dict[str, Any], words: str) -> None:
     [refusal] = RULES.refusals(runner(**changes))
     assert words in refusal
+
+
+def test_the_images_of_containers_keep_the_same_rule() -> None:
+    assert RULES.refusals(ContainerRunner(image="registry.example/agents/a:1")) == []
+    [refusal] = RULES.refusals(ContainerRunner(image="docker.io/other:1"))
+    assert "docker.io/other:1 is not among the images that runs may name (API_AGENT_RULES.images: " in refusal
+    assert AgentRules().refusals(ContainerRunner(image="docker.io/other:1")) == []
 
 
 def test_by_default_a_run_names_everything_but_secrets_and_shares_no_pod() -> None:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from leyden.libs.contracts.agent_rules import AgentRules
 from leyden.libs.contracts.config import ContainerRunner
 from leyden.libs.sandbox.ended import Ended
 from leyden.libs.sandbox.workspace import Workspaces
 from leyden.services.runner.backends.base import AttemptSpec, BackendError
+from leyden.services.runner.backends.container import backend as container
 from leyden.services.runner.backends.container.backend import ContainerBackend
 from leyden.services.runner.settings import Settings
 
@@ -149,6 +151,37 @@ async def test_an_agent_beyond_its_memory_failed_by_itself(backend: ContainerBac
     assert ended.platform_failure is None
 
 
+@pytest.mark.parametrize(
+    ("tells", "limit", "is_unknown"), [(False, 2**26, True), (True, 2**26, False), (False, None, False)]
+)
+async def test_where_podman_hides_whose_memory_ended_an_agent_the_reason_says_so(
+    backend: ContainerBackend,
+    podman: FakePodman,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    tells: bool,
+    limit: int | None,
+    is_unknown: bool,
+) -> None:
+    """Args: tells: version 2 of cgroups; limit: the agent's; is_unknown: the kernel may have ended it for the limit"""
+    controllers = tmp_path / "cgroup.controllers"
+    if tells:
+        controllers.touch()
+    monkeypatch.setattr(container, "CGROUPS_2", controllers)
+    supervised = backend._supervisors.run
+
+    async def short_of_memory(*words: Any) -> Any:
+        return {**await supervised(*words), "lacked_memory": True}
+
+    monkeypatch.setattr(backend._supervisors, "run", short_of_memory)
+    podman.answers("start", 137)
+    ended = await run(backend, limits=ContainerRunner(image="localhost/agent:1", memory_bytes=limit))
+    assert ended.limit_exceeded is None
+    assert (ended.platform_failure or "").startswith("ended by a SIGKILL while the kernel ended processes")
+    assert (container.UNKNOWN_LIMIT in (ended.platform_failure or "")) == is_unknown
+
+
 async def test_another_exit_code_is_the_agents(backend: ContainerBackend, podman: FakePodman) -> None:
     podman.answers("start", 3, "broken")
     ended = await run(backend)
@@ -170,6 +203,21 @@ async def test_an_agent_that_never_ran_or_runs_on_is_the_platforms_failure(
     with pytest.raises(BackendError, match=message):
         await run(backend)
     assert podman.calls()[-1] == "rm --force --volumes leyden-r.0.0.1"
+
+
+@pytest.mark.parametrize("variable", ["API_AGENT_RULES", "RUNNER_AGENT_RULES"])
+async def test_an_image_that_the_operator_has_not_allowed_is_neither_pulled_nor_run(
+    tmp_path: Path, podman: FakePodman, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, '{"images": ["registry.example/*"]}')
+    settings = Settings(agent_user="same", work_folder=tmp_path / "attempts", container_program=str(podman.path))
+    assert settings.agent_rules == AgentRules(images=("registry.example/*",))
+    backend = ContainerBackend(settings, "runner-1")
+    with pytest.raises(BackendError, match=r"localhost/agent:1 is not among the images .*registry\.example"):
+        await run(backend)
+    assert not (podman.folder / "calls").exists()
+    await run(backend, limits=ContainerRunner(image="registry.example/agent:1"))
+    await backend.close()
 
 
 async def test_an_image_that_the_machine_lacks_is_pulled(backend: ContainerBackend, podman: FakePodman) -> None:

@@ -9,12 +9,13 @@ import asyncio
 import os
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leyden.libs.containers.client import ContainerClient, ContainerError, last_words
 from leyden.libs.contracts.config import ContainerRunner
 from leyden.libs.sandbox.artifacts import read_artifacts
-from leyden.libs.sandbox.ended import Ended, ended_of
+from leyden.libs.sandbox.ended import SHELL_SIGKILL, Ended, ended_of
 from leyden.libs.sandbox.fresh import FreshWorkspaces
 from leyden.libs.sandbox.supervisor import MEMORY_POLL_SECONDS
 from leyden.libs.sandbox.supervisors import ProgramError, Supervisors
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 log = logger()
 
 NO_SUCH = "no such container"
+CGROUPS_2 = Path("/sys/fs/cgroup/cgroup.controllers")
+"""It is there with version 2 of cgroups alone."""
+UNKNOWN_LIMIT = (
+    "podman does not say whether by the agent's own limit (runner.memory_bytes), as it does with version 2 of cgroups"
+)
 NEVER_STARTED = "0001-"
 """The beginning of the time of a container's start that never was."""
 
@@ -73,9 +79,12 @@ class ContainerBackend(WithoutSurvivors):
     async def run(self, spec: AttemptSpec) -> Ended:
         """Runs the agent to its end and removes its container, also when cancelled.
 
-        Raises: BackendError: no podman or docker, no image, no start, or an unknown end
+        Raises: BackendError: an image that the operator refuses, no podman or docker, no image, no start, or an unknown
+            end
         """
         assert isinstance(spec.limits, ContainerRunner)
+        if refused := self._settings.agent_rules.refusals(spec.limits):
+            raise BackendError("; ".join(refused))
         try:
             await self._client.provide(spec.limits.image, self._settings.start_seconds)
             with self._users.lend() as user:
@@ -124,7 +133,16 @@ class ContainerBackend(WithoutSurvivors):
         kept = await asyncio.to_thread(read_artifacts, workspace.work, spec.artifacts)
         limit = spec.limits.memory_bytes if isinstance(spec.limits, ContainerRunner) and out_of_memory else None
         found: Report = {**report, "memory_bytes": limit}
-        return ended_of(found, NAMES, contained=True, lacked_room=lacked_room, kept=kept)
+        ended = ended_of(found, NAMES, contained=True, lacked_room=lacked_room, kept=kept)
+        if ended.platform_failure is None or not self._hides_memory(spec.limits, report):
+            return ended
+        return replace(ended, platform_failure=f"{ended.platform_failure}; {UNKNOWN_LIMIT}")
+
+    def _hides_memory(self, limits: object, report: Report) -> bool:
+        """Whether an agent with a limit may have exceeded it: the kernel ended a process, and nobody says whose."""
+        is_bound = isinstance(limits, ContainerRunner) and limits.memory_bytes is not None
+        was_killed = report["exit_code"] == SHELL_SIGKILL and bool(report["lacked_memory"])
+        return is_bound and was_killed and self._client.is_podman and not CGROUPS_2.exists()
 
     def _orders(self, creation: Creation) -> Orders:
         spec = creation.spec
