@@ -47,6 +47,9 @@ CONTAINERS ?= podman
 
 # The agents of `make test-agents` whose names contain this word; all of them by default.
 AGENTS ?=
+# Those of `make test-agents-few`, with two small environments and one of Node.js.
+FEW_AGENTS := openai_chat or openai_responses or anthropic_messages or openai_node or instructor or greedy
+test-agents-newest: export AGENTS_NEWEST := 1
 # Folders of your own agents for `make up`, below which a run's `agent.directory` may lie.
 AGENT_FOLDERS ?=
 # Folders of your own graders for `make up`, below which the `directory` of a grader may lie.
@@ -79,7 +82,7 @@ NODE_PATH = PATH="$(abspath $(BIN)):$$PATH"
 CONSOLE_IF_POSSIBLE = $(MAKE) --silent console || echo "going on without the console: see the error above, then run make console"
 
 .DEFAULT_GOAL := help
-.PHONY: experiment test-experiments test-long test-gpu test-trackers help console screenshots structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang test-containers contract e2e check up down demo bench bench-gpu bench-swap bench-peers bench-page soak soak-grades growth fuzz docs migrate migration clean
+.PHONY: experiment test-experiments test-long test-gpu test-trackers help console screenshots structure audit oracle test-agents test-agents-few test-agents-newest test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang test-containers contract e2e check up down demo bench bench-gpu bench-swap bench-peers bench-page soak soak-grades growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -335,6 +338,14 @@ test-cluster-long: $(CACHE)/tools/.ready ## the same with every fault, upgrade, 
 test-agents: $(VENV)/.ready ## agents of every framework against the gateway; writes docs/frameworks.md
 	$(if $(AGENTS),,$(BIN)/python -m tests.frameworks.environments)
 	$(BIN)/pytest -vv tests/frameworks/suite.py $(if $(AGENTS),-k "$(AGENTS)")
+
+test-agents-few: $(VENV)/.ready ## that a token of each of a few agents trains (each change)
+	$(BIN)/pytest -vv tests/frameworks/suite.py -k "($(FEW_AGENTS)) and (task or setting)"
+
+test-agents-newest: $(VENV)/.ready ## every framework's newest version, with a table of what trains (weekly)
+	$(BIN)/python -m tests.frameworks.environments
+	@status=0; $(BIN)/pytest -vv tests/frameworks/suite.py -k "$(or $(AGENTS),task or setting)" || status=$$?; \
+		$(BIN)/python -m tests.frameworks.results; exit $$status
 
 test-trackers: setup ## trackers against the library of W&B, which is in no other environment for its size
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt '.[wandb]'

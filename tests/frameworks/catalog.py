@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from tests.frameworks.script import (
     FIRST_ANSWER,
     SECOND_ANSWER,
     Script,
+    answer_object,
     claude,
     code,
     fields,
@@ -27,24 +29,28 @@ ALL_FAULTS = frozenset({"500", "429", "dropped"})
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A field of the run's document without which no token of an agent trains.
+class Needs:
+    """Fields of the run's document without which no token of an agent trains.
 
-    Args: name: its path; reason: the reason of the agent's calls without it
+    Args: settings: values by path; reason: the reason of the agent's calls without them
     """
 
-    name: str
-    value: object
+    settings: Mapping[str, object]
     reason: str
 
     def document(self) -> dict[str, Any]:
-        """A run with the field."""
-        document, (section, field) = run_document(), self.name.split(".")
-        return {**document, section: {**document.get(section, {}), field: self.value}}
+        """A run with the fields."""
+        document = run_document()
+        for path, value in self.settings.items():
+            section, field = path.split(".")
+            document[section] = {**document.get(section, {}), field: value}
+        return document
 
 
-OVERRIDE = Setting("sampling.override", {"temperature": 1}, "sampled with temperature")
-MASK = Setting("training.constrained_calls", "mask", "sampled with tool_choice")
+SAMPLES = {"sampling.override": {"temperature": 1}}
+MASKS = {"training.constrained_calls": "mask"}
+OVERRIDE = Needs(SAMPLES, "sampled with temperature")
+MASK = Needs(MASKS, "sampled with tool_choice")
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class Framework:
     status_after_fault: int = 1
     streams: bool = False
     answers: tuple[str, ...] = (FIRST_ANSWER, SECOND_ANSWER)
-    needs: Setting | None = None
+    needs: Needs | None = None
     note: str = ""
 
     @property
@@ -103,6 +109,28 @@ FRAMEWORKS = (
         "messages",
         ("anthropic",),
         streams=True,
+    ),
+    Framework(
+        "langgraph_agent.py",
+        "LangGraph, ChatOpenAI(temperature=0)",
+        "langgraph",
+        "python",
+        "chat_completions",
+        ("greedy",),
+        streams=True,
+        needs=OVERRIDE,
+    ),
+    Framework(
+        "instructor_agent.py",
+        "instructor",
+        "instructor",
+        "instructor",
+        "chat_completions",
+        script=answer_object,
+        tree=("fresh", "fresh"),
+        streams=True,
+        needs=MASK,
+        note="two objects, without tools",
     ),
     Framework("pydantic_ai_agent.py", "Pydantic AI", "pydantic-ai-slim", "python", "responses", streams=True),
     Framework(
@@ -172,6 +200,25 @@ FRAMEWORKS = (
     ),
     Framework("vercel_ai.mjs", "Vercel AI SDK", "ai", "node", "responses", streams=True),
     Framework("vercel_ai.mjs", "Vercel AI SDK, chat", "ai", "node", "chat_completions", ("chat",), streams=True),
+    Framework(
+        "mastra_agent.mjs",
+        "Mastra",
+        "@mastra/core",
+        "mastra",
+        "responses",
+        streams=True,
+        retries=frozenset(),
+    ),
+    Framework(
+        "mastra_agent.mjs",
+        "Mastra, chat",
+        "@mastra/core",
+        "mastra",
+        "chat_completions",
+        ("chat",),
+        streams=True,
+        retries=frozenset(),
+    ),
     Framework(
         "claude_agent.py", "Claude Agent SDK", "claude-agent-sdk", "claude", "messages", script=claude, streams=True
     ),

@@ -1,12 +1,16 @@
-"""The results of the suite for each framework, from which it writes `docs/frameworks.md`."""
+"""The results of the suite for each framework, from which it writes `docs/frameworks.md`.
+
+`python -m tests.frameworks.results` prints them as a table, of the newest versions with AGENTS_NEWEST=1.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from tests.frameworks.catalog import ALL_FAULTS, FRAMEWORKS, Framework
-from tests.frameworks.environments import CACHE
+from tests.frameworks.environments import CACHE, NEWEST
 from tests.support.shared import ROOT
 
 PAGE = ROOT / "docs" / "frameworks.md"
@@ -36,26 +40,31 @@ reward 1 and its sibling with 0, credit writes its samples, and the suite counts
 reads of them: those with mask 1 and an advantage. A row that names a setting trains no token without it; the suite runs
 that, too.
 
-| framework | version | dialect | trains | extends | streams | objects | repeats after | spans | notes |
-|---|---|---|---|---|---|---|---|---|---|
+The versions are pinned. `make test-agents-few` runs six rows that need few packages, for each change;
+`make test-agents-newest` runs all rows with the newest versions, for once a week, and prints their versions, calls, and
+sampled and trained tokens.
+
+| framework | version | dialect | calls | trains | extends | streams | objects | repeats after | spans | notes |
+|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
 def add(framework: Framework, part: str, result: object) -> None:
-    """Retains one test's result: of the part `task`, or of a fault. A file each, as tests run side by side."""
+    """Retains one test's result: of the part `task`, say, or of a fault. A file each, as tests run side by side."""
     STORE.mkdir(parents=True, exist_ok=True)
     (STORE / f"{framework.name}.{part}.json").write_text(json.dumps(result))
 
 
-def forget(framework: Framework, part: str) -> None:
-    """Removes a result from before, so that a test that fails now leaves none."""
-    (STORE / f"{framework.name}.{part}.json").unlink(missing_ok=True)
+def forget(framework: Framework, *parts: str) -> None:
+    """Removes results from before, so that a test that fails now leaves none."""
+    for part in parts:
+        (STORE / f"{framework.name}.{part}.json").unlink(missing_ok=True)
 
 
 def write_page() -> None:
-    """Writes the page where every framework has a result."""
+    """Writes the page where every framework has a result with its pinned versions."""
     found = [_stored(framework) for framework in FRAMEWORKS]
-    if all("task" in one for one in found):
+    if not NEWEST and all("task" in one for one in found):
         PAGE.write_text(HEAD + "".join(map(_row, FRAMEWORKS, found)))
 
 
@@ -70,9 +79,10 @@ def _row(framework: Framework, found: dict[str, Any]) -> str:
     ]
     cells = (
         f"[{framework.title}](../tests/agents/frameworks/{framework.agent})",
-        f"{framework.package} {found['task']['version']}",
+        f"{framework.package} {found['tokens']['version']}",
         framework.dialect.replace("_", " "),
-        _trains(framework, found["task"]),
+        f"{found['tokens']['calls']}",
+        _trains(framework, found["tokens"]),
         f"{later.count('extends')} of {len(later)}",
         "yes" if framework.streams else "no",
         "yes" if found.get("report") else "",
@@ -83,15 +93,39 @@ def _row(framework: Framework, found: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
-def _trains(framework: Framework, task: dict[str, Any]) -> str:
-    count = f"{task['trained']} of {task['sampled']}"
+def table() -> str:
+    """A line for each framework: its version, calls, sampled and trained tokens, and the setting that it needs.
+
+    A framework that was not run has no numbers.
+    """
+    head = ("framework", "version", "calls", "sampled", "trained", "setting")
+    lines = [head, *(_cells(framework, _stored(framework).get("tokens")) for framework in FRAMEWORKS)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in lines)
+
+
+def _cells(framework: Framework, tokens: Mapping[str, object] | None) -> tuple[str, ...]:
+    found = [f"{tokens[name]}" if tokens else "" for name in ("version", "calls", "sampled", "trained")]
+    return (framework.title, *found, " and ".join(_settings(framework)))
+
+
+def _settings(framework: Framework) -> list[str]:
+    needs = framework.needs.settings if framework.needs else {}
+    return [f"{path}: {json.dumps(value)}" for path, value in needs.items()]
+
+
+def _trains(framework: Framework, tokens: Mapping[str, object]) -> str:
+    count = f"{tokens['trained']} of {tokens['sampled']}"
     if framework.needs is None:
         return count
-    return f"{count} with `{framework.needs.name}: {json.dumps(framework.needs.value)}`"
+    return f"{count} with {' and '.join(f'`{one}`' for one in _settings(framework))}"
 
 
 def _stored(framework: Framework) -> dict[str, Any]:
-    parts = {
-        part: STORE / f"{framework.name}.{part}.json" for part in ("task", "report", "spans", "posts", *ALL_FAULTS)
-    }
-    return {part: json.loads(path.read_text()) for part, path in parts.items() if path.exists()}
+    parts = ("task", "tokens", "report", "spans", "posts", *ALL_FAULTS)
+    paths = {part: STORE / f"{framework.name}.{part}.json" for part in parts}
+    return {part: json.loads(path.read_text()) for part, path in paths.items() if path.exists()}
+
+
+if __name__ == "__main__":
+    print(table())

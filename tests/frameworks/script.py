@@ -87,6 +87,11 @@ def plain(prompt: str) -> str:
     return SECOND_ANSWER if FOLLOW_UP in prompt else FIRST_ANSWER
 
 
+def answer_object(prompt: str) -> str:
+    """The two answers as calls of the tools that instructor makes of an object's class: whole, and by parts."""
+    return call("PartialAnswer" if "PartialAnswer" in prompt else "Answer", text=plain(prompt))
+
+
 def report(prompt: str) -> str:
     """An object of the schema that was asked for: as text, or as a call of Pydantic AI's tool."""
     return call("final_result", **REPORT) if "final_result" in prompt else json.dumps(REPORT)

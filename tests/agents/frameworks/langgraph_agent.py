@@ -1,4 +1,4 @@
-"""LangGraph's agent with ChatOpenAI, or with the argument `anthropic` ChatAnthropic; the second run is streamed."""
+"""LangGraph's agent: ChatOpenAI, `greedy` at temperature 0, `anthropic` with ChatAnthropic; the second is streamed."""
 
 import sys
 
@@ -6,6 +6,7 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import wrap_tool_call
 from langchain.messages import ToolMessage
 from langchain.tools import tool
+from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 
 
@@ -32,6 +33,8 @@ def handle_tool_errors(request, handler):
 
 
 model = "anthropic:claude-sonnet-4-5" if "anthropic" in sys.argv[3:] else "openai:gpt-4.1"
+if "greedy" in sys.argv[3:]:
+    model = ChatOpenAI(model="gpt-4.1", temperature=0)
 agent = create_agent(
     model,
     tools=[get_weather, get_time],
