@@ -335,14 +335,14 @@ test-cluster: $(CACHE)/tools/.ready ## install the chart on a node and train the
 test-cluster-long: $(CACHE)/tools/.ready ## the same with every fault, upgrade, rollback and scaling (nightly)
 	$(BIN)/python -m tests.cluster --cluster "$(CLUSTER)" --long
 
-test-agents: $(VENV)/.ready ## agents of every framework against the gateway; writes docs/frameworks.md
+test-agents: $(VENV)/.ready $(CACHE)/chromium/.ready ## agents of every framework against the gateway; writes docs/frameworks.md
 	$(if $(AGENTS),,$(BIN)/python -m tests.frameworks.environments)
 	$(BIN)/pytest -vv tests/frameworks/suite.py $(if $(AGENTS),-k "$(AGENTS)")
 
 test-agents-few: $(VENV)/.ready ## that a token of each of a few agents trains (each change)
 	$(BIN)/pytest -vv tests/frameworks/suite.py -k "($(FEW_AGENTS)) and (task or setting)"
 
-test-agents-newest: $(VENV)/.ready ## every framework's newest version, with a table of what trains (weekly)
+test-agents-newest: $(VENV)/.ready $(CACHE)/chromium/.ready ## every framework's newest version, with a table of what trains (weekly)
 	$(BIN)/python -m tests.frameworks.environments
 	@status=0; $(BIN)/pytest -vv tests/frameworks/suite.py -k "$(or $(AGENTS),task or setting)" || status=$$?; \
 		$(BIN)/python -m tests.frameworks.results; exit $$status

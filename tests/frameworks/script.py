@@ -87,6 +87,16 @@ def plain(prompt: str) -> str:
     return SECOND_ANSWER if FOLLOW_UP in prompt else FIRST_ANSWER
 
 
+def browsing(prompt: str) -> str:
+    """The same as browser-use's objects: a wait, the first answer, an element that no page has, the second answer."""
+    is_second = FOLLOW_UP in prompt
+    step, answer = ({"click": {"index": 99}}, SECOND_ANSWER) if is_second else ({"wait": {"seconds": 1}}, FIRST_ANSWER)
+    has_result = ("Element index 99" if is_second else "Waited for") in prompt
+    action = {"done": {"text": answer, "success": True}} if has_result else step
+    words = {"evaluation_previous_goal": "Good.", "memory": "None.", "next_goal": "The next step."}
+    return json.dumps({"thinking": "So it is.", **words, "action": [action]})
+
+
 def answer_object(prompt: str) -> str:
     """The two answers as calls of the tools that instructor makes of an object's class: whole, and by parts."""
     return call("PartialAnswer" if "PartialAnswer" in prompt else "Answer", text=plain(prompt))

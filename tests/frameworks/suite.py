@@ -34,6 +34,7 @@ from tests.frameworks import environments, results, script
 from tests.frameworks.catalog import ALL_FAULTS, FRAMEWORKS, Framework
 from tests.frameworks.proxy import COLLECTOR, Fault, Proxy
 from tests.frameworks.training import Trained, trained
+from tests.support import browser
 from tests.support.shared import ROOT
 
 AGENTS = ROOT / "tests" / "agents" / "frameworks"
@@ -261,7 +262,7 @@ async def play(
             home.mkdir()
             questions = (script.REQUEST,) if reports else (script.QUESTION, script.FOLLOW_UP)
             url = f"http://127.0.0.1:{port}" if collects else proxy.url + COLLECTOR
-            variables = environment(stage, proxy.url, url, home)
+            variables = environment(stage, proxy.url, url, home, browses=framework.environment == "browser")
             status, output = await run(framework, (folder, *questions), variables, home)
         calls, engine = await stage.calls(), stage.engine
         async with database.read() as session:
@@ -298,9 +299,11 @@ def tool_span(span: tables.Span) -> ToolSpan:
     return ToolSpan(**{name: getattr(span, name) for name in names})
 
 
-def environment(stage: Scene, url: str, collector_url: str, home: Path) -> dict[str, str]:
-    """The variables that the runner gives to an agent, with the proxy's address."""
+def environment(stage: Scene, url: str, collector_url: str, home: Path, *, browses: bool = False) -> dict[str, str]:
+    """The variables that the runner gives to an agent, with the proxy's address, and those of a browser."""
     own = {"PATH": os.environ["PATH"], "HOME": f"{home}", "TMPDIR": f"{home}"}
+    if browses:
+        own |= {"BROWSER": f"{browser.PROGRAM}", "LD_LIBRARY_PATH": browser.libraries()}
     return attempt_environment(stage, url, collector_url, {"question": script.QUESTION}) | own
 
 

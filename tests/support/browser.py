@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Error, Page, expect, sy
 from tests.support.shared import ROOT
 
 CHROMIUM = ROOT / ".cache" / "chromium" / "usr"
+PROGRAM = CHROMIUM / "lib" / "chromium" / "chromium-headless-shell"
 AXE = ROOT / ".cache" / "console" / "node_modules" / "axe-core" / "axe.min.js"
 
 NARROW = 390
@@ -20,17 +21,20 @@ MILLISECONDS = 30_000
 """A page's longest wait, on a machine that is busy with other tests."""
 
 
+def libraries() -> str:
+    """LD_LIBRARY_PATH of Debian's Chromium, whose libraries lie beside it."""
+    return ":".join(map(str, sorted({path.parent for path in CHROMIUM.rglob("*.so*")})))
+
+
 @contextmanager
 def running_browser() -> Iterator[Browser]:
     """Debian's Chromium with the libraries beside it."""
-    program = CHROMIUM / "lib" / "chromium" / "chromium-headless-shell"
-    assert program.exists() and AXE.exists(), f"{program} or {AXE} is missing: run `make setup`"
-    libraries = ":".join(map(str, sorted({path.parent for path in CHROMIUM.rglob("*.so*")})))
-    environment: dict[str, str | float | bool] = {**os.environ, "LD_LIBRARY_PATH": libraries}
+    assert PROGRAM.exists() and AXE.exists(), f"{PROGRAM} or {AXE} is missing: run `make setup`"
+    environment: dict[str, str | float | bool] = {**os.environ, "LD_LIBRARY_PATH": libraries()}
     expect.set_options(timeout=MILLISECONDS)
     with sync_playwright() as playwright:
         # As root, Chromium has no sandbox; it opens pages of this machine alone.
-        browser = playwright.chromium.launch(executable_path=program, env=environment, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=PROGRAM, env=environment, args=["--no-sandbox"])
         try:
             yield browser
         finally:
