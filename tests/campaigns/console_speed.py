@@ -59,8 +59,7 @@ REST = """
             repeat('0123456789', 40)::bytea, repeat('0123456789', 20)::bytea, repeat('0123456789', 20)::bytea,
             repeat('0123456789', 20)::bytea, 100, 50, 60, 1, 'stop', 0, 1
         FROM rollouts, generate_series(1, 2) c;
-    INSERT INTO external_rewards (rollout_id, key, run_id, attempt, name, value)
-        SELECT id, 'k', run_id, 1, 'score', 0.5 FROM rollouts;
+    INSERT INTO external_rewards (rollout_id, key, name, value) SELECT id, 'k', 'score', 0.5 FROM rollouts;
     ANALYZE
 """
 PAGES = {

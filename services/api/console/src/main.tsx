@@ -47,7 +47,7 @@ function Page({ address }: { address: string }) {
 }
 
 const PARTS_OF_RUN = {
-  rollouts: "Rollouts", tasks: "Tasks", versions: "Versions", evaluations: "Evaluations", document: "Document", rate: "Rate",
+  rollouts: "Rollouts", tasks: "Tasks", versions: "Versions", evaluations: "Evaluations", document: "Document", logs: "Logs", rate: "Rate",
   playground: "Playground",
 };
 

@@ -1,5 +1,6 @@
 import { useState } from "preact/hooks";
-import { isUndecided, usePolled, type Answer, type Attempt, type Call, type Group, type Page, type RolloutDetail, type Run, type Turn } from "../api";
+import { isUndecided, usePolled, type Answer, type Call, type Group, type Page, type RolloutDetail, type Run, type Turn } from "../api";
+import { AttemptView } from "../attempt_view";
 import { TokenOverlay } from "../token_overlay";
 import { conversation } from "../conversation";
 import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, link, number, signed, time } from "../parts";
@@ -76,7 +77,7 @@ function Overview({ rollout, group, run, calls }: OfRollout) {
       <Siblings rollout={rollout} group={group} />
       <h2>Task and attempts</h2>
       <Fold title="Task">{() => <AgentText text={JSON.stringify(rollout.task, null, 2)} />}</Fold>
-      {rollout.attempts.map((attempt) => <AttemptView key={attempt.number} attempt={attempt} />)}
+      {rollout.attempts.map((attempt) => <AttemptView key={attempt.number} rollout={rollout.id} attempt={attempt} />)}
     </>
   );
 }
@@ -99,22 +100,6 @@ function Siblings({ rollout, group }: { rollout: RolloutDetail; group: Answer<Gr
         </>
       )}
     </Loaded>
-  );
-}
-
-function AttemptView({ attempt }: { attempt: Attempt }) {
-  const outcome = attempt.outcome;
-  return (
-    <Fold title={`Attempt ${attempt.number}: ${outcome?.kind ?? attempt.state}`}>
-      {() => (
-        <>
-          <Facts facts={[["Started", time(attempt.started_at)], ["Ended", time(attempt.finished_at)], ["Exit status", outcome?.exit_code ?? "–"]]} />
-          {outcome?.detail && <AgentText text={outcome.detail} />}
-          {outcome?.stdout_tail && <><h3>Output</h3><AgentText text={outcome.stdout_tail} /></>}
-          {outcome?.stderr_tail && <><h3>Errors</h3><AgentText text={outcome.stderr_tail} /></>}
-        </>
-      )}
-    </Fold>
   );
 }
 

@@ -2,11 +2,12 @@ import { useState } from "preact/hooks";
 import { Alarms } from "../alarms";
 import { bestVersion, usePolled, type Evaluation, type Page, type Run } from "../api";
 import { useRunEvents } from "../live";
-import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, Select, State, Table, link, number, time } from "../parts";
+import { AgentLine, Commands, Facts, Loaded, Select, State, Table, link, number, time } from "../parts";
 import { Actions } from "../run/actions";
 import { RunCharts } from "../run/charts";
 import { RunDocument } from "../run/document";
 import { Evaluations } from "../run/evaluations";
+import { Logs, TrainerEnds } from "../run/logs";
 import { safeLine } from "../safe_text";
 import { RolloutList } from "./rollout_list";
 
@@ -28,6 +29,7 @@ export function RunPage({ id, part }: { id: string; part: string | undefined }) 
           <>
             {part === "evaluations" && <Loaded answer={answer}>{({ items }) => <Evaluations run={data} evaluations={items} />}</Loaded>}
             {part === "document" && <RunDocument run={data} />}
+            {part === "logs" && <Logs run={data} />}
             {part === undefined && <Overview run={data} />}
             {part === undefined && <Charts run={data} evaluations={evaluations} />}
           </>
@@ -75,12 +77,14 @@ function Overview({ run }: { run: Run }) {
       />
       <Agents run={run} />
       <Policies run={run} />
-      <TrainerEnds run={run} />
+      {hasTrainerEnd(run) && <TrainerEnds run={run} />}
       <Calls run={run} />
       <Commands commands={commands(run)} />
     </>
   );
 }
+
+const hasTrainerEnd = (run: Run) => [run, ...Object.values(run.policies ?? {})].some((one) => one.last_trainer_end);
 
 /** The settings that the document leaves to the device of the trainer, once it has resolved them. */
 function computation({ computation: found }: Run): [string, string][] {
@@ -127,26 +131,6 @@ function Policies({ run }: { run: Run }) {
         </tr>
       ))}
     </Table>
-  );
-}
-
-/** The last end of each trainer that nobody planned, with the last lines that it printed. */
-function TrainerEnds({ run }: { run: Run }) {
-  const trainers: [string, Pick<Run, "trainer_ends" | "last_trainer_end">][] = [["the trainer", run]];
-  for (const [name, policy] of Object.entries(run.policies ?? {})) trainers.push([`the trainer of ${safeLine(name)}`, policy]);
-  return (
-    <>
-      {trainers.map(([name, { trainer_ends: count, last_trainer_end: end }]) => end && (
-        <Fold key={name} title={`Unplanned ends of ${name}: ${count}, the last after step ${end.step} (${end.state})`}>
-          {() => (
-            <>
-              <p><AgentLine text={end.reason} /> <span class="quiet">Start {end.attempt}, {time(end.created_at)}.</span></p>
-              {end.output ? <AgentText text={end.output} /> : <p class="quiet">It printed nothing.</p>}
-            </>
-          )}
-        </Fold>
-      ))}
-    </>
   );
 }
 
