@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from pydantic import Field
+
 from leyden.libs.contracts.api.body import Body
 from leyden.libs.contracts.api.rollouts import CallCredit, RewardComponent, Rollout
 from leyden.libs.contracts.conversation import Json
@@ -96,6 +98,8 @@ class Group(Body):
     policies: list[GroupPolicy]
     """The further policies of the run that train, by name; the fields above are those of its own model."""
     siblings: list[Sibling]
+    rerolls: list[Rollout] = Field(default_factory=list)
+    """Rollouts that repeat the first calls of a sibling, with baseline `monte_carlo`; they never train."""
     """By number."""
     created_at: datetime
     finished_at: datetime | None

@@ -101,6 +101,7 @@ async def get_group(session: ReadSession, group_id: str, *, calls: int) -> Group
         consumption=consumed.verdict if consumed else None,
         policies=await _policies(session, group),
         siblings=await _siblings(session, group, calls),
+        rerolls=await rollouts_of_group(session, group.id, rerolls=True),
         created_at=group.created_at,
         finished_at=group.finished_at,
     )

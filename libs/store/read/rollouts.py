@@ -236,9 +236,9 @@ def shown_rollout(row: RolloutRow) -> Rollout:
     )
 
 
-async def rollouts_of_group(session: ReadSession, group_id: str) -> list[Rollout]:
-    """The siblings of a group by number, without re-rolls."""
+async def rollouts_of_group(session: ReadSession, group_id: str, *, rerolls: bool = False) -> list[Rollout]:
+    """The siblings of a group by number; with `rerolls` its re-rolls instead."""
     table = tables.Rollout
-    siblings = select_rollouts().where(table.group_id == group_id, table.rerolls_of.is_(None))
-    query = siblings.order_by(table.sibling)
+    kind = table.rerolls_of.is_not(None) if rerolls else table.rerolls_of.is_(None)
+    query = select_rollouts().where(table.group_id == group_id, kind).order_by(table.sibling)
     return [shown_rollout(row) for row in (await session.execute(query)).all()]

@@ -29,9 +29,7 @@ async def printed(database: Database) -> str:
     return run.id
 
 
-def test_logs_show_what_trainers_and_attempts_printed(
-    insert: Insert[str], open_page: Callable[[str], Visitor]
-) -> None:
+def test_logs_show_what_trainers_and_attempts_printed(insert: Insert[str], open_page: Callable[[str], Visitor]) -> None:
     run = insert(printed)
     visitor = open_page(f"/runs/{run}")
     page = visitor.page

@@ -4,7 +4,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { isUndecided, request, usePolled, type Call, type Group, type GroupPolicy, type Page, type Sibling, type SiblingCall, type Turn } from "../api";
 import { lastTurn } from "../conversation";
-import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, link, number, signed, time } from "../parts";
+import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, Table, link, number, signed, time } from "../parts";
 
 const CALLS = 50;
 
@@ -44,6 +44,30 @@ function Siblings({ group }: { group: Group }) {
       {best[0] && <SideBySide siblings={best} first={best[0]} />}
       <h2>From the first difference on</h2>
       {best.length > 1 ? <Difference siblings={best} /> : <p>This group has one rollout.</p>}
+      <Rerolls group={group} />
+    </>
+  );
+}
+
+/** Rollouts that measure the value of a sibling's calls by going on from them again. */
+function Rerolls({ group: { rerolls = [], siblings } }: { group: Group }) {
+  if (rerolls.length === 0) return null;
+  return (
+    <>
+      <h2>Re-rolls</h2>
+      <p class="quiet">Each repeats the calls of a sibling from the record and samples on from one: the mean reward is the value of the state before that call. They never train.</p>
+      <Table label="Re-rolls" head={["Rollout", "Repeats", "Samples from", "State", "Reward", "Reason"]} numbers={["Reward"]}>
+        {rerolls.map((one) => (
+          <tr key={one.id}>
+            <th scope="row"><a href={link("rollouts", one.id)}>{one.id}</a></th>
+            <td>{one.rerolls_of && <a href={link("rollouts", one.rerolls_of)}>Sibling {siblings.find((other) => other.id === one.rerolls_of)?.sibling ?? one.rerolls_of}</a>}</td>
+            <td>call {(one.from_call ?? 0) + 1}</td>
+            <td><State state={one.state} /></td>
+            <td class="number">{number(one.reward)}</td>
+            <td class="reason"><AgentLine text={one.reason} /></td>
+          </tr>
+        ))}
+      </Table>
     </>
   );
 }

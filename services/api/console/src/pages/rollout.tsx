@@ -1,3 +1,4 @@
+import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { isUndecided, usePolled, type Answer, type Call, type Group, type Page, type RolloutDetail, type Run, type Turn } from "../api";
 import { AttemptView } from "../attempt_view";
@@ -63,6 +64,7 @@ function Overview({ rollout, group, run, calls }: OfRollout) {
           ["Reward", number(rollout.reward)],
           ["Task", `${rollout.task_number} of ${rollout.dataset_id}`],
           ...(rollout.agent ? [["Agent", rollout.agent] satisfies [string, string]] : []),
+          ...(rollout.rerolls_of ? [["Re-roll of", <><a href={link("rollouts", rollout.rerolls_of)}>{rollout.rerolls_of}</a>, from call {(rollout.from_call ?? 0) + 1}</>] satisfies [string, ComponentChildren]] : []),
           ["Version", rollout.admitted_version],
           ["Step", rollout.step ?? "–"],
           ["Created", time(rollout.created_at)],

@@ -44,6 +44,7 @@ export function CreditLedger({ rollout, run, group, calls, isWhole }: Properties
 
 function why(rollout: RolloutDetail, group: Group | undefined): string {
   if (rollout.evaluation_id !== null) return "rollouts of evaluations train nothing";
+  if (rollout.rerolls_of) return "it is a re-roll, which measures the value of a call and never trains";
   if (rollout.greedy) return "it is the greedy rollout, the baseline of its siblings";
   if (group?.verdict === "excluded") return `credit excluded its group (${group.reason ?? "no reason was given"})`;
   if (group?.awaits_credit || group?.state === "open") return "its group is not complete, or credit has not seen it yet";

@@ -128,7 +128,7 @@ function Pages({ asked, run, filter }: { asked: string; run: string; filter: Fil
                   <th scope="row"><a href={link("rollouts", one.id)}>{one.id}</a></th>
                   <td class="number">{one.task_number}</td>
                   <td class="number">{one.admitted_version}</td>
-                  <td><State state={one.state} />{one.evaluation_id !== null && " held out"}</td>
+                  <td><State state={one.state} />{one.evaluation_id !== null && " held out"}{one.rerolls_of && " re-roll"}</td>
                   <td class="number">{number(one.reward)}</td>
                   <td class="reason"><AgentLine text={one.reason} /></td>
                 </tr>
