@@ -24,6 +24,7 @@ from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.call_tokens import CallTokens
 from leyden.libs.contracts.api.comparison import Comparison
 from leyden.libs.contracts.api.datasets import Dataset, Task
+from leyden.libs.contracts.api.duels import Duel, DuelPair, DuelRequest
 from leyden.libs.contracts.api.groups import Group
 from leyden.libs.contracts.api.platform import Engine, Health, Pool, Recipe
 from leyden.libs.contracts.api.rollouts import (
@@ -460,6 +461,21 @@ class Client:
         path = f"/v1/rollouts/{_part(rollout_id)}/grades"
         body = self._http.create(path, request.model_dump_json().encode(), timeout_seconds=GRADE_SECONDS)
         return Graded.model_validate_json(body)
+
+    def add_duel(
+        self, run_id: str, evaluation: str, against: str, reward: RewardConfig, pairs: Sequence[DuelPair]
+    ) -> Duel:
+        """Stores the judged pairs of two evaluations, and returns their win rates.
+
+        Args: run_id: the run of `evaluation`
+        """
+        request = DuelRequest(evaluation=evaluation, against=against, reward=reward, pairs=list(pairs))
+        body = self._http.create(f"/v1/runs/{_part(run_id)}/duels", request.model_dump_json().encode())
+        return Duel.model_validate_json(body)
+
+    def duels(self, run_id: str) -> Iterator[Duel]:
+        """Lists the duels of a run's evaluations, newest first."""
+        return self._pages(f"/v1/runs/{_part(run_id)}/duels", Duel)
 
     def regrade(self, rollout_id: str, reward: RewardConfig) -> Regrade:
         """Grades a rollout again with these components, as its newest revision; the same grades again change nothing.

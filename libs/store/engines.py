@@ -73,6 +73,18 @@ class EngineStatus:
     adapters: tuple[Adapter, ...] = ()
 
 
+_SWAPPED = text("""
+    INSERT INTO weight_swaps (run_id, policy_version, url, seconds)
+    SELECT id, :policy_version, :url, :seconds FROM runs WHERE id = :run_id FOR KEY SHARE
+""")
+
+
+async def record_swap(session: Session, run_id: str, policy_version: int, url: str, seconds: float) -> None:
+    """Records for how long an engine was paused for a version; nothing of a run that is gone."""
+    row = {"run_id": run_id, "policy_version": policy_version, "url": url, "seconds": seconds}
+    await session.execute(_SWAPPED, row)
+
+
 async def write_pools(session: Session, pools: Sequence[Pool]) -> None:
     """Makes these the only pools; engines of others go."""
     names = [pool.name for pool in pools]

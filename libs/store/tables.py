@@ -290,6 +290,25 @@ class Evaluation(Base):
     __table_args__ = (UniqueConstraint("run_id", "number"),)
 
 
+class Duel(Base):
+    """Writer: api. Two evaluations of one dataset whose answers judges compared pair by pair."""
+
+    __tablename__ = "duels"
+    number: Mapped[int] = mapped_column(
+        BigInteger, Identity(always=True), primary_key=True, comment="Grows with the order of duels."
+    )
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), comment="The evaluation's run.")
+    evaluation_id: Mapped[str] = mapped_column(comment="The evaluation whose win rate it is.")
+    against_id: Mapped[str] = mapped_column(comment="The other evaluation, whose run may be deleted.")
+    reward: Mapped[Json] = mapped_column(comment="The section reward with the judges.")
+    pairs: Mapped[list[Json]] = mapped_column(
+        JSONB, comment="{rollout, against, task, values by component: 1 won, 0 lost, null not compared}."
+    )
+    given_by: Mapped[str] = mapped_column(comment="The name of the token that asked for it.")
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (Index(None, "run_id", "number"),)
+
+
 class ExternalReward(Base):
     """Writer: api. A reward of a person or an outside system. A repeat with the same key changes nothing."""
 
@@ -540,6 +559,21 @@ class CanaryAnswer(Base):
     detail: Mapped[str | None] = mapped_column(comment="Cause, for people; null where all is well.")
     answered_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="The time of the answer.")
     __table_args__ = (_one_of("verdict", CanaryVerdict), Index(None, "run_id"))
+
+
+class WeightSwap(Base):
+    """Writer: controller. A delivery of a policy version to an engine that was paused for it."""
+
+    __tablename__ = "weight_swaps"
+    number: Mapped[int] = mapped_column(
+        BigInteger, Identity(always=True), primary_key=True, comment="Grows with the order of deliveries."
+    )
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), comment="The run of the version.")
+    policy_version: Mapped[int] = mapped_column(comment="The version that was delivered.")
+    url: Mapped[str] = mapped_column(comment="The engine.")
+    seconds: Mapped[float] = mapped_column(comment="From pause to continue.")
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (Index(None, "run_id", "policy_version"),)
 
 
 class WeightTransfer(Base):

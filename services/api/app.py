@@ -25,6 +25,7 @@ from leyden.libs.store.read.runs import UnknownRun
 from leyden.libs.store.read.views import RewardConflict, UnknownCall, UnknownRollout
 from leyden.libs.store.records.artifacts import UnknownArtifact
 from leyden.libs.store.runs.actions import ActionRefused
+from leyden.libs.store.runs.duels import DuelRefused
 from leyden.libs.store.runs.feedback import FeedbackRefused, UnknownComponent
 from leyden.libs.store.runs.regrades import RegradeRefused
 from leyden.libs.store.runs.retention import RecordsInUse
@@ -33,6 +34,7 @@ from leyden.libs.store.schema import check_schema
 from leyden.services.api import access, audit, console_page, datasets, docs_page, platform, rollouts, runs, session
 from leyden.services.api.attempts import routes as attempts
 from leyden.services.api.attempts.context import attempt_context
+from leyden.services.api.duels import routes as duels
 from leyden.services.api.playground import routes as playground
 from leyden.services.api.read import call_tokens, comparison, events, groups, tasks, waiting, weights
 from leyden.services.api.refusals import on_refused
@@ -59,6 +61,7 @@ _STATUSES: dict[type[Exception], tuple[int, str]] = {
     FeedbackRefused: (409, "conflict"),
     RegradeRefused: (409, "conflict"),
     UnknownComponent: (422, "unknown"),
+    DuelRefused: (422, "invalid"),
     ActionRefused: (409, "state"),
     KeyReused: (422, "key_reused"),
     BadCursor: (400, "cursor"),
@@ -110,7 +113,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.first_admin_token = settings.first_admin_token()
     read = (call_tokens, groups, comparison, events, tasks, waiting, weights)
-    modules = (datasets, runs, attempts, playground, rollouts, *read, platform, access, session, audit)
+    modules = (datasets, runs, duels, attempts, playground, rollouts, *read, platform, access, session, audit)
     for router in (*(module.router for module in modules), session.signed_in, docs_page.router, console_page.router):
         # Why: `include_router` builds each route again at the application's first request, for 0.1 s of CPU time.
         app.router.routes.extend(router.routes)

@@ -246,6 +246,18 @@ NUMBERS = {
         f" (metrics ->> 'export_seconds')::float8 FROM steps s JOIN ({BETWEEN}) b ON b.number = s.number"
         " WHERE s.run_id = %(run)s ORDER BY 1",
     ),
+    "Pause of an engine for the step's weights, seconds": (
+        3,
+        "SELECT policy_version, avg(seconds), max(seconds) FROM weight_swaps"
+        " WHERE run_id = %(run)s AND policy_version > 0 GROUP BY 1 ORDER BY 1",
+    ),
+    "Rollouts that wait for their first attempt, at the step's end": (
+        0,
+        "SELECT s.number, (SELECT count(*) FROM rollouts r LEFT JOIN attempts a ON a.rollout_id = r.id AND a.number = 1"
+        " WHERE r.run_id = s.run_id AND r.created_at <= s.created_at"
+        " AND (coalesce(a.created_at, r.finished_at) <= s.created_at) IS NOT true)"
+        " FROM steps s WHERE s.run_id = %(run)s ORDER BY 1",
+    ),
     "Tokens a second": (
         1,
         "SELECT s.number, (SELECT sum(completion_tokens) FROM step_groups g"

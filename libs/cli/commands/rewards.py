@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 import typer
-from pydantic import BaseModel
 
 from leyden.libs.cli.commands.runs import Changes, RunFile
 from leyden.libs.cli.context import context_of
@@ -16,11 +14,10 @@ from leyden.libs.cli.document import reward_of
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.view.output import AsJson, mean_and_interval, print_result, table
 from leyden.libs.client import Client
+from leyden.libs.contracts.api.duels import MAX_PAIRS, DuelPair, WinRate
 from leyden.libs.contracts.api.rollouts import Rollout
-from leyden.libs.contracts.api.runs import Statistic
 from leyden.libs.contracts.config import Reward
 from leyden.libs.contracts.config.graders import RelativeModel
-from leyden.libs.store.read.intervals import TaskSums, statistic
 
 app = typer.Typer(no_args_is_help=True, help="Rewards: the components of a run's document.")
 
@@ -56,17 +53,7 @@ def grade_stored(
 
 AT_ONCE = 4
 """Pairs that a judge reads at the same time."""
-
-
-class WinRate(BaseModel):
-    """The share of pairs that one evaluation wins, ties as halves. Args: lost: pairs without a value"""
-
-    component: str
-    wins: int
-    ties: int
-    losses: int
-    lost: int
-    rate: Statistic | None
+HEAD = ("component", "win rate", "wins", "ties", "losses", "not compared")
 
 
 @app.command("duel")
@@ -80,7 +67,7 @@ def duel(
 ) -> None:
     """Compare the answers of two evaluations pair by pair, by each `relative_model` of a document.
 
-    A judge reads both answers to a task, with each of them first. Nothing is stored, and no reward changes.
+    A judge reads both answers to a task, with each of them first. The pairs are stored; no reward changes.
 
     Example: leyden reward duel run.json --evaluation run-4hq2.e5 --against run-4hq2.e0
     """
@@ -93,12 +80,32 @@ def duel(
         pairs = list(_pairs(leyden, evaluation, against))
         if not pairs:
             raise CommandError(f"{evaluation} and {against} have no task with a finished rollout in both", Exit.USAGE)
+        if len(pairs) > MAX_PAIRS:
+            raise CommandError(f"{len(pairs)} pairs are too many for one duel: at most {MAX_PAIRS}", Exit.USAGE)
         with ThreadPoolExecutor(AT_ONCE) as threads:
             found = list(threads.map(lambda pair: _values(leyden, compared, *pair), pairs))
-    tasks = [mine.task_number for mine, _ in pairs]
-    rates = [_rate(one.name, tasks, [values.get(one.name) for values in found]) for one in judges]
-    rows = [_row(one) for one in rates]
-    print_result(as_json, rates, table(("component", "win rate", "wins", "ties", "losses", "not compared"), rows))
+        judged = [
+            DuelPair(rollout=mine.id, against=rival.id, values=values)
+            for (mine, rival), values in zip(pairs, found, strict=True)
+        ]
+        rates = leyden.add_duel(pairs[0][0].run_id, evaluation, against, compared, judged).rates
+    print_result(as_json, rates, table(HEAD, [_row(one) for one in rates]))
+
+
+@app.command("duels")
+def list_duels(
+    ctx: typer.Context,
+    run: Annotated[str, typer.Argument(help="Id of the run whose evaluations were compared.")],
+    as_json: AsJson = False,
+) -> None:
+    """Print the stored duels of a run's evaluations, the newest first.
+
+    Example: leyden reward duels run-4hq2
+    """
+    with context_of(ctx).client() as leyden:
+        found = list(leyden.duels(run))
+    rows = [(one.evaluation_id, one.against_id, *_row(rate)) for one in found for rate in one.rates]
+    print_result(as_json, found, table(("evaluation", "against", *HEAD), rows))
 
 
 def _row(found: WinRate) -> tuple[object, ...]:
@@ -119,45 +126,12 @@ def _finished(leyden: Client, evaluation: str) -> Iterator[Rollout]:
     return leyden.rollouts(evaluation=evaluation, state="finished")
 
 
-def _values(leyden: Client, reward: Reward, mine: Rollout, rival: Rollout) -> Mapping[str, float | None]:
+def _values(leyden: Client, reward: Reward, mine: Rollout, rival: Rollout) -> dict[str, float | None]:
     """1, 0.5 or 0 by component; None where the judge failed. An agent that failed loses to one that did not."""
     has_succeeded = (mine.reason == "succeeded", rival.reason == "succeeded")
     if not all(has_succeeded):
         value = 0.5 + 0.5 * (has_succeeded[0] - has_succeeded[1])
         return dict.fromkeys((one.name for one in reward.components), value)
     graded = leyden.grade(mine.id, reward, against=rival.id)
-    return {one.component: one.value for one in graded.components}
-
-
-def _rate(component: str, tasks: list[int], values: list[float | None]) -> WinRate:
-    """The interval takes tasks as the sample, and stays between 0 and 1."""
-    known = [(task, value) for task, value in zip(tasks, values, strict=True) if value is not None]
-    of_tasks: dict[int, list[float]] = defaultdict(list)
-    for task, value in known:
-        of_tasks[task].append(value)
-    counted = [value for _, value in known]
-    found = statistic(_sums(list(of_tasks.values()))) if counted else None
-    if found is not None and found.low is not None and found.high is not None:
-        found = found.model_copy(update={"low": max(0.0, found.low), "high": min(1.0, found.high)})
-    wins, losses = counted.count(1.0), counted.count(0.0)
-    return WinRate(
-        component=component,
-        wins=wins,
-        ties=len(counted) - wins - losses,
-        losses=losses,
-        lost=len(values) - len(counted),
-        rate=found,
-    )
-
-
-def _sums(by_task: list[list[float]]) -> TaskSums:
-    counts, sums = [len(values) for values in by_task], [sum(values) for values in by_task]
-    return TaskSums(
-        tasks=len(by_task),
-        count=sum(counts),
-        total=sum(sums),
-        squares=sum(one * one for one in sums),
-        products=sum(n * one for n, one in zip(counts, sums, strict=True)),
-        counts=sum(n * n for n in counts),
-        is_binary=all(value in {0.0, 1.0} for values in by_task for value in values),
-    )
+    values = {one.component: one.value for one in graded.components}
+    return {one.name: values.get(one.name) for one in reward.components}

@@ -91,6 +91,28 @@ _JUDGED = text("""
     GROUP BY step_groups.step
 """)
 
+# Step n makes version n, which engines load while it is the newest.
+_SWAPS = text("""
+    SELECT policy_version AS step, avg(seconds) AS swap_seconds_mean, max(seconds) AS swap_seconds_max
+    FROM weight_swaps WHERE run_id = :policy AND policy_version > 0 GROUP BY 1
+""")
+
+# Rollouts of evaluations wait for the same engines. A second attempt waits, too, and is not counted.
+_QUEUED = text("""
+    WITH moments AS (
+        SELECT created_at AS at, 1 AS change, NULL::integer AS step FROM rollouts WHERE run_id = :run
+        UNION ALL
+        SELECT moment, -1, NULL FROM rollouts LEFT JOIN attempts AS tried ON tried.rollout_id = rollouts.id
+            AND tried.number = 1
+        CROSS JOIN LATERAL (SELECT coalesce(tried.created_at, rollouts.finished_at) AS moment) AS begun
+        WHERE rollouts.run_id = :run AND moment IS NOT NULL
+        UNION ALL
+        SELECT created_at, 0, number FROM steps WHERE run_id = :policy
+    )
+    SELECT step, queued::float8 AS queued_rollouts
+    FROM (SELECT step, sum(change) OVER (ORDER BY at) AS queued FROM moments) AS counted WHERE step IS NOT NULL
+""")
+
 Figures = Mapping[int, Mapping[str, float]]
 
 
@@ -119,7 +141,7 @@ async def read_figures(
     """
     scope = {"policy": policy, "run": run, "roles": list(roles), "others": list(others)}
     found = defaultdict[int, dict[str, float]](dict)
-    for query in (_GROUPS, _TOKENS, _TIMES, _JUDGED):
+    for query in (_GROUPS, _TOKENS, _TIMES, _JUDGED, _SWAPS, _QUEUED):
         for number, name, value in await _rows(session, query, scope):
             found[number][name] = value
     stale = {number: value for number, _, value in await _rows(session, _STALE, scope)}

@@ -7,6 +7,7 @@ the version's canary whether it is so.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 
 import httpx
@@ -14,7 +15,7 @@ import httpx
 from leyden.libs.contracts.ids import parse_weight_version
 from leyden.libs.contracts.states import EngineState
 from leyden.libs.faults import fault_point
-from leyden.libs.store.engines import EngineStatus
+from leyden.libs.store.engines import EngineStatus, record_swap
 from leyden.libs.telemetry import logger
 from leyden.services.controller.engines.client import EngineRefused, IncomingWeights
 from leyden.services.controller.engines.files import WeightsLost
@@ -93,24 +94,29 @@ class Turns:
         """
         member.compared.clear()
         if self._members.settings.weights == "disk":
-            await self._load(member, target)
+            seconds = await self._load(member, target)
         else:
             async with requested_transfer(
                 self._members.database, self._members.notifications, member.client, target
             ) as incoming:
-                await self._load(member, target, incoming)
+                seconds = await self._load(member, target, incoming)
         label = await member.client.weight_version()
         if label != target.label:
             raise EngineRefused(f"it answered that it loaded version {target.version}, and still serves {label!r}")
         UPDATES.labels("done").inc()
+        async with self._members.database.session() as session:
+            await record_swap(session, target.run_id, target.version, member.client.url, seconds)
         return label
 
-    async def _load(self, member: FleetMember, target: TargetVersion, incoming: IncomingWeights | None = None) -> None:
+    async def _load(self, member: FleetMember, target: TargetVersion, incoming: IncomingWeights | None = None) -> float:
+        """Returns the seconds from pause to continue."""
         # From here on gateways send no new calls to it.
         updating = EngineStatus(member.client.url, EngineState.UPDATING, detail=f"loading {target.version}")
         await self._members.store(member, updating)
+        began = time.perf_counter()
         with UPDATE_SECONDS.time():
             await member.client.update(target, incoming)
+        return time.perf_counter() - began
 
 
 def _given(label: str) -> TargetVersion | None:

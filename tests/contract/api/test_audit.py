@@ -17,9 +17,10 @@ from leyden.libs.store.database import Database
 from leyden.services import api
 from leyden.services.api import access, datasets, rollouts, runs
 from leyden.services.api.attempts import routes as attempts
+from leyden.services.api.duels import routes as duels
 from tests.support import builders
 
-MODULES = (access, attempts, datasets, rollouts, runs)
+MODULES = (access, attempts, datasets, duels, rollouts, runs)
 
 
 async def issued(http: httpx.AsyncClient, name: str, *scopes: str, **more: Any) -> dict[str, Any]:

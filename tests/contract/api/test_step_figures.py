@@ -16,6 +16,7 @@ from leyden.libs.store.policies import policy_columns
 from tests.support import builders
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
+LEASE = {"state": "running", "lease_id": "lease", "owner": "test", "lease_expires_at": START}
 COUNTS = CallCounts(calls=4, cut=1).model_dump()
 
 
@@ -47,7 +48,7 @@ async def trained_group(database: Database, run: tables.Run, number: int) -> tab
         await builders.finish_rollout(database, rollout, reward=end - 20.0)
         async with database.session() as session:
             tried = await session.get_one(tables.Attempt, (rollout.id, 1))
-            tried.started_at, tried.finished_at = at(12), at(end)
+            tried.created_at, tried.started_at, tried.finished_at = at(11), at(12), at(end)
             (await session.get_one(tables.Rollout, rollout.id)).created_at = at(10)
     await builders.add_credited_group(
         database, group, has_variance=number != 1, reward_std=number / 2, calls=COUNTS, created_at=at(26)
@@ -65,6 +66,13 @@ async def test_a_step_has_figures_of_its_groups_and_of_their_way_to_it(
     refused, _ = await builders.add_group(database, run, 9)
     async with database.session() as session:
         session.add(tables.StepGroup(group_id=refused.id, run_id=run.id, verdict="stale", created_at=at(150)))
+        for number, version, seconds in ((1, 0, 9.0), (1, 1, 2.0), (2, 1, 4.0)):
+            swap = {"policy_version": version, "url": f"http://engine-{number}", "seconds": seconds}
+            session.add(tables.WeightSwap(run_id=run.id, **swap))
+        # One waits from before the second step on; the attempt of the other began in that step.
+        waiting, begun = [await session.get_one(tables.Rollout, f"{refused.id}.{number}") for number in range(2)]
+        waiting.created_at = begun.created_at = at(120)
+        session.add(tables.Attempt(rollout_id=begun.id, number=1, run_id=run.id, **LEASE, created_at=at(230)))
     found = await series(api_http, run)
     assert {name: points for name, points in found.items() if not name.startswith("reward")} == {
         "trained_tokens": {1: 80, 2: 80},
@@ -79,6 +87,9 @@ async def test_a_step_has_figures_of_its_groups_and_of_their_way_to_it(
         "cut_share": {1: 0.25, 2: 0.25},
         "calls_per_rollout": {1: 2, 2: 2},
         "queue_seconds": {1: 2, 2: 2},
+        "queued_rollouts": {1: 2, 2: 1},
+        "swap_seconds_mean": {1: 3},
+        "swap_seconds_max": {1: 4},
         "sample_seconds": {1: 9, 2: 9},
         "siblings_seconds": {1: 4, 2: 4},
         "credit_seconds": {1: 1, 2: 1},

@@ -75,6 +75,13 @@ def for_engine(**opens: int) -> Statuses:
 
 READ = Row(for_people(200, 200, 200))
 REWARD = {"components": [{"name": "short", "grader": {"type": "length", "at_most": 9}}]}
+JUDGE = {"name": "better", "grader": {"type": "relative_model", "provider": "judge", "model": "m", "rubric": "Why?"}}
+DUEL = {
+    "evaluation": "run-a.e1",
+    "against": "run-a.e0",
+    "reward": {"components": [JUDGE]},
+    "pairs": [{"rollout": "a", "against": "b", "values": {"better": 1}}],
+}
 TOKEN = {"name": "ci", "scopes": ["read"]}
 API = {
     ("GET", "/openapi.json"): Row(everyone(200)),
@@ -113,6 +120,9 @@ API = {
     ("GET", "/v1/runs/{run_id}/evaluations"): READ,
     ("POST", "/v1/runs/{run_id}/evaluations"): Row(for_people(403, 404, 404), {"dataset": "nowhere"}),
     ("GET", "/v1/runs/{run_id}/evaluations/{number}"): Row(for_people(404, 404, 404)),
+    ("GET", "/v1/runs/{run_id}/duels"): READ,
+    # The rollouts are none of these evaluations.
+    ("POST", "/v1/runs/{run_id}/duels"): Row(for_people(403, 422, 422), DUEL),
     ("GET", "/v1/runs/{run_id}/steps"): READ,
     ("GET", "/v1/runs/{run_id}/metrics"): READ,
     ("GET", "/v1/runs/{run_id}/agents"): READ,

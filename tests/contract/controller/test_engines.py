@@ -28,6 +28,7 @@ from leyden.services.controller.settings import Settings
 from leyden.services.controller.worker import make_fleet
 from tests.fakes.scripted_engine import ScriptedEngine, running
 from tests.faults.proxy import FaultProxy, Trouble
+from tests.support import builders
 from tests.support.waiting import eventually
 
 
@@ -94,6 +95,20 @@ async def test_engines_are_paused_loaded_and_continued_in_this_order(database: D
             ]
             assert fleet.served_version("run-b") is None
             assert fleet.trouble("run-a") is None
+
+
+async def test_each_pause_for_new_weights_is_kept_while_the_run_is_there(database: Database, redis_url: str) -> None:
+    run = await builders.add_run(database)
+    async with running(ScriptedEngine()) as engine, fleet_of(database, redis_url, engine.url) as fleet:
+        for run_id, version in ((run.id, 0), ("run-gone", 0), (run.id, 1)):
+            fleet.set_target(TargetVersion(run_id, version, f"/w/{run_id}/{version}", "hash"))
+            await eventually(lambda wanted=(run_id, version): fleet.served_version(wanted[0]) == wanted[1])
+    async with database.read() as session:
+        swaps = list(await session.scalars(select(tables.WeightSwap).order_by(tables.WeightSwap.number)))
+    assert [(one.run_id, one.policy_version, one.url) for one in swaps] == [
+        (run.id, version, engine.url) for version in (0, 1)
+    ]
+    assert all(0 < one.seconds < 60 for one in swaps)
 
 
 async def test_runs_share_an_engine_with_an_adapter_each(database: Database, redis_url: str) -> None:

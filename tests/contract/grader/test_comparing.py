@@ -372,8 +372,13 @@ async def test_the_command_prints_a_win_rate_with_its_interval(
         scripted.answer = by_length
         async with grading(database, redis_url, providers={"judge": {"url": scripted.url}}):
             shown = await asyncio.to_thread(CliRunner().invoke, app, [*words, *pair])
+    listed = [*words[:-2], "duels", run.id, "--json"]
+    stored = await asyncio.to_thread(CliRunner().invoke, app, listed)
     assert shown.exit_code == 0, shown.output
     (found,) = json.loads(shown.output)
     assert (found["wins"], found["ties"], found["losses"], found["lost"]) == (2, 1, 1, 0)
     assert (found["rate"]["mean"], found["rate"]["tasks"]) == (0.625, 2)
+    (duel,) = json.loads(stored.output)
+    assert (duel["rates"], duel["pairs"], duel["given_by"]) == ([found], 4, "first-admin")
+    assert (duel["evaluation_id"], duel["against_id"]) == (f"{run.id}.new", f"{run.id}.old")
     assert 0.0 <= found["rate"]["low"] <= 0.625 <= found["rate"]["high"] <= 1.0

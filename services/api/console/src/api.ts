@@ -31,6 +31,7 @@ export type RunTask = Schemas["RunTask"];
 export type RunTaskPage = Schemas["RunTaskPage"];
 export type PolicyVersion = Schemas["PolicyVersion"];
 export type VersionFiles = Schemas["VersionFiles"];
+export type Duel = Schemas["Duel"];
 export type Dataset = Schemas["Dataset"];
 export type Task = Schemas["Task"];
 export type Health = Schemas["Health"];

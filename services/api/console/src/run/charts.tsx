@@ -62,6 +62,8 @@ const GROUPS: Record<string, Chart[]> = {
       ],
       stacked: true,
     },
+    { title: "Pause of an engine for the step's weights, seconds", series: [["swap_seconds_mean", "mean"], ["swap_seconds_max", "longest"]] },
+    { title: "Rollouts that wait for their first attempt, at the step's end", series: [["queued_rollouts", "rollouts"]], digits: 0 },
     { title: "Tokens a second", series: [["sampled_tokens_per_second", "sampled"], ["trained_tokens_per_second", "trained, within the step"]], digits: 1 },
     { title: "Prompt tokens in the engines' cache, share", series: [["cached_share", "share"]] },
   ],

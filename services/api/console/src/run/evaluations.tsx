@@ -1,7 +1,10 @@
 // The evaluations of a run, complete or not.
 
-import type { Evaluation, Run } from "../api";
-import { AgentLine, Commands, Table, number } from "../parts";
+import type { Duel, Evaluation, Run } from "../api";
+import { Paged } from "../paged";
+import { AgentLine, Commands, Table, link, number, time } from "../parts";
+
+const DUELS = 25;
 
 export function Evaluations({ run, evaluations }: { run: Run; evaluations: Evaluation[] }) {
   return (
@@ -22,6 +25,43 @@ export function Evaluations({ run, evaluations }: { run: Run; evaluations: Evalu
         </Table>
       )}
       <Commands commands={[`leyden run show ${run.id}`, `leyden run evaluate ${run.id}`]} />
+      <Duels run={run} />
+    </>
+  );
+}
+
+/** Win rates of evaluations by judges that compared their answers in pairs. */
+function Duels({ run }: { run: Run }) {
+  const command = `leyden reward duel run.json --evaluation ${run.id}.e2 --against ${run.id}.e1`;
+  return (
+    <>
+      <h2>Duels</h2>
+      <Paged<Duel>
+        path={`v1/runs/${encodeURIComponent(run.id)}/duels`}
+        limit={DUELS}
+        parts={["evaluations"]}
+        nothing={<><p>No duel: a judge that compares answers in pairs gives the win rate of one evaluation over another.</p><Commands commands={[command]} /></>}
+      >
+        {({ items }) => (
+          <Table label="Duels" head={["Evaluation", "Against", "Judge", "Win rate", "95 % interval", "Won", "Same", "Lost", "Not compared", "By", "Time"]} numbers={["Win rate", "Won", "Same", "Lost", "Not compared"]}>
+            {items.flatMap((one) => one.rates.map((rate) => (
+              <tr key={`${one.number} ${rate.component}`}>
+                <th scope="row">{one.evaluation_id}, version {one.version ?? "–"}</th>
+                <td>{one.against_run_id ? <a href={`${link("runs", one.against_run_id)}/evaluations`}>{one.against_id}, version {one.against_version ?? "–"}</a> : `${one.against_id}, deleted`}</td>
+                <td><AgentLine text={rate.component} /></td>
+                <td class="number">{number(rate.rate?.mean)}</td>
+                <td>{interval(rate.rate)}</td>
+                <td class="number">{rate.wins}</td>
+                <td class="number">{rate.ties}</td>
+                <td class="number">{rate.losses}</td>
+                <td class="number">{rate.lost}</td>
+                <td><AgentLine text={one.given_by} /></td>
+                <td>{time(one.created_at)}</td>
+              </tr>
+            )))}
+          </Table>
+        )}
+      </Paged>
     </>
   );
 }

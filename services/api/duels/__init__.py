@@ -1,0 +1,1 @@
+"""Duels: win rates of evaluations by judges that compare answers in pairs."""
