@@ -279,3 +279,14 @@ def api_url(postgres_dsn: str) -> Iterator[str]:
 
     with served_api(postgres_dsn) as url:
         yield url
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """An empty bucket of a server of S3, and its variables in the environment, LEYDEN_WEIGHT_STORE too."""
+    from tests.support.object_store import served_bucket
+
+    with served_bucket() as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        yield variables

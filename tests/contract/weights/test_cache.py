@@ -1,0 +1,117 @@
+"""The versions of a node: each is read once, whoever asks, and the size of the folder is bounded."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from leyden.libs.weights import Damaged, VersionKey, WeightStore
+from leyden.libs.weights.cache import NodeCache
+from leyden.services.controller.fetcher.app import create_fetcher_app
+from leyden.services.controller.fetcher.settings import Settings
+from tests.contract.weights.conftest import files_in, key_of, make_version
+from tests.contract.weights.test_store import NAMES, objects, overwrite
+from tests.support.object_store import STORE
+
+LARGE = 2**30
+
+
+class CountingStore(WeightStore):
+    """Counts its reads, which begin once every asker has come."""
+
+    def __init__(self, url: str, askers: int) -> None:
+        super().__init__(url)
+        self.reads, self._all_here = 0, threading.Barrier(askers)
+
+    def ask(self, cache: NodeCache, key: VersionKey) -> Path:
+        """For one thread of the askers."""
+        self._all_here.wait(30)
+        return cache.fetch(key)
+
+    def fetch(self, *arguments: Any, **options: Any) -> None:
+        self.reads += 1
+        super().fetch(*arguments, **options)
+
+
+def test_several_engines_of_a_node_read_a_version_once(bucket: dict[str, str], version: Path, tmp_path: Path) -> None:
+    store, key = CountingStore(STORE, askers=4), key_of(version)
+    store.publish(key, version)
+    # Locks of files exclude each other by open file, as those of several processes do.
+    caches = [NodeCache(tmp_path / "node", store, LARGE) for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        found = set(threads.map(lambda cache: store.ask(cache, key), caches))
+    assert store.reads == 1
+    assert set(files_in(found.pop())) == NAMES
+    assert not found
+    assert [one.name for one in (tmp_path / "node").iterdir() if one.is_dir()] == [f"run-a-1-{key.content_sha256}"]
+
+
+def test_the_versions_asked_for_longest_ago_go(bucket: dict[str, str], tmp_path: Path) -> None:
+    store, node = WeightStore(STORE), tmp_path / "node"
+    folders = [make_version(tmp_path / str(number)) for number in range(4)]
+    keys = [key_of(folder, number) for number, folder in enumerate(folders)]
+    for key, folder in zip(keys, folders, strict=True):
+        store.publish(key, folder)
+    cache = NodeCache(node, store, 10 * 2**20)
+    for number in (0, 1, 2):
+        cache.fetch(keys[number])
+    cache.fetch(keys[0])
+    cache.fetch(keys[3])
+
+    def held() -> set[int]:
+        return {int(one.name.split("-")[2]) for one in node.iterdir() if not one.name.startswith(".")}
+
+    assert held() == {2, 0, 3}
+    NodeCache(node, store, 1).fetch(keys[1])
+    assert held() == {1}
+    assert {one.name for one in node.iterdir() if one.name.startswith(".")} == {
+        f".run-a-1-{keys[1].content_sha256}.lock"
+    }
+
+
+def test_a_corrupt_object_leaves_nothing_in_the_folder(bucket: dict[str, str], version: Path, tmp_path: Path) -> None:
+    store, key = WeightStore(STORE), key_of(version)
+    store.publish(key, version)
+    overwrite(next(one for one in objects() if one.endswith("config.json")), b"[]")
+    cache = NodeCache(tmp_path / "node", store, LARGE)
+    with pytest.raises(Damaged):
+        cache.fetch(key)
+    assert [one for one in (tmp_path / "node").iterdir() if one.is_dir()] == []
+    store.remove(key)
+    store.publish(key, version)
+    assert set(files_in(cache.fetch(key))) == NAMES
+
+
+async def test_the_fetcher_answers_with_a_folder_and_asks_for_the_key(
+    bucket: dict[str, str], version: Path, tmp_path: Path
+) -> None:
+    store, key = WeightStore(STORE), key_of(version)
+    store.publish(key, version)
+    app = create_fetcher_app(Settings(weight_store=STORE, folder=tmp_path / "node", key="admin"))
+    wanted: dict[str, object] = {"run_id": "run-a", "version": 1, "content_sha256": key.content_sha256}
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://node") as http:
+            assert (await http.post("/fetch", json=wanted)).status_code == 401
+            http.headers["authorization"] = "Bearer admin"
+            answer = await http.post("/fetch", json=wanted)
+            assert answer.status_code == 200
+            assert set(files_in(Path(answer.json()["path"]))) == NAMES
+            unknown = await http.post("/fetch", json={**wanted, "version": 2})
+            assert (unknown.status_code, unknown.json()["cause"]) == (404, "unknown")
+            for bad in ({"run_id": "../x"}, {"content_sha256": "../" * 20}, {"version": -1}):
+                assert (await http.post("/fetch", json={**wanted, **bad})).status_code == 422
+            overwrite(next(one for one in objects() if one.endswith("adapter_model.safetensors")), b"other")
+            damaged = await http.post("/fetch", json={**wanted, "adapter": True})
+            assert (damaged.status_code, damaged.json()["cause"]) == (409, "damaged")
+            assert "remove s3://" in damaged.json()["detail"]
+
+
+def test_a_fetcher_without_a_store_is_refused() -> None:
+    with pytest.raises(ValueError, match="LEYDEN_WEIGHT_STORE"):
+        Settings()
