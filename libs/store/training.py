@@ -179,6 +179,13 @@ async def read_version(session: ReadSession, run_id: str, version: int) -> Versi
     return None if row is None else Version(row.version, row.path, row.content_sha256, row.size_bytes)
 
 
+async def retained_versions(session: ReadSession, run_id: str) -> list[Version]:
+    """The versions of a run whose files are not removed."""
+    table = tables.PolicyVersion
+    rows = await session.scalars(select(table).where(table.run_id == run_id, table.pruned_at.is_(None)))
+    return [Version(row.version, row.path, row.content_sha256, row.size_bytes) for row in rows]
+
+
 async def add_base_version(session: Session, run_id: str, version: Version) -> None:
     """Records version 0. A repeat changes nothing; idempotency key: run and version."""
     row = {"run_id": run_id, **vars(version)}

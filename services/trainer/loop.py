@@ -30,6 +30,7 @@ from leyden.services.trainer.state.assembly import compare_at
 from leyden.services.trainer.state.canaries import canary_tokens, compute_canary
 from leyden.services.trainer.state.folders import checkpoint_folder, version_folder
 from leyden.services.trainer.state.hints import with_hints
+from leyden.services.trainer.state.publishing import Publisher
 from leyden.services.trainer.state.saving import PHASE_SECONDS, Saver, begin_checkpoint, lock_check
 from leyden.services.trainer.state.versions import Export, export_again, export_version
 from leyden.services.trainer.step.gradients import Interrupted
@@ -87,7 +88,9 @@ class Trainer:
     learner: Learner
 
     def __post_init__(self) -> None:
-        self.saver = Saver(self.settings, self.config, self.database, self.lock, self.learner.ranks)
+        self._publisher = Publisher(self.settings, self.database)
+        parts = self.settings, self.config, self.database, self.lock, self.learner.ranks
+        self.saver = Saver(*parts, self._publisher)
         self._check_lock = lock_check(self.lock)
         learner = self.learner
         size = CPU_TOKENS if learner.accelerator.device.type == "cpu" else SEQUENCE_TOKENS
@@ -101,6 +104,7 @@ class Trainer:
         """
         try:
             await self._add_lacking_canary()
+            await self._publisher.reconcile(self.learner.step)
             while self.learner.step < self.config.training.steps and not stop.is_set():
                 self.saver.raise_failure()
                 selection = await self._select()
@@ -274,6 +278,7 @@ class Trainer:
         exported = time.perf_counter()
         canary = compute_canary(self.learner, self._canary_tokens, self.config)
         seconds = {"export_seconds": exported - started, "canary_seconds": time.perf_counter() - exported}
+        seconds |= self._publisher.publish(self.learner.step, export)
         return {**metrics, **moments, **seconds}, export, canary
 
     def _report(self, metrics: Metrics, selection: Selection) -> None:

@@ -8,9 +8,10 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from leyden.libs.service import ServiceSettings
+from leyden.libs.weights import StoreSettings
 
 
-class Settings(ServiceSettings):
+class Settings(ServiceSettings, StoreSettings):
     """A trainer's folders, device and waits; the run's document says what it computes."""
 
     model_config = SettingsConfigDict(env_prefix="TRAINER_")

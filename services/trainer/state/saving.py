@@ -42,6 +42,7 @@ from leyden.services.trainer.state.folders import (
     save_tensors,
     version_folder,
 )
+from leyden.services.trainer.state.publishing import Publisher
 from leyden.services.trainer.state.shards import write_shards
 from leyden.services.trainer.step.learner import Learner
 
@@ -105,10 +106,16 @@ class Saver:
     """Saves one step after another: writes its checkpoint, then removes old versions and their checkpoints."""
 
     def __init__(
-        self, settings: Settings, config: RunConfig, database: Database, lock: AdvisoryLock, ranks: Ranks = ALONE
+        self,
+        settings: Settings,
+        config: RunConfig,
+        database: Database,
+        lock: AdvisoryLock,
+        ranks: Ranks = ALONE,
+        publisher: Publisher | None = None,
     ) -> None:
         self._settings, self._config, self._database, self._lock = settings, config, database, lock
-        self._check_lock, self._ranks = lock_check(lock), ranks
+        self._check_lock, self._ranks, self._publisher = lock_check(lock), ranks, publisher
         self._delay_seconds = settings.checkpoint_delay_seconds
         if ranks.size > 1:
             # The other ranks have begun, and wait for this one.
@@ -171,6 +178,8 @@ class Saver:
         fault_point("trainer.saved")
         await self._lock.check()
         await self._prune(step)
+        if self._publisher is not None:
+            await self._publisher.reconcile(step)
 
     async def _prune(self, step: int) -> None:
         """Removes old files, a killed trainer's too. Rows are marked first, so that nobody reads a vanishing file.

@@ -63,7 +63,7 @@ async def with_own_critic(database: Database, dsn: str, model: Path, folder: Pat
     return case
 
 
-async def train(case: Case, injector: FaultInjector) -> int | None:
+async def train(case: Case, injector: FaultInjector, **variables: str) -> int | None:
     """The exit status of one trainer process."""
     settings = case.settings()
     environment = {
@@ -77,6 +77,7 @@ async def train(case: Case, injector: FaultInjector) -> int | None:
         "TRAINER_THREADS": "1",
         "TRAINER_DEVICE": "cpu",
         **injector.environment,
+        **variables,
     }
     process = forked_trainer(case.run.id, environment)
     process.start()
