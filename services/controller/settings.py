@@ -11,6 +11,7 @@ from pydantic_settings import SettingsConfigDict
 
 from leyden.libs.contracts.config import DEFAULT_POOL, PoolName
 from leyden.libs.service import HttpAddress, ServiceSettings
+from leyden.libs.weights import StoreSettings
 
 
 class PoolSettings(BaseModel):
@@ -40,7 +41,7 @@ class PoolSettings(BaseModel):
         return self
 
 
-class Settings(ServiceSettings):
+class Settings(ServiceSettings, StoreSettings):
     """Intervals, engines and trainers of the controller."""
 
     model_config = SettingsConfigDict(env_prefix="CONTROLLER_")
@@ -73,6 +74,9 @@ class Settings(ServiceSettings):
     weights: Literal["disk", "network"] = "disk"
     """The way of new weights to engines. `network`: the trainer sends them by NCCL, or by gloo where it runs on a CPU;
     engines that cannot receive them, and those where it fails, load them from disk."""
+    fetcher_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port of the fetcher beside each engine, which reads versions from `LEYDEN_WEIGHT_STORE` into a folder of the
+    engine's node. Engines load from the trainer's folder where it is unset or the fetcher fails."""
     retry_seconds: float = Field(default=0.5, ge=0)
     """Wait before the second attempt of a rollout; doubles with every further one, up to a minute."""
     enqueue_again_seconds: float = Field(default=2.0, gt=0)

@@ -160,9 +160,10 @@ class Adapters:
 
     async def _load_adapter(self, client: EngineClient, target: TargetVersion, name: str) -> None:
         await self._members.weights.check(target)
+        fetched = await client.fetched(target, adapter=True)
         try:
             with UPDATE_SECONDS.time():
-                await client.load_adapter(name, str(Path(target.path) / ADAPTER_FOLDER))
+                await client.load_adapter(name, str(Path(fetched.path) / ADAPTER_FOLDER))
         except EngineRefused as error:
             if _PARTLY_LOADED in str(error):
                 await client.unload_adapter(name)
@@ -175,8 +176,7 @@ class Adapters:
 
 def _adapter_of(target: TargetVersion) -> str | None:
     """The name of the target's adapter; None for version 0, unless it is the run's own: a copy of another run's."""
-    has_adapter = target.version > 0 or target.run_id in Path(target.path).parts
-    return weight_version(target.run_id, target.version) if has_adapter else None
+    return weight_version(target.run_id, target.version) if target.is_own else None
 
 
 def _adapters_of(run_id: str, loaded: Collection[str]) -> tuple[str, ...]:

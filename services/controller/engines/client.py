@@ -24,6 +24,10 @@ log = logger()
 TRANSFER_FAILURES = Counter(
     "controller_weight_transfer_failures_total", "Versions that came by disk after a transfer failed."
 )
+FETCH_FAILURES = Counter(
+    "controller_version_fetch_failures_total",
+    "Versions that engines load from the trainer's folder: no fetcher had them.",
+)
 PARTIAL = "partial"
 """The label of an engine's weights during a transfer. No run gave it, so that nobody trains tokens sampled then."""
 OTHER = "other"
@@ -55,6 +59,7 @@ class EngineClient:
     def __init__(self, url: str, http: httpx.AsyncClient, settings: Settings) -> None:
         self.url = url
         self._http, self._update_seconds = http, settings.engine_update_seconds
+        self._fetcher_port = settings.fetcher_port
         api_key = read_secret(settings.engine_api_key, settings.engine_api_key_file)
         admin_key = read_secret(settings.engine_admin_key, settings.engine_admin_key_file)
         # SGLang's control routes refuse the API key where there is an admin key.
@@ -161,6 +166,31 @@ class EngineClient:
         """Makes the engine leave the sender's group; one that restarted has left it."""
         with contextlib.suppress(EngineRefused, httpx.HTTPError):
             await self._post("/destroy_weights_update_group", {"group_name": incoming.group_name})
+
+    async def fetched(self, target: TargetVersion, *, adapter: bool = False) -> TargetVersion:
+        """Returns the version with its folder on the engine's node, once the fetcher has it; the engine serves then.
+
+        Where there is no fetcher, or it fails, this is the version with the trainer's folder.
+
+        Args: adapter: the engine loads the version's LoRA adapter alone
+        """
+        if self._fetcher_port is None or not target.is_own:
+            return target
+        url = httpx.URL(self.url).copy_with(scheme="http", port=self._fetcher_port, path="/fetch")
+        body = {"run_id": target.run_id, "version": target.version, "content_sha256": target.content_sha256}
+        timeout = httpx.Timeout(self._update_seconds, connect=CONNECT_SECONDS)
+        try:
+            answer = await self._http.post(
+                url, json={**body, "adapter": adapter}, timeout=timeout, headers=self._control_headers
+            )
+            if answer.status_code != 200:
+                raise EngineRefused(f"the fetcher answered {answer.status_code}: {_detail_in(answer)[:500]}")
+            return target._replace(path=str(_document(answer)["path"]))
+        except (EngineRefused, httpx.HTTPError, ValueError, LookupError) as error:
+            FETCH_FAILURES.inc()
+            cause = f"{type(error).__name__}: {error}"[:600]
+            log.warning("version not fetched", url=str(url), version=target.version, cause=cause)
+            return target
 
     async def update(self, target: TargetVersion, incoming: IncomingWeights | None = None) -> None:
         """Pauses, loads and continues. Safe to repeat.
@@ -291,6 +321,13 @@ def _cause_in(answer: httpx.Response) -> str:
     """The message in an answer about an adapter; the whole answer where it has none."""
     with contextlib.suppress(ValueError):
         return str(_document(answer).get("error_message") or answer.text)
+    return answer.text
+
+
+def _detail_in(answer: httpx.Response) -> str:
+    """The detail of problem details; the whole answer where it has none."""
+    with contextlib.suppress(ValueError):
+        return str(_document(answer).get("detail") or answer.text)
     return answer.text
 
 

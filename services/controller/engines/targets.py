@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from leyden.libs.contracts.ids import weight_version
@@ -19,3 +20,8 @@ class TargetVersion(NamedTuple):
     def label(self) -> str:
         """The `weight_version` of an engine that serves it."""
         return weight_version(self.run_id, self.version)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the run made or copied the weights; version 0 is otherwise the base model."""
+        return self.version > 0 or self.run_id in Path(self.path).parts

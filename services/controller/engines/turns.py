@@ -94,7 +94,7 @@ class Turns:
         """
         member.compared.clear()
         if self._members.settings.weights == "disk":
-            seconds = await self._load(member, target)
+            seconds = await self._load(member, await member.client.fetched(target))
         else:
             async with requested_transfer(
                 self._members.database, self._members.notifications, member.client, target

@@ -55,6 +55,8 @@ async def _delete(settings: Settings, database: Database, run_id: str) -> None:
     async with database.read() as session:
         folders = await retention.run_folders(session, run_id)
     await asyncio.to_thread(_remove, folders, log_file(settings.log_folder, run_id))
+    if (store := settings.open_weight_store()) is not None:
+        await asyncio.to_thread(store.remove_run, run_id)
     await retention.delete_run(database, run_id)
     log.info("run deleted", run_id=run_id, folders=sorted(map(str, folders)))
 
