@@ -111,6 +111,7 @@ def create_app(settings: Settings) -> FastAPI:
         description="Datasets, runs and everything that rollouts left behind.",
     )
     app.state.settings = settings
+    app.state.weight_store = settings.open_weight_store()
     app.state.first_admin_token = settings.first_admin_token()
     read = (call_tokens, groups, comparison, events, tasks, waiting, weights)
     modules = (datasets, runs, duels, attempts, playground, rollouts, *read, platform, access, session, audit)

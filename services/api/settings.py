@@ -13,9 +13,10 @@ from leyden.libs.contracts.agent_rules import AgentRules
 from leyden.libs.contracts.judgements import Machine
 from leyden.libs.service import HttpSettings
 from leyden.libs.service.secrets import read_secret
+from leyden.libs.weights import StoreSettings
 
 
-class Settings(HttpSettings):
+class Settings(HttpSettings, StoreSettings):
     """Addresses, the first administrator, and bounds on requests."""
 
     model_config = SettingsConfigDict(env_prefix="API_")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from leyden.libs.contracts.weights import ADAPTER_FOLDER
+from leyden.libs.weights import StoredFile, VersionKey, WeightStore
 
 CHUNK_BYTES = 2**20
 BLOCK = tarfile.BLOCKSIZE
@@ -53,7 +54,7 @@ def version_files(folder: Path) -> list[File]:
     return found
 
 
-def archive_bytes(files: Sequence[File]) -> int:
+def archive_bytes(files: Sequence[File | StoredFile]) -> int:
     """The exact length of the stream."""
     return sum(len(_head(one)) + one.size_bytes + _padding(one) for one in files) + 2 * BLOCK
 
@@ -67,6 +68,15 @@ def open_archive(files: Sequence[File]) -> Iterator[bytes]:
     with ExitStack() as stack:
         opened = [(one, stack.enter_context(_opened(one))) for one in files]
         return _stream(opened, stack.pop_all())
+
+
+def stored_archive(store: WeightStore, key: VersionKey, files: Sequence[StoredFile]) -> Iterator[bytes]:
+    """The stream of a version in an object store. Raises: OSError: the store fails, or has fewer bytes"""
+    for one in files:
+        yield _head(one)
+        yield from store.stream(key, one)
+        yield bytes(_padding(one))
+    yield bytes(2 * BLOCK)
 
 
 def _opened(file: File) -> BinaryIO:
@@ -94,11 +104,11 @@ def _stream(opened: Sequence[tuple[File, BinaryIO]], stack: ExitStack) -> Iterat
         yield bytes(2 * BLOCK)
 
 
-def _head(file: File) -> bytes:
+def _head(file: File | StoredFile) -> bytes:
     info = tarfile.TarInfo(file.name)
     info.size = file.size_bytes
     return info.tobuf(tarfile.PAX_FORMAT)
 
 
-def _padding(file: File) -> int:
+def _padding(file: File | StoredFile) -> int:
     return -file.size_bytes % BLOCK
