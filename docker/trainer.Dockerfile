@@ -41,7 +41,7 @@ RUN pip install --quiet ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch
 COPY pyproject.toml README.md LICENSE ./
 RUN mkdir leyden && touch leyden/__init__.py && pip install --quiet setuptools \
     && pip install --quiet --no-build-isolation ".[service,torch-models]" accelerate
-RUN pip install --quiet --no-build-isolation ".[trainer]"
+RUN pip install --quiet --no-build-isolation ".[trainer,object-store]"
 COPY --from=wheel /wheel /src/wheel
 RUN pip install --quiet --no-deps --force-reinstall wheel/*.whl && pip uninstall --quiet --yes pip
 ARG VERSION=0.2.0

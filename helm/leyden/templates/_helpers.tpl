@@ -253,6 +253,38 @@ one a line. */}}
   {{- end }}
 {{- end }}
 
+{{/* The store of versions and its client's settings; the credentials come from a Secret or from the pod's identity. */}}
+{{- define "leyden.objectStoreEnv" -}}
+{{- with .Values.objectStore }}
+{{- if .url }}
+- name: LEYDEN_WEIGHT_STORE
+  value: {{ .url | quote }}
+{{- with .endpoint }}
+- name: AWS_ENDPOINT_URL
+  value: {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "leyden.objectStoreSecret" -}}
+{{- with .Values.objectStore }}
+{{- if and .url .credentialsSecret }}
+envFrom:
+- secretRef:
+    name: {{ .credentialsSecret }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "leyden.objectStoreAccount" -}}
+{{- with .Values.objectStore }}
+{{- if and .url .serviceAccount }}
+serviceAccountName: {{ .serviceAccount }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "leyden.storageVolume" -}}
 - name: storage
   persistentVolumeClaim:

@@ -1,6 +1,6 @@
 {{/*
 The Deployment of a service. Arguments: root, name, env (YAML); port: its HTTP port; ports: further ones (YAML);
-account: a service account with rights; component and values: where
+account: a service account with rights; versions: whether it uses the object store; component and values: where
 they are not the service's; keys: the key ring; storage: `read` for the model, or `write`; templates: the pod
 templates.
 */}}
@@ -36,7 +36,7 @@ spec:
         {{- end }}
     spec:
       # Named where it is the namespace's own, too: Kubernetes keeps the account of a Deployment that names none any more.
-      serviceAccountName: {{ if .account }}{{ include "leyden.fullname" $root }}-{{ .name }}{{ else }}default{{ end }}
+      serviceAccountName: {{ if .account }}{{ include "leyden.fullname" $root }}-{{ .name }}{{ else }}{{ .versions | ternary $root.Values.objectStore.serviceAccount "" | default "default" }}{{ end }}
       automountServiceAccountToken: {{ .account | default false }}
       # Variables that Kubernetes makes of Services have names such as API_PORT, which are settings here.
       enableServiceLinks: false
@@ -89,6 +89,9 @@ spec:
         command: [python, -m, leyden.services.{{ .name }}]
         # A service that refuses its settings names variable and remedy: the pod's status shows its last lines.
         terminationMessagePolicy: FallbackToLogsOnError
+        {{- if .versions }}
+        {{- include "leyden.objectStoreSecret" $root | indent 8 }}
+        {{- end }}
         env:
         {{- include "leyden.commonEnv" $root | nindent 8 }}
         {{- include "leyden.databaseEnv" $root | nindent 8 }}
@@ -103,6 +106,9 @@ spec:
         {{- if .keys }}
         - name: LEYDEN_CAPABILITY_KEYS_FILE
           value: /etc/leyden/keys/capability-keys.json
+        {{- end }}
+        {{- if .versions }}
+        {{- include "leyden.objectStoreEnv" $root | indent 8 }}
         {{- end }}
         {{- with .env }}
         {{- . | nindent 8 }}

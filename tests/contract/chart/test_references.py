@@ -10,6 +10,7 @@ import pytest
 from leyden.libs.service.startup import variable
 from leyden.services.api.settings import Settings as ApiSettings
 from leyden.services.collector.settings import Settings as CollectorSettings
+from leyden.services.controller.fetcher.settings import Settings as FetcherSettings
 from leyden.services.controller.settings import Settings as ControllerSettings
 from leyden.services.credit.settings import Settings as CreditSettings
 from leyden.services.engine.settings import Settings as EngineSettings
@@ -35,7 +36,7 @@ SETTINGS = {
     "api": ApiSettings, "controller": ControllerSettings, "runner": RunnerSettings, "gateway": GatewaySettings,
     "warm-runner": RunnerSettings,
     "collector": CollectorSettings, "credit": CreditSettings, "grader": GraderSettings,
-    "engine": EngineSettings, "trainer": TrainerSettings,
+    "fetcher": FetcherSettings, "engine": EngineSettings, "trainer": TrainerSettings,
 }  # fmt: skip
 # Of SGLang's start script.
 OTHERS = {"ENGINE_TENSOR_PARALLEL"}
@@ -63,6 +64,7 @@ def test_secrets_configmaps_claims_and_accounts_exist(case: str) -> None:
         secrets = [one["name"] for one in named(pod, "secretKeyRef")] + [
             one["secretName"] for one in named(pod, "secret")
         ]
+        secrets += [one["name"] for one in named(pod, "secretRef")]
         assert set(secrets) <= rendered(case, "Secret") | GIVEN, name
         assert {one["name"] for one in named(pod, "configMap")} <= rendered(case, "ConfigMap"), name
         claims = {one["claimName"] for one in named(pod, "persistentVolumeClaim")}

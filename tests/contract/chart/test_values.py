@@ -54,6 +54,7 @@ PLAIN = merged(
         "networkPolicy": {"gatewayFrom": [{"namespaceSelector": {}}]},
         "grader": {"containers": {"enabled": True}},
         "runner": {"warmPool": {"enabled": True, "image": {"repository": "agents", "tag": "1"}}},
+        "objectStore": {"url": "s3://bucket/prefix"},
         "engine": {"pools": {POOL: {"model": "/var/lib/leyden/m", "adapters": 2, "extraArgs": ["--enable-lora"]}}},
         "monitoring": {name: {"enabled": True} for name in ("podMonitor", "prometheusRule", "dashboards")},
     },
@@ -127,6 +128,7 @@ OBJECTS: dict[str, Values] = {
     "limits": {"cpu": "77"},
     "quota": {"pods": "77"},
     "affinity": {"podAffinity": {}},
+    "volume": {"hostPath": {"path": "/x"}},
 }
 TEXTS = {
     "digest": "sha256:" + "a" * 64,
@@ -138,6 +140,8 @@ TEXTS = {
     "timeout": "77s",
     "parameters": "sslmode=require",
     "canary": "10.0.0.1:443",
+    "url": "s3://other/prefix",
+    "endpoint": "http://other:9000",
 }
 
 

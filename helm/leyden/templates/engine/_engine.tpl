@@ -88,6 +88,8 @@ spec:
 {{- $engine := .engine -}}
 {{- $cpu := eq $engine.backend "cpu" -}}
 {{- $image := include "leyden.image" (dict "root" $root "image" (ternary $engine.cpuImage $engine.image $cpu)) -}}
+{{- /* The controller knows the leader of a group alone: its other nodes load from the storage. */ -}}
+{{- $fetches := and $root.Values.objectStore.url (not .role) -}}
 metadata:
   labels:
     {{- include "leyden.labels" . | nindent 4 }}
@@ -102,6 +104,9 @@ metadata:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
+  {{- if $fetches }}
+  {{- include "leyden.objectStoreAccount" $root | indent 2 }}
+  {{- end }}
   automountServiceAccountToken: false
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ $engine.terminationGracePeriodSeconds }}
@@ -109,6 +114,9 @@ spec:
     {{- include "leyden.podSecurity" $root | nindent 4 }}
   {{- include "leyden.scheduling" (dict "root" $root "values" $engine) | nindent 2 }}
   initContainers:
+  {{- if $fetches }}
+  {{- include "leyden.fetcher" $root | nindent 2 }}
+  {{- end }}
   {{- include "leyden.waitForModel" (dict "root" $root "image" $image "mounts" $engine.extraVolumeMounts "model" .model) | nindent 2 }}
   containers:
   - name: engine
@@ -187,6 +195,11 @@ spec:
     - name: storage
       mountPath: /var/lib/leyden
       readOnly: true
+    {{- if $fetches }}
+    - name: versions
+      mountPath: /var/cache/leyden
+      readOnly: true
+    {{- end }}
     {{- with $engine.extraVolumeMounts }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -198,6 +211,10 @@ spec:
       medium: Memory
       sizeLimit: {{ $engine.shmSize }}
   {{- include "leyden.storageVolume" $root | nindent 2 }}
+  {{- if $fetches }}
+  - name: versions
+    {{- toYaml $root.Values.objectStore.cache.volume | nindent 4 }}
+  {{- end }}
   {{- with $engine.extraVolumes }}
   {{- toYaml . | nindent 2 }}
   {{- end }}

@@ -18,6 +18,7 @@ metadata:
   {{- end }}
 spec:
   restartPolicy: Never
+  {{- include "leyden.objectStoreAccount" . | indent 2 }}
   automountServiceAccountToken: false
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ $trainer.terminationGracePeriodSeconds }}
@@ -30,11 +31,13 @@ spec:
   - name: trainer
     image: {{ $image }}
     imagePullPolicy: {{ .Values.imagePullPolicy }}
+    {{- include "leyden.objectStoreSecret" . | indent 4 }}
     env:
     {{- include "leyden.commonEnv" . | nindent 4 }}
     {{- include "leyden.databaseEnv" . | nindent 4 }}
     {{- include "leyden.redisEnv" . | nindent 4 }}
     {{- include "leyden.internalEnv" (dict "prefix" "TRAINER") | nindent 4 }}
+    {{- include "leyden.objectStoreEnv" . | indent 4 }}
     - name: TRAINER_FOLDER
       value: /var/lib/leyden/weights
     - name: TRAINER_MODEL_PATH
