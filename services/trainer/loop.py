@@ -278,7 +278,7 @@ class Trainer:
         exported = time.perf_counter()
         canary = compute_canary(self.learner, self._canary_tokens, self.config)
         seconds = {"export_seconds": exported - started, "canary_seconds": time.perf_counter() - exported}
-        seconds |= self._publisher.publish(self.learner.step, export)
+        seconds |= self._publisher.publish(self.learner.step, export.content_sha256, export.path)
         return {**metrics, **moments, **seconds}, export, canary
 
     def _report(self, metrics: Metrics, selection: Selection) -> None:

@@ -170,7 +170,7 @@ class EngineClient:
     async def fetched(self, target: TargetVersion, *, adapter: bool = False) -> TargetVersion:
         """Returns the version with its folder on the engine's node, once the fetcher has it; the engine serves then.
 
-        Where there is no fetcher, or it fails, this is the version with the trainer's folder.
+        It is the version with the trainer's folder if there is no fetcher, or that fails.
 
         Args: adapter: the engine loads the version's LoRA adapter alone
         """

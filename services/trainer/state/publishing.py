@@ -20,7 +20,6 @@ from leyden.libs.telemetry import logger
 from leyden.libs.weights import Damaged, VersionKey
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.state.folders import version_folder
-from leyden.services.trainer.state.versions import Export
 
 log = logger()
 
@@ -37,13 +36,13 @@ class Publisher:
         self._store = settings.open_weight_store()
         self._run_id, self._root, self._database = settings.run_id, settings.folder.absolute(), database
 
-    def publish(self, number: int, export: Export) -> dict[str, float]:
+    def publish(self, version: int, content_sha256: str, folder: Path) -> dict[str, float]:
         """Publishes a version before its step is recorded. Returns the time as a metric of the step; for threads."""
         if self._store is None:
             return {}
         started = time.perf_counter()
         try:
-            self._store.publish(VersionKey(self._run_id, number, export.content_sha256), export.path)
+            self._store.publish(VersionKey(self._run_id, version, content_sha256), folder)
         except (Damaged, OSError) as error:
             self._failed(error)
         return {"publish_seconds": time.perf_counter() - started}
