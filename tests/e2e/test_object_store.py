@@ -42,8 +42,8 @@ def test_a_run_trains_by_way_of_a_store_and_its_versions_are_downloaded_from_the
                 # The engine loaded what the fetcher read.
                 loaded = {int(one.name.split("-")[2]) for one in node.iterdir() if one.is_dir()}
                 assert loaded >= {1, 2}
+                assert violations(platform.facts.database_url, run.id) == {}
                 last = versions[-1]
                 shutil.rmtree(last.path)
                 client.download_version(run.id, last.version, tmp_path / "got")
                 assert weights_sha256(tmp_path / "got") == last.content_sha256
-            assert violations(platform.facts.database_url, run.id) == {}
