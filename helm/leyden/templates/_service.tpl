@@ -36,7 +36,7 @@ spec:
         {{- end }}
     spec:
       # Named where it is the namespace's own, too: Kubernetes keeps the account of a Deployment that names none any more.
-      serviceAccountName: {{ if .account }}{{ include "leyden.fullname" $root }}-{{ .name }}{{ else }}{{ .versions | ternary $root.Values.objectStore.serviceAccount "" | default "default" }}{{ end }}
+      serviceAccountName: {{ if .account }}{{ include "leyden.fullname" $root }}-{{ .name }}{{ else }}{{ .versions | default false | ternary $root.Values.objectStore.serviceAccount "" | default "default" }}{{ end }}
       automountServiceAccountToken: {{ .account | default false }}
       # Variables that Kubernetes makes of Services have names such as API_PORT, which are settings here.
       enableServiceLinks: false
