@@ -29,21 +29,23 @@ def test_a_run_trains_by_way_of_a_store_and_its_versions_are_downloaded_from_the
     node = tmp_path / "node"
     with served(create_fetcher_app(Settings(folder=node))) as fetcher:
         port = str(urlsplit(fetcher).port)
-        with small_platform(tmp_path, CONTROLLER_FETCHER_PORT=port, **bucket) as platform:
-            with Client(platform.facts.url("api"), platform.token, patience_seconds=60) as client:
-                client.upload_dataset("bandit", [{"number": number} for number in range(16)])
-                run = client.create_run(bandit_run(received, "bandit", 3, **QUICK))
-                until(lambda: client.run(run.id).phase in {"completed", "failed"}, "the end of the run")
-                assert (client.run(run.id).phase, client.run(run.id).reason) == ("completed", None)
-                versions = [one for one in client.policies(run.id) if one.pruned_at is None and one.version]
-                assert {(one.version, one.content_sha256) for one in versions} == {
-                    (key.version, key.content_sha256) for key in WeightStore(STORE).versions(run.id)
-                }
-                # The engine loaded what the fetcher read.
-                loaded = {int(one.name.split("-")[2]) for one in node.iterdir() if one.is_dir()}
-                assert loaded >= {1, 2}
-                assert violations(platform.facts.database_url, run.id) == {}
-                last = versions[-1]
-                shutil.rmtree(last.path)
-                client.download_version(run.id, last.version, tmp_path / "got")
-                assert weights_sha256(tmp_path / "got") == last.content_sha256
+        with (
+            small_platform(tmp_path, CONTROLLER_FETCHER_PORT=port, **bucket) as platform,
+            Client(platform.facts.url("api"), platform.token, patience_seconds=60) as client,
+        ):
+            client.upload_dataset("bandit", [{"number": number} for number in range(16)])
+            run = client.create_run(bandit_run(received, "bandit", 3, **QUICK))
+            until(lambda: client.run(run.id).phase in {"completed", "failed"}, "the end of the run")
+            assert (client.run(run.id).phase, client.run(run.id).reason) == ("completed", None)
+            versions = [one for one in client.policies(run.id) if one.pruned_at is None and one.version]
+            assert {(one.version, one.content_sha256) for one in versions} == {
+                (key.version, key.content_sha256) for key in WeightStore(STORE).versions(run.id)
+            }
+            # The engine loaded what the fetcher read.
+            loaded = {int(one.name.split("-")[2]) for one in node.iterdir() if one.is_dir()}
+            assert loaded >= {1, 2}
+            assert violations(platform.facts.database_url, run.id) == {}
+            last = versions[-1]
+            shutil.rmtree(last.path)
+            client.download_version(run.id, last.version, tmp_path / "got")
+            assert weights_sha256(tmp_path / "got") == last.content_sha256
