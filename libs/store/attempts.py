@@ -42,6 +42,10 @@ _RUNNING = """
     WHERE a.state IN ('leased', 'running') AND r.state = 'queued' AND u.intent <> 'cancelled'
 """
 _READ = text(_RUNNING)
+_BEGAN = text("""
+    SELECT extract(epoch FROM created_at)::double precision FROM attempts
+    WHERE rollout_id = :rollout_id AND number = :number
+""")
 # SHARE and the end of the attempt wait for each other. The order of keys keeps two writers from a deadlock.
 _LOCK = text(f"{_RUNNING} ORDER BY a.rollout_id, a.number FOR SHARE OF a")
 
@@ -49,6 +53,15 @@ _LOCK = text(f"{_RUNNING} ORDER BY a.rollout_id, a.number FOR SHARE OF a")
 async def running_attempts(session: ReadSession, attempts: Iterable[AttemptKey]) -> set[AttemptKey]:
     """The given attempts that run: leased, not settled or expired, their rollout and run not cancelled."""
     return await _select(session, _READ, attempts)
+
+
+async def attempt_began_at(session: ReadSession, attempt: AttemptKey) -> float | None:
+    """The moment at which an attempt was leased, in seconds since the epoch; None for an unknown one.
+
+    No call of it arrives before.
+    """
+    began: float | None = await session.scalar(_BEGAN, {"rollout_id": attempt.rollout_id, "number": attempt.attempt})
+    return began
 
 
 async def lock_running_attempts(session: Session, attempts: Iterable[AttemptKey]) -> set[AttemptKey]:

@@ -28,6 +28,7 @@ from leyden.libs.contracts.capability import Capability, Scope
 from leyden.libs.embedded.servers import EmbeddedPostgres, EmbeddedRedis
 from leyden.libs.store.database import Database
 from leyden.libs.store.migrate import migrate
+from leyden.libs.store.tables import Rollout
 from leyden.services.engine.convert import convert
 from tests.support import builders
 
@@ -142,7 +143,7 @@ def stand(attempts: int = 64) -> Iterator[Stand]:
         redis_url = redis.start()
         stack.callback(redis.stop)
         migrate(dsn)
-        run_id, rollouts = asyncio.run(_attempts(dsn, attempts))
+        run_id, rollouts = asyncio.run(_rollouts(dsn, attempts))
         write_keys(folder / "keys.json", {"bench": "s" * 40})
         engine = stack.enter_context(served(folder, "tests.bench.stub", {"STUB_WEIGHT_VERSION": f"{run_id}:0"}))
         environment = {
@@ -153,7 +154,10 @@ def stand(attempts: int = 64) -> Iterator[Stand]:
             "LEYDEN_CAPABILITY_KEYS_FILE": str(folder / "keys.json"),
         }
         gateway = stack.enter_context(served(folder, "leyden.services.gateway", environment))
-        yield Stand(gateway, engine, dsn, run_id, KeyRing(folder / "keys.json"), rollouts)
+        # After the gateway, as most attempts: in its first two minutes it reads the store for calls of older ones.
+        asyncio.run(_begin(dsn, rollouts))
+        names = [rollout.id for rollout in rollouts]
+        yield Stand(gateway, engine, dsn, run_id, KeyRing(folder / "keys.json"), names)
 
 
 def _model(folder: Path) -> Path:
@@ -203,14 +207,21 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-async def _attempts(dsn: str, count: int) -> tuple[str, list[str]]:
+async def _rollouts(dsn: str, count: int) -> tuple[str, list[Rollout]]:
     database = Database(dsn)
     try:
         run = await builders.add_run(database)
         _, rollouts = await builders.add_group(database, run, size=count)
+        return run.id, rollouts
+    finally:
+        await database.close()
+
+
+async def _begin(dsn: str, rollouts: Sequence[Rollout]) -> None:
+    database = Database(dsn)
+    try:
         for rollout in rollouts:
             await builders.add_attempt(database, rollout)
-        return run.id, [rollout.id for rollout in rollouts]
     finally:
         await database.close()
 

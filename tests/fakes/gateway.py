@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -194,8 +194,10 @@ async def scene(
     """
     created = await builders.add_run(database, config=run)
     _, rollouts = await builders.add_group(database, created, size=12)
+    # Older than the gateway, which then asks the store whether a request repeats one of a gateway that died.
+    began = datetime.now(tz=UTC) - timedelta(minutes=1)
     for rollout in rollouts:
-        await builders.add_attempt(database, rollout)
+        await builders.add_attempt(database, rollout, created_at=began)
     if family is None:
         make_chat_model(folder / "model", template, context_length=context_length)
     else:

@@ -268,7 +268,7 @@ class CallService:
         """Returns the call or the stored answer that this request repeats without saying so.
 
         The client of that answer hung up before its end, or the gateway that had it died: then its successor asks the
-        store, for as long as a repeat may come.
+        store, for as long as a repeat may come, where the attempt is older than itself.
         """
         attempt, age = arrival.attempt, time.monotonic() - self._started_at
         key = attempt.key, arrival.digest
@@ -278,9 +278,11 @@ class CallService:
         lost = self._retries.undelivered.get(key)
         if lost is None and age > REPEAT_SECONDS:
             return None
-        started_at = self._clock() - age
         # Those of a gateway that died; bounded in the store, because an agent may make many equal calls from then on.
-        arrived = (started_at - REPEAT_SECONDS, started_at - 1) if lost is None else EVER
+        latest = self._clock() - age - 1
+        if lost is None and await self._reader.began_at(attempt.key) > latest:
+            return None
+        arrived = (latest + 1 - REPEAT_SECONDS, latest) if lost is None else EVER
         for done in await self._stored.completions(attempt, arrival.request, arrival.digest, arrived):
             if lost in {None, done.request_id} and self._retries.claim(done.request_id, UNDECLARED):
                 self._retries.undelivered.pop(key, None)

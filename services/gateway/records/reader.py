@@ -11,6 +11,7 @@ from cachetools import LRUCache, TTLCache
 
 from leyden.libs.contracts.config import BrokenDocument
 from leyden.libs.contracts.conversation import Json
+from leyden.libs.store.attempts import AttemptKey, attempt_began_at
 from leyden.libs.store.database import Database, ReadSession, Session, StoreAway
 from leyden.libs.store.datasets import task_of_rollout
 from leyden.libs.store.engines import RunModel, ServingEngine, newest_policy_version, read_run_model, serving_engines
@@ -33,7 +34,7 @@ T = TypeVar("T")
 RETRY_SECONDS = 0.25
 MAX_RUNS = 1000
 """Runs whose document is in memory."""
-MAX_AGENTS = 10_000
+MAX_ATTEMPTS = MAX_AGENTS = 10_000
 UNNAMED_SECONDS = 5.0
 """An agent without a name is looked up again after this time."""
 
@@ -79,6 +80,7 @@ class Reader(HeldStore):
         super().__init__(database, hold_seconds=hold_seconds)
         self._defaults: LRUCache[str, CallDefaults] = LRUCache(MAX_RUNS)
         self._models: LRUCache[str, RunModel] = LRUCache(MAX_RUNS)
+        self._began: LRUCache[AttemptKey, float] = LRUCache(MAX_ATTEMPTS)
         self._names: LRUCache[tuple[str, str], str] = LRUCache(MAX_AGENTS)
         self._unnamed: TTLCache[tuple[str, str], None] = TTLCache(MAX_AGENTS, UNNAMED_SECONDS)
 
@@ -144,6 +146,14 @@ class Reader(HeldStore):
         return await self._read(
             lambda session: answered_requests(session, *attempt, request_sha256=request_sha256, arrived=arrived)
         )
+
+    async def began_at(self, attempt: AttemptKey) -> float:
+        """Reads when an attempt began, in seconds since the epoch; 0 for one that is deleted."""
+        found = self._began.get(attempt)
+        if found is None:
+            read = await self._read(lambda session: attempt_began_at(session, attempt))
+            found = self._began[attempt] = read or 0.0
+        return found
 
     async def reroll(self, attempt: AttemptOfRun) -> Reroll | None:
         """Reads the next request of an attempt, if its rollout is a re-roll; None for a sibling."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -11,12 +12,15 @@ import numpy as np
 import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
+from sqlalchemy import text
 
 from leyden.libs.contracts import ids as ids_of
 from leyden.libs.contracts.capability import Scope
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
+from leyden.libs.store.database import ReadSession
+from leyden.libs.store.records.calls import answered_requests
 from leyden.services.gateway.calls.context import seed_of_call, seed_of_rollout
 from tests.contract.gateway.test_deliveries import ended
 from tests.fakes.chat_model import EOS
@@ -534,3 +538,22 @@ async def _whole(client: openai.AsyncOpenAI, *, stream: bool) -> None:
     answer: Any = await client.chat.completions.create(model="m", messages=HI, stream=stream)
     if stream:
         await collect(answer)
+
+
+@pytest.mark.parametrize(("age_seconds", "reads"), [(0, 0), (60, 1)])
+async def test_a_young_gateway_looks_for_lost_answers_in_older_attempts_alone(
+    tmp_path, database, monkeypatch, age_seconds, reads
+):
+    read: list[bytes] = []
+
+    async def noted(session: ReadSession, *attempt: Any, request_sha256: bytes, **arrived: Any) -> Any:
+        read.append(request_sha256)
+        return await answered_requests(session, *attempt, request_sha256=request_sha256, **arrived)
+
+    monkeypatch.setattr("leyden.services.gateway.records.reader.answered_requests", noted)
+    async with scene(tmp_path, database) as stage, stage.client() as client:
+        async with database.session() as session:
+            began = {"began": datetime.now(tz=UTC) - timedelta(seconds=age_seconds)}
+            await session.execute(text("UPDATE attempts SET created_at = :began"), began)
+        await client.chat.completions.create(model="m", messages=HI)
+    assert len(read) == reads
