@@ -8,10 +8,11 @@ Refused     Postgres will never take these rows: a constraint or a missing parti
 from __future__ import annotations
 
 import asyncio
+import time
 import traceback
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, LiteralString, TypeVar
 
 import psycopg
@@ -23,10 +24,13 @@ from sqlalchemy import exc, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 RV = TypeVar("RV")
+Connection = AsyncConnection[tuple[object, ...]]
 
 POOL_SECONDS = 10.0
 RECYCLE_SECONDS = 1800
 """Age at which the pool replaces a connection, so that no process stays on an old primary after a failover."""
+TRUSTED_SECONDS = 1.0
+"""A connection beside the pool that answered so lately is used again without a question whether it lives."""
 CONNECT_SECONDS = 5
 """Per address; `?connect_timeout=…` in the DSN overrides it, as any setting of libpq."""
 IDLE_TRANSACTION_SECONDS = 300
@@ -88,6 +92,9 @@ class Database:
 
     def __init__(self, dsn: str, client: str = "leyden", *, pool_size: int = 5, answer_seconds: float = 30.0) -> None:
         self.dsn = dsn
+        arguments = {"answer_seconds": answer_seconds, **connect_arguments(dsn, client, answer_seconds)}
+        plain = dsn.replace("postgresql+psycopg://", "postgresql://", 1)
+        self._beside = _OwnConnection(partial(connect, plain, autocommit=True, **arguments))
         self.engine = create_async_engine(
             sqlalchemy_url(dsn),
             pool_size=pool_size,
@@ -124,6 +131,19 @@ class Database:
                 await session.execute(text("SET TRANSACTION READ ONLY"))
                 yield session
 
+    @asynccontextmanager
+    async def statements(self) -> AsyncIterator[Connection]:
+        """A connection beside the pool, on which each statement is a transaction of its own; one block at a time.
+
+        Why: a session costs four round trips more, for its check of the connection, its begin and its end (bench row
+        "answer of 900 tokens with its durable record").
+
+        Raises: as `session`
+        """
+        with store_errors():
+            async with self._beside.block() as connection:
+                yield connection
+
     async def ping(self) -> None:
         """Returns when Postgres answers.
 
@@ -134,7 +154,8 @@ class Database:
                 await connection.execute(text("SELECT 1"))
 
     async def close(self) -> None:
-        """Closes every pooled connection."""
+        """Closes every connection."""
+        await self._beside.close()
         await self.engine.dispose()
 
 
@@ -157,7 +178,7 @@ def cause(error: BaseException) -> str:
     return message.strip().splitlines()[0]
 
 
-class BoundedConnection(AsyncConnection[tuple[object, ...]]):
+class BoundedConnection(Connection):
     """A connection on which every wait for the server ends: with the answer, or with the connection.
 
     psycopg would first cancel the statement politely, which takes another ten seconds where nobody answers. Closing is
@@ -181,6 +202,47 @@ class BoundedConnection(AsyncConnection[tuple[object, ...]]):
         except asyncio.CancelledError:
             self.pgconn.finish()
             raise
+
+
+class _OwnConnection:
+    """A connection that stays open between blocks, of which one runs at a time. Args: connect: opens another one."""
+
+    def __init__(self, connect: Callable[[], Awaitable[BoundedConnection]]) -> None:
+        self._connect = connect
+        self._turn = asyncio.Lock()
+        self._connection: BoundedConnection | None = None
+        self._opened_at = self._answered_at = 0.0
+
+    @asynccontextmanager
+    async def block(self) -> AsyncIterator[Connection]:
+        """Waits for the turn. An exception closes the connection: its server may be away, or a replica by now."""
+        async with self._turn:
+            connection = await self._living()
+            try:
+                yield connection
+            except BaseException:
+                await self.close()
+                raise
+            self._answered_at = time.monotonic()
+
+    async def close(self) -> None:
+        """The next block opens another one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    async def _living(self) -> BoundedConnection:
+        now = time.monotonic()
+        if now > self._opened_at + RECYCLE_SECONDS:
+            await self.close()
+        if self._connection is not None and now > self._answered_at + TRUSTED_SECONDS:
+            try:
+                await self._connection.execute("")
+            except psycopg.OperationalError:
+                await self.close()
+        if self._connection is None:
+            self._connection, self._opened_at = await self._connect(), now
+        return self._connection
 
 
 async def connect(dsn: str = "", *, answer_seconds: float, **arguments: Any) -> BoundedConnection:
@@ -227,7 +289,7 @@ def sqlalchemy_url(dsn: str) -> str:
     return f"postgresql+psycopg://{rest}"
 
 
-async def raw_connection(session: ReadSession) -> AsyncConnection[tuple[object, ...]]:
+async def raw_connection(session: ReadSession) -> Connection:
     """The psycopg connection under a session, inside its transaction: for COPY and the binary format."""
     connection = await (await session.connection()).get_raw_connection()
     driver = connection.driver_connection
@@ -262,25 +324,44 @@ async def copy_rows(
         on_conflict_do_nothing: rows whose key exists stay as they are (COPY into a temporary table, then INSERT)
     """
     connection = await raw_connection(session)
+    if not on_conflict_do_nothing:
+        await copy_into(connection, table, columns, rows, types=types)
+        return
     names = sql.SQL(", ").join(map(sql.Identifier, columns))
-    target = sql.Identifier(f"incoming_{table}" if on_conflict_do_nothing else table)
-    async with connection.cursor() as cursor:
-        if on_conflict_do_nothing:
-            await cursor.execute(
-                sql.SQL(
-                    "CREATE TEMPORARY TABLE IF NOT EXISTS {} ON COMMIT DELETE ROWS AS SELECT {} FROM {} WITH NO DATA"
-                ).format(target, names, sql.Identifier(table))
-            )
-        layout = sql.SQL("(FORMAT BINARY)" if types is not None else "")
-        async with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN {}").format(target, names, layout)) as copy:
-            if types is not None:
-                copy.set_types(types)
-            for row in rows:
-                await copy.write_row(row)
-        if on_conflict_do_nothing:
-            await cursor.execute(
-                sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {} ON CONFLICT DO NOTHING").format(
-                    sql.Identifier(table), names, names, target
-                )
-            )
-            await cursor.execute(sql.SQL("TRUNCATE {}").format(target))
+    incoming = f"incoming_{table}"
+    placed = {"incoming": sql.Identifier(incoming), "table": sql.Identifier(table), "names": names}
+    await connection.execute(
+        sql.SQL(
+            "CREATE TEMPORARY TABLE IF NOT EXISTS {incoming} ON COMMIT DELETE ROWS"
+            " AS SELECT {names} FROM {table} WITH NO DATA"
+        ).format(**placed)
+    )
+    await copy_into(connection, incoming, columns, rows, types=types)
+    await connection.execute(
+        sql.SQL("INSERT INTO {table} ({names}) SELECT {names} FROM {incoming} ON CONFLICT DO NOTHING").format(**placed)
+    )
+    await connection.execute(sql.SQL("TRUNCATE {incoming}").format(**placed))
+
+
+async def copy_into(
+    connection: Connection,
+    table: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    types: Sequence[str] | None = None,
+) -> None:
+    """Writes rows by one COPY: all or none. Args: types: as those of `copy_rows`"""
+    statement = _copy_statement(table, tuple(columns), is_binary=types is not None)
+    async with connection.cursor() as cursor, cursor.copy(statement) as copy:
+        if types is not None:
+            copy.set_types(types)
+        for row in rows:
+            await copy.write_row(row)
+
+
+@lru_cache(maxsize=64)
+def _copy_statement(table: str, columns: tuple[str, ...], *, is_binary: bool) -> bytes:
+    names = sql.SQL(", ").join(map(sql.Identifier, columns))
+    layout = sql.SQL("(FORMAT BINARY)" if is_binary else "")
+    return sql.SQL("COPY {} ({}) FROM STDIN {}").format(sql.Identifier(table), names, layout).as_bytes()

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.faults.proxy import Trouble
+from tests.faults.proxy import COPY_END, Trouble
 from tests.faults.stage import SERVICES, Stage, stage
 from tests.support.long import long_only
 from tests.support.waiting import until
@@ -74,6 +74,9 @@ CASES = {
     "connections are cut in mid-transaction": Case(lambda on: on.postgres_proxy.cut(), lambda _: None),
     "answers to commits are lost": Case(
         lambda on: setattr(on.postgres_proxy, "trouble", Trouble(cut_at=b"COMMIT", cut_answer=True)), commit_lost
+    ),
+    "answers to records are lost": Case(
+        lambda on: setattr(on.postgres_proxy, "trouble", Trouble(cut_at=COPY_END, cut_answer=True)), commit_lost
     ),
     "it is restarted": Case(restart, lambda _: None),
     "it is refused": through_proxy(Trouble(refuse=True), "Connection refused"),

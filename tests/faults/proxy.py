@@ -43,6 +43,8 @@ class Trouble:
 
 
 NONE = Trouble()
+COPY_END = b"\xff\xffc\x00\x00\x00\x04"
+"""The end of a binary COPY on its way to Postgres; without a transaction around it, the COPY commits then."""
 
 
 class FaultProxy:

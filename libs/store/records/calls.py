@@ -17,7 +17,7 @@ from leyden.libs.contracts.config import EmbeddingModel, Override, Policy, Role,
 from leyden.libs.contracts.conversation import Dialect, Json, Turn, turn_json
 from leyden.libs.contracts.states import CallStatus, Continuation
 from leyden.libs.store import tables
-from leyden.libs.store.database import BadValue, Database, ReadSession, copy_rows
+from leyden.libs.store.database import BadValue, Database, ReadSession, copy_into, copy_rows
 from leyden.libs.store.policies import further_policies
 from leyden.libs.store.records.chains import FullCall, MissingParent, full_calls
 
@@ -128,11 +128,13 @@ async def write_calls(database: Database, calls: Sequence[NewCall], may_exist: b
     Args: may_exist: an earlier try may have committed; calls whose id exists stay as they are
     Raises: StoreAway: try again with `may_exist`; Refused
     """
-    types = list(_COLUMNS.values())
+    types, rows = list(_COLUMNS.values()), map(_row, calls)
+    if not may_exist:
+        async with database.statements() as connection:
+            await copy_into(connection, "model_calls", list(_COLUMNS), rows, types=types)
+        return
     async with database.session() as session:
-        await copy_rows(
-            session, "model_calls", list(_COLUMNS), map(_row, calls), types=types, on_conflict_do_nothing=may_exist
-        )
+        await copy_rows(session, "model_calls", list(_COLUMNS), rows, types=types, on_conflict_do_nothing=True)
 
 
 def _row(call: NewCall) -> list[object]:

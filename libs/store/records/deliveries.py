@@ -53,19 +53,18 @@ _TYPES = {
 }  # fmt: skip
 
 # A delivered row stays so: a repeat of the request may get the answer that the first client did not.
-_WRITE = text(f"""
+_WRITE = f"""
+    WITH sign_of_life AS (
+        INSERT INTO gateways (name, seen_at)
+        VALUES (%(gateway_name)s, clock_timestamp() - make_interval(secs => %(age)s))
+        ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at)
     INSERT INTO deliveries AS d ({", ".join(_TYPES)})
-    SELECT * FROM unnest({", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in _TYPES.items())})
+    SELECT * FROM unnest({", ".join(f"%({name})s::{kind}[]" for name, kind in _TYPES.items())})
     ON CONFLICT (run_id, request_id) DO UPDATE SET
         waited_seconds = greatest(excluded.waited_seconds, d.waited_seconds),
         seconds = greatest(excluded.seconds, d.seconds),
         delivered = CASE WHEN d.delivered THEN true ELSE coalesce(excluded.delivered, d.delivered) END
-""")  # noqa: S608  # constants alone
-
-_SIGN_OF_LIFE = text("""
-    INSERT INTO gateways (name, seen_at) VALUES (:gateway, clock_timestamp() - make_interval(secs => :age))
-    ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at
-""")
+"""  # noqa: S608  # constants alone
 
 _FORGET = text("DELETE FROM gateways WHERE name = :gateway OR seen_at < clock_timestamp() - interval '1 day'")
 
@@ -171,15 +170,13 @@ async def write_deliveries(
     for row in rows:
         before = merged.get((row.run_id, row.request_id))
         merged[row.run_id, row.request_id] = row if before is None else _merged(before, row)
-    async with database.session() as session:
-        if merged:
-            # Sorted: two gateways that write the same rows lock them in one order.
-            ordered = sorted(merged.values(), key=attrgetter("run_id", "request_id"))
-            await session.execute(_WRITE, {name: [getattr(row, name) for row in ordered] for name in _TYPES})
+    # Sorted: two gateways that write the same rows lock them in one order.
+    ordered = sorted(merged.values(), key=attrgetter("run_id", "request_id"))
+    columns = {name: [getattr(row, name) for row in ordered] for name in _TYPES}
+    async with database.statements() as connection:
         now = time.monotonic()
-        await session.execute(
-            _SIGN_OF_LIFE, {"gateway": gateway, "age": now - (now if started_at is None else started_at)}
-        )
+        age = now - (now if started_at is None else started_at)
+        await connection.execute(_WRITE, {**columns, "gateway_name": gateway, "age": age})
 
 
 async def forget_gateways(database: Database, gateway: str) -> None:

@@ -15,7 +15,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.engines import serving_engines
 from leyden.libs.store.records.calls import NewCall, completed_calls, write_calls
-from tests.faults.proxy import FaultProxy, Trouble
+from tests.faults.proxy import COPY_END, FaultProxy, Trouble
 from tests.support import builders
 
 
@@ -151,7 +151,7 @@ async def test_calls_whose_answer_was_lost_are_no_success_and_are_stored_once(da
     with FaultProxy.of(database.dsn) as proxy:
         behind = Database(proxy.url(database.dsn))
         await write_calls(behind, [call(run.id, count)])
-        proxy.trouble = Trouble(cut_at=b"COMMIT" if cut_answer else calls[0].id.encode(), cut_answer=cut_answer)
+        proxy.trouble = Trouble(cut_at=COPY_END if cut_answer else calls[0].id.encode(), cut_answer=cut_answer)
         with pytest.raises(StoreAway):
             await write_calls(behind, calls)
         assert await stored_ids(database) == [
