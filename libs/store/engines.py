@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import Boolean, bindparam, case, delete, func, select, text, true
+from sqlalchemy import Boolean, bindparam, case, delete, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 
 from leyden.libs.contracts.config import DEFAULT_POOL, stored_object
 from leyden.libs.contracts.states import EngineState
 from leyden.libs.store import tables
-from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.database import Database, ReadSession, Session
 
 _POOL_SETTINGS = ("model_path", "context_length", "adapters", "max_adapter_rank")
+
+_SERVING = f"""
+    SELECT e.url, e.run_id, e.policy_version, e.pool, false, NULL FROM engines e
+    WHERE e.state = '{EngineState.SERVING}' AND e.run_id IS NOT NULL
+    UNION ALL
+    SELECT a.url, a.run_id, a.policy_version, e.pool, true, a.adapter
+    FROM engine_adapters a JOIN engines e ON e.url = a.url WHERE e.state = '{EngineState.SERVING}'
+"""  # noqa: S608  # constants alone
 
 _ASSIGN = text("""
     UPDATE pools SET run_id = wanted.run_ids[1], run_ids = wanted.run_ids, waiting = wanted.waiting, updated_at = now()
@@ -187,14 +195,16 @@ class ServingEngine(NamedTuple):
 
 async def serving_engines(session: ReadSession) -> Sequence[ServingEngine]:
     """Every engine that the controller last saw serving a run, once for each run, by URL and run."""
-    engine, adapter = tables.Engine, tables.EngineAdapter
-    serving = engine.state == EngineState.SERVING
-    alone = select(engine.url, engine.run_id, engine.policy_version, engine.pool).where(serving)
-    shared = select(adapter.url, adapter.run_id, adapter.policy_version, engine.pool, true(), adapter.adapter)
-    rows = [
-        *await session.execute(alone.where(engine.run_id.is_not(None))),
-        *await session.execute(shared.join(engine, engine.url == adapter.url).where(serving)),
-    ]
+    return _serving(await session.execute(text(_SERVING)))
+
+
+async def read_serving_engines(database: Database) -> Sequence[ServingEngine]:
+    """The same without a session, for a process that reads them several times a second. Raises: StoreAway"""
+    async with database.statements() as connection:
+        return _serving(await (await connection.execute(_SERVING)).fetchall())
+
+
+def _serving(rows: Iterable[Iterable[Any]]) -> Sequence[ServingEngine]:
     return sorted((ServingEngine(*row) for row in rows), key=lambda one: (one.url, one.run_id))
 
 

@@ -14,7 +14,13 @@ from leyden.libs.contracts.conversation import Json
 from leyden.libs.store.attempts import AttemptKey, attempt_began_at
 from leyden.libs.store.database import Database, ReadSession, Session, StoreAway
 from leyden.libs.store.datasets import task_of_rollout
-from leyden.libs.store.engines import RunModel, ServingEngine, newest_policy_version, read_run_model, serving_engines
+from leyden.libs.store.engines import (
+    RunModel,
+    ServingEngine,
+    newest_policy_version,
+    read_run_model,
+    read_serving_engines,
+)
 from leyden.libs.store.records.agent_names import agent_name
 from leyden.libs.store.records.agent_objects import AttemptOfRun
 from leyden.libs.store.records.calls import (
@@ -86,8 +92,7 @@ class Reader(HeldStore):
 
     async def serving(self) -> Sequence[ServingEngine]:
         """Reads the engines that serve a run. Raises: StoreAway."""
-        async with self._database.read() as session:
-            return await serving_engines(session)
+        return await read_serving_engines(self._database)
 
     async def newest_version(self, run_id: str) -> int | None:
         """Reads the run's newest policy version; None before its first."""
