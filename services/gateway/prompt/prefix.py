@@ -169,8 +169,8 @@ class PrefixIndex:
             await self._read_unknown(key, conversation, chain, read, rendering)
             attempt = self._attempt(key)
             conversation = _with_reasoning(attempt, conversation, chain)
-            text = await rendering.run(self._model.render, *conversation)
-            continued, rest, is_fork = await rendering.run(self._continued, attempt, conversation, chain, text)
+            # Together: each change of threads waits for the interpreter's lock.
+            text, continued, rest, is_fork = await rendering.run(self._rendered, attempt, conversation, chain)
         if continued is None:
             ids = await self._encode(text, None)
         else:
@@ -267,6 +267,12 @@ class PrefixIndex:
             parsers = (self._model.tool_parser, TOOL_PARSERS["hermes"])
             return all(len(parser.parse(text, tools)[1]) <= 1 for parser in parsers)
         return bool(len(sampled_ids))
+
+    def _rendered(
+        self, attempt: _Attempt, conversation: Conversation, chain: list[bytes]
+    ) -> tuple[str, IndexedCall | None, str, bool]:
+        text = self._model.render(*conversation)
+        return text, *self._continued(attempt, conversation, chain, text)
 
     def _continued(
         self, attempt: _Attempt, conversation: Conversation, chain: list[bytes], text: str
