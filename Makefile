@@ -188,7 +188,7 @@ $(CACHE)/console/.ready: $(CONSOLE)/package.json $(CONSOLE)/package-lock.json $(
 	@touch $@
 
 # Its types come from the OpenAPI document: a field that the page reads and the API no longer has breaks the build.
-$(CONSOLE_PAGE): $(shell find $(CONSOLE) -type f) $(wildcard services/api/*.py services/api/read/*.py libs/contracts/api/*.py) $(CACHE)/console/.ready
+$(CONSOLE_PAGE): $(shell find $(CONSOLE) -type f) $(wildcard services/api/*.py services/api/*/*.py libs/contracts/api/*.py) $(CACHE)/console/.ready
 	@cp -r $(CONSOLE)/. $(CACHE)/console
 	@$(BIN)/python -c 'import json; from leyden.services.api.app import openapi_document as o; print(json.dumps(o()))' \
 		>$(CACHE)/console/openapi.json

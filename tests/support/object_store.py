@@ -31,6 +31,8 @@ def served_bucket() -> Iterator[dict[str, str]]:
             "AWS_SECRET_ACCESS_KEY": SECRET,
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
+            # A server that is away is known after one try.
+            "AWS_MAX_ATTEMPTS": "1",
         }
     finally:
         server.stop()

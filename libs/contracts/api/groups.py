@@ -98,8 +98,8 @@ class Group(Body):
     policies: list[GroupPolicy]
     """The further policies of the run that train, by name; the fields above are those of its own model."""
     siblings: list[Sibling]
+    """By number."""
     rerolls: list[Rollout] = Field(default_factory=list)
     """Rollouts that repeat the first calls of a sibling, with baseline `monte_carlo`; they never train."""
-    """By number."""
     created_at: datetime
     finished_at: datetime | None

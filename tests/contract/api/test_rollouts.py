@@ -107,7 +107,7 @@ async def test_steps_carry_metrics_rewards_facts_and_verdicts_and_make_series(
     assert steps[1]["reward_std"] == pytest.approx(2**0.5)
     metrics = await get(api_http, f"/v1/runs/{run.id}/metrics", names=["loss", "reward_mean"])
     assert metrics["names"] == [
-        "fact.memory_first", "groups_stale", "loss", "reward_mean", "reward_std", "wait_seconds"
+        "fact.memory_first", "groups_stale", "loss", "queued_rollouts", "reward_mean", "reward_std", "wait_seconds"
     ]  # fmt: skip
     assert metrics["series"][0] == {"name": "loss", "points": [[1, 30.0, 0.5], [2, 90.0, 0.25]]}
     assert (await get(api_http, f"/v1/runs/{run.id}"))["progress"] == {

@@ -98,7 +98,7 @@ async def test_a_killed_tracker_loses_and_doubles_no_point(api_url: str, databas
     async with database.read() as session:
         dataset = await session.get_one(tables.Dataset, run.dataset_id)
     evaluation = f"evaluation.{dataset.name}.reward_mean"
-    of_steps = {"loss": 7, "learning_rate": 7, "groups_stale": 7, "wait_seconds": 6}
+    of_steps = {"loss": 7, "learning_rate": 7, "groups_stale": 7, "queued_rollouts": 7, "wait_seconds": 6}
     assert Counter(tag for tag, *_ in shown(folder)) == {**of_steps, evaluation: 1}
     assert steps_of(tmp_path, "loss") == list(range(1, 8))
     assert [(step, value) for tag, step, value in shown(folder) if tag == evaluation] == [(5, 0.5)]
@@ -115,7 +115,7 @@ async def test_a_resumed_run_goes_on_and_a_continued_one_has_a_folder_of_its_own
     for number in (1, 2):
         await add_step(database, other, number)
     [told] = await followed(api_url, tmp_path, first, other)
-    assert told == f"test run ({other.id}): 7 points, up to step 2"
+    assert told == f"test run ({other.id}): 9 points, up to step 2"
     folders = {run.id: tmp_path / f"test_run.{run.id}" for run in (first, other)}
     found = {run: [step for tag, step, _ in shown(folder) if tag == "loss"] for run, folder in folders.items()}
     assert found == {first.id: [1, 2, 3], other.id: [1, 2]}

@@ -18,6 +18,7 @@ from tests.contract.trainer.test_steps import Case
 from tests.support.object_store import STORE
 
 FAILURES = "trainer_publications_failed_total"
+POINTS = ("trainer.file_published",)
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ async def test_a_killed_trainer_publishes_no_half_and_the_next_one_all(
 ) -> None:
     await prepare(case, 2)
     injector = FaultInjector(tmp_path / "faults")
-    injector.arm("trainer.file_published")
+    injector.arm(POINTS[0])
     assert await train(case, injector, **bucket) == -signal.SIGKILL
     [half] = await published(case)
     with pytest.raises(NotPublished):

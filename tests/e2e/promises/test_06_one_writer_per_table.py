@@ -60,11 +60,11 @@ SERVICES = {"api", "controller", "runner", "gateway", "collector", "credit", "gr
 NOT_WRITTEN = {
     *("rewards", "feedback", "agent_objects", "evaluations", "state_transitions", "step_replays", "engine_adapters"),
     *("weight_transfers", "damaged_steps", "trainer_ends", "agent_names", "webhook_events", "grading_trials"),
-    *("judge_usage", "artifacts"),
+    *("judge_usage", "artifacts", "duels"),
 }
 """By this training: no reward door and no conversation is used, no agent has a name, nothing is evaluated, used again,
-tried, migrated or sent, no judge scores, no agent's file is kept, none is damaged, no trainer ends early and no webhook
-is set."""
+tried, migrated or sent, no judge scores or compares, no agent's file is kept, none is damaged, no trainer ends early
+and no webhook is set."""
 MAY_BE_WRITTEN = {"alarms"}
 """By a training that has trouble, as this one may."""
 NOT_SEEN = {"outcomes": {"leyden-controller"}, "spans": {"leyden-gateway"}}
