@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
@@ -17,12 +18,16 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weights_sha256(folder: Path) -> str:
-    """SHA-256 over, for each weight file by name, the line `<name> <SHA-256 of its bytes>\\n`. Reads every file.
+    """The joint hash of a folder's weight files by name. Reads every file.
 
     Raises: OSError: a file cannot be read
     """
-    lines = "".join(f"{file.relative_to(folder)} {file_sha256(file)}\n" for file in weight_files(folder))
-    return hashlib.sha256(lines.encode()).hexdigest()
+    return joint_sha256((str(file.relative_to(folder)), file_sha256(file)) for file in weight_files(folder))
+
+
+def joint_sha256(files: Iterable[tuple[str, str]]) -> str:
+    """SHA-256 over the line `<name> <SHA-256>\\n` of each file, in their order, in hexadecimal."""
+    return hashlib.sha256("".join(f"{name} {sha256}\n" for name, sha256 in files).encode()).hexdigest()
 
 
 def file_sha256(path: Path) -> str:

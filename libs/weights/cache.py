@@ -41,6 +41,9 @@ class NodeCache:
         self._folder.mkdir(parents=True, exist_ok=True)
         name = f"{key.run_id}-{key.version}-{key.content_sha256}{'-adapter' if adapter else ''}"
         folder = self._folder / name
+        if not folder.is_dir():
+            # First: half of a version may fill the disk.
+            self._remove_halves()
         with self._locked(name):
             if not folder.is_dir():
                 scratch = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=self._folder))
@@ -56,6 +59,15 @@ class NodeCache:
             os.utime(folder)
         self._shrink(besides=name)
         return folder
+
+    def _remove_halves(self) -> None:
+        """Removes what killed processes had half read or half removed: nobody holds the lock of its version."""
+        for scratch in self._folder.glob(".*.*/"):
+            name = scratch.name.removeprefix(".").rpartition(".")[0]
+            with suppress(BlockingIOError), self._locked(name, waits=False):
+                shutil.rmtree(scratch, ignore_errors=True)
+                if not (self._folder / name).is_dir():
+                    self._lock_file(name).unlink(missing_ok=True)
 
     def _shrink(self, besides: str) -> None:
         found = [one for one in self._folder.iterdir() if one.is_dir() and not one.name.startswith(".")]

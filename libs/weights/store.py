@@ -14,7 +14,6 @@ Damaged         an object is not what was published; the message names it and th
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 import fsspec
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from leyden.libs.contracts.weights import ADAPTER_FOLDER, WEIGHT_SUFFIXES, file_sha256
+from leyden.libs.contracts.weights import ADAPTER_FOLDER, WEIGHT_SUFFIXES, file_sha256, joint_sha256
 from leyden.libs.faults import fault_point
 
 MANIFEST, FILES = "manifest.json", "files"
@@ -72,8 +71,8 @@ class Manifest(BaseModel):
     @property
     def content_sha256(self) -> str:
         """The hash over its weight files, as `weights_sha256` computes it of a folder."""
-        weights = [one for one in self.files if PurePosixPath(one.name).suffix in WEIGHT_SUFFIXES]
-        return hashlib.sha256("".join(f"{one.name} {one.sha256}\n" for one in weights).encode()).hexdigest()
+        weights = (one for one in self.files if PurePosixPath(one.name).suffix in WEIGHT_SUFFIXES)
+        return joint_sha256((one.name, one.sha256) for one in weights)
 
     def part(self, *, adapter: bool) -> list[StoredFile]:
         """All files, or those of the adapter alone."""
@@ -147,6 +146,7 @@ class WeightStore:
                 raise self._damaged(key, one.name) from None
             if file.stat().st_size != one.size_bytes or file_sha256(file) != one.sha256:
                 raise self._damaged(key, one.name)
+            fault_point("fetcher.file_read")
 
     def stream(self, key: VersionKey, file: StoredFile) -> Iterator[bytes]:
         """The bytes of a file, piece by piece, and not checked. Raises: OSError: there are fewer than published"""

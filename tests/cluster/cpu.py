@@ -74,6 +74,6 @@ class Accounts:
 
 
 def _seconds_of(pid: int) -> float:
-    """Of one process with its threads."""
+    """CPU seconds of one process with its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS

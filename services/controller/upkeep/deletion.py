@@ -55,8 +55,7 @@ async def _delete(settings: Settings, database: Database, run_id: str) -> None:
     async with database.read() as session:
         folders = await retention.run_folders(session, run_id)
     await asyncio.to_thread(_remove, folders, log_file(settings.log_folder, run_id))
-    if (store := settings.open_weight_store()) is not None:
-        await asyncio.to_thread(store.remove_run, run_id)
+    await asyncio.to_thread(_remove_published, settings, run_id)
     await retention.delete_run(database, run_id)
     log.info("run deleted", run_id=run_id, folders=sorted(map(str, folders)))
 
@@ -69,3 +68,9 @@ def _remove(folders: Iterable[Path], log_path: Path) -> None:
             log.warning("weights of a deleted run stay", folder=str(folder), cause="not on this machine")
         with suppress(FileNotFoundError):
             shutil.rmtree(folder)
+
+
+def _remove_published(settings: Settings, run_id: str) -> None:
+    """Raises: StoreUnusable"""
+    if (store := settings.open_weight_store()) is not None:
+        store.remove_run(run_id)

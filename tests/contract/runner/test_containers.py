@@ -145,7 +145,7 @@ async def test_the_next_runner_removes_the_containers_of_a_killed_one(bench: Con
     rollout = await bench.enqueue_shell("echo > begun; exec sleep 600")
 
     async def begun() -> bool:
-        return bool(list(bench.work_folder.glob("*/*/work/begun")))
+        return bool(list(bench.work_folder.rglob("begun")))
 
     await bench.until(begun)
     [container] = containers(bench.work_folder)
@@ -156,7 +156,7 @@ async def test_the_next_runner_removes_the_containers_of_a_killed_one(bench: Con
         await bench.until_gone()
         after = await bench.enqueue_shell("echo '{\"reward\": 1}'")
         assert (await bench.outcome(after)).kind == "succeeded"
-        assert not list(bench.work_folder.glob("*/*/work/begun"))
+        assert not list(bench.work_folder.rglob("begun"))
     async with bench.database.read() as session:
         assert await session.get(tables.Outcome, (rollout.id, 1)) is None
 
@@ -166,7 +166,7 @@ async def test_a_stopped_runner_ends_its_containers_and_gives_them_back(bench: C
         rollout = await bench.enqueue_shell("echo > begun; trap '' TERM; while true; do sleep 1; done")
 
         async def begun() -> bool:
-            return bool(list(bench.work_folder.glob("*/*/work/begun")))
+            return bool(list(bench.work_folder.rglob("begun")))
 
         await bench.until(begun)
     assert containers(bench.work_folder) == []

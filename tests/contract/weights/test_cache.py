@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from leyden.libs.faults import FaultInjector
 from leyden.libs.weights import Damaged, VersionKey, WeightStore
 from leyden.libs.weights.cache import NodeCache
 from leyden.services.controller.fetcher.app import create_fetcher_app
@@ -19,6 +24,16 @@ from tests.contract.weights.test_store import NAMES, objects, overwrite
 from tests.support.object_store import STORE
 
 LARGE = 2**30
+POINTS = ("fetcher.file_read",)
+FETCH = """
+import sys
+from pathlib import Path
+from leyden.libs.weights import VersionKey, WeightStore
+from leyden.libs.weights.cache import NodeCache
+
+url, folder, content_sha256 = sys.argv[1:]
+NodeCache(Path(folder), WeightStore(url), 2**30).fetch(VersionKey("run-a", 1, content_sha256))
+"""
 
 
 class CountingStore(WeightStore):
@@ -49,6 +64,28 @@ def test_several_engines_of_a_node_read_a_version_once(bucket: dict[str, str], v
     assert set(files_in(found.pop())) == NAMES
     assert not found
     assert [one.name for one in (tmp_path / "node").iterdir() if one.is_dir()] == [f"run-a-1-{key.content_sha256}"]
+
+
+def test_a_killed_fetcher_gives_no_half_and_the_next_one_removes_it(
+    bucket: dict[str, str], version: Path, tmp_path: Path
+) -> None:
+    store, key, node = WeightStore(STORE), key_of(version), tmp_path / "node"
+    store.publish(key, version)
+    injector = FaultInjector(tmp_path / "faults")
+    injector.arm(POINTS[0])
+    command = [sys.executable, "-c", FETCH, STORE, str(node), key.content_sha256]
+    done = subprocess.run(command, env={**os.environ, **injector.environment}, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    [half] = [one for one in node.iterdir() if one.is_dir()]
+    assert half.name.startswith(".")
+    assert 0 < len(files_in(half)) < len(NAMES)
+    # Another version is asked for: nobody may ever want the first one again.
+    other = make_version(tmp_path / "other")
+    store.publish(key_of(other, 2), other)
+    found = NodeCache(node, store, LARGE).fetch(key_of(other, 2))
+    assert [one for one in node.iterdir() if one.is_dir()] == [found]
+    assert {one.name for one in node.iterdir() if one.is_file()} == {f".{found.name}.lock"}
+    assert set(files_in(NodeCache(node, store, LARGE).fetch(key))) == NAMES
 
 
 def test_the_versions_asked_for_longest_ago_go(bucket: dict[str, str], tmp_path: Path) -> None:

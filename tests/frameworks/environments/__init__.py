@@ -90,7 +90,7 @@ def _interpreter(pins: str) -> list[str]:
 
 
 def _header(pins: str, name: str) -> str:
-    """What a line `# name: …` of an environment says; empty where it has none."""
+    """Returns the text of the line `# name: …` of an environment; empty where it has none."""
     lines = (line.removeprefix(f"# {name}: ") for line in pins.splitlines() if line.startswith(f"# {name}: "))
     return next(lines, "")
 

@@ -21,6 +21,7 @@ from tests.contract.grader import test_containers as container_kills
 from tests.contract.grader import test_killed_regrades as regrade_kills
 from tests.contract.trainer import test_kills as trainer_kills
 from tests.contract.trainer import test_publishing, test_ranks
+from tests.contract.weights import test_cache as caches
 from tests.e2e import test_external_agents, test_points, test_rewards
 
 PASSING = "from leyden.libs.faults import fault_point; fault_point('there'); print('alive')"
@@ -64,6 +65,7 @@ def test_every_point_in_the_code_is_described_and_has_a_test_that_kills_there() 
     killed |= {*trainer_kills.POINTS, *trainer_kills.OF_CONTINUED_RUNS, *controller_kills.POINTS, *engine_kills.POINTS}
     killed |= {*test_points.API_POINTS, *test_ranks.POINTS, *transfers.POINTS, *test_rewards.POINTS, *webhook.POINTS}
     killed |= {*test_external_agents.POINTS, *container_kills.POINTS, *gateway_kills.POINTS, *canaries.POINTS}
-    killed |= {*embeddings.POINTS, *regrade_kills.POINTS, *rerolls.POINTS, *test_publishing.POINTS}
+    killed |= {*embeddings.POINTS, *regrade_kills.POINTS, *rerolls.POINTS}
+    killed |= {*test_publishing.POINTS, *caches.POINTS}
     assert sorted(described) == sorted(points)
     assert set(described) == killed
