@@ -73,13 +73,13 @@ class EndpointMonitor:
         return next((one.name for one in self._checked if one.last_down is not None and one.last_down >= moment), None)
 
     async def gateway_down_since(self, moment: float) -> float | None:
-        """Checks the gateway once more. Returns how many seconds ago it was last down; None where it was not since this
-        moment of `time.monotonic`."""
+        """Checks the gateway once more. Returns when it was last down; None where it was not since this moment. Both by
+        `time.monotonic`."""
         gateway = self._endpoints[0]
         await gateway.check()
         if gateway.last_down is None or gateway.last_down < moment:
             return None
-        return time.monotonic() - gateway.last_down
+        return gateway.last_down
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -171,7 +171,7 @@ async def attribute_failure(
         return replace(outcome, kind=OutcomeKind.INFRA_ERROR, detail=f"{UNWATCHED} ({outcome.detail})")
     is_failure = outcome.kind in {OutcomeKind.AGENT_ERROR, OutcomeKind.TIMEOUT}
     if outcome.kind is OutcomeKind.SUCCEEDED:
-        outcome = replace(outcome, gateway_down_seconds=await endpoints.gateway_down_since(started))
+        outcome = replace(outcome, gateway_down_at=await endpoints.gateway_down_since(started))
     if not is_failure and (outcome.kind is not OutcomeKind.SUCCEEDED or outcome.reward is not None):
         return outcome
     await endpoints.check()

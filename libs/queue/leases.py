@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -173,8 +174,8 @@ class Outcome:
     stderr_tail: str = ""
     endpoint_down: str | None = None
     """The endpoint that did not answer while the agent ran, where it ended well and printed no reward."""
-    gateway_down_seconds: float | None = None
-    """How long ago the gateway last did not answer while the agent ran, where it ended well."""
+    gateway_down_at: float | None = None
+    """When the gateway last did not answer while the agent ran, where it ended well; of this process's monotonic."""
     artifacts: Sequence[Artifact] = ()
     """The files that the run keeps."""
     artifacts_left_out: int = 0
@@ -329,7 +330,8 @@ def outcome_row(rollout_id: str, attempt: int, run_id: str, outcome: Outcome) ->
         "stdout_tail": _storable(outcome.stdout_tail),
         "stderr_tail": _storable(outcome.stderr_tail),
         "endpoint_down": outcome.endpoint_down,
-        "gateway_down_seconds": outcome.gateway_down_seconds,
+        # Until this write, which may have waited for the store: readers count back from the attempt's end.
+        "gateway_down_seconds": None if (at := outcome.gateway_down_at) is None else time.monotonic() - at,
         "artifacts_left_out": outcome.artifacts_left_out,
     }
 

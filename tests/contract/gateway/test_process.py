@@ -19,11 +19,11 @@ from sqlalchemy import text
 
 from leyden.libs.attempts import EndpointMonitor, attribute_failure
 from leyden.libs.contracts.states import OutcomeKind
-from leyden.libs.queue.leases import Outcome
+from leyden.libs.queue.external import lock_attempt
+from leyden.libs.queue.leases import Outcome, settle_all
 from leyden.libs.store import tables
 from leyden.libs.store.runs.rollouts import AttemptFacts, ended_attempts
 from tests.fakes.gateway import Scene, scene
-from tests.support import builders
 from tests.support.long import long_only
 from tests.support.shared import ROOT, free_port
 from tests.support.waiting import eventually
@@ -121,23 +121,27 @@ async def test_a_reward_counts_only_if_an_answer_came_after_the_gateway_was_kill
                     await create(model="m", messages=LATER)
             if tries_again:
                 async with gateway_process(stage, port):
+                    down = time.monotonic()
                     await monitor.check()
                     await create(model="m", messages=LATER)
-                    facts = await _judged(stage, monitor, started)
+                    # A store that was away for longer than the answer took changes nothing.
+                    facts = await _judged(stage, monitor, started, hold_seconds=time.monotonic() - down)
             else:
                 facts = await _judged(stage, monitor, started)
     assert (facts.reward, facts.lost_gateway) == (0.0, not tries_again)
 
 
-async def _judged(stage: Scene, monitor: EndpointMonitor, started: float) -> AttemptFacts:
-    """The attempt prints a reward of 0 now; returns the facts that the controller reads of it."""
+async def _judged(stage: Scene, monitor: EndpointMonitor, started: float, *, hold_seconds: float = 0.0) -> AttemptFacts:
+    """The attempt prints a reward of 0 now, which is stored after a hold; returns the facts that the controller reads
+    of it."""
     outcome = await attribute_failure(Outcome(OutcomeKind.SUCCEEDED, reward=0.0), started, monitor)
-    assert outcome.gateway_down_seconds is not None
-    async with stage.database.read() as session:
-        rollout = await session.get_one(tables.Rollout, stage.rollout_id)
-    await builders.end_attempt(stage.database, stage.rollout_id, state="settled")
-    seconds = outcome.gateway_down_seconds
-    await builders.add_outcome(stage.database, rollout, reward=outcome.reward, gateway_down_seconds=seconds)
+    assert outcome.gateway_down_at is not None
+    await asyncio.sleep(hold_seconds)
+    async with stage.database.session() as session:
+        attempt = await session.get_one(tables.Attempt, (stage.rollout_id, 1))
+        status = await lock_attempt(session, attempt.run_id, attempt.lease_id)
+        assert status is not None
+        assert await settle_all(session, [(status.lease, outcome)])
 
     async def ended() -> AttemptFacts | None:
         async with stage.database.read() as session:
