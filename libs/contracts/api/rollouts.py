@@ -275,6 +275,8 @@ class Call(Body):
     parent_call_id: str | None = None
     """Only with `conversation=added`: the call with whose conversation this one's begins, earlier in the list; null
     where this one is whole."""
+    parent_span_id: str | None = None
+    """The span in which the agent asked, where it sent one with the request."""
     shared_turns: int = 0
     """The conversation begins with so many turns of the parent: its turns, then its answer."""
     shared_tokens: int = 0

@@ -260,7 +260,7 @@ async def test_a_trajectory_shows_tokens_as_sampled_with_their_credit(
     run = await builders.add_run(database)
     _, [rollout, other] = await builders.add_group(database, run)
     first = await builders.add_call(database, rollout, (1, 2), (3, 4), logprobs=(-0.25, -0.5), policy_version=7)
-    second = await builders.add_call(database, rollout, (1, 2, 3, 4, 5), (6,))
+    second = await builders.add_call(database, rollout, (1, 2, 3, 4, 5), (6,), parent_span_id="a" * 16)
     await builders.add_call(database, other)
     async with database.session() as session:
         parts = {"depth": 0, "state_key": "", "tools": {"calls": []}, "intermediate_reward": 0.25}
@@ -270,6 +270,7 @@ async def test_a_trajectory_shows_tokens_as_sampled_with_their_credit(
     calls = (await get(api_http, f"/v1/rollouts/{rollout.id}/calls", prompt=True))["items"]
     assert [call["id"] for call in calls] == [first.id, second.id]
     assert (calls[0]["prompt_ids"], calls[0]["sampled_ids"], calls[0]["policy_versions"]) == ([1, 2], [3, 4], [7, 7])
+    assert [call["parent_span_id"] for call in calls] == [None, "a" * 16]
     assert (calls[0]["logprobs"], calls[0]["credit"]["return"], calls[1]["credit"]) == ([-0.25, -0.5], 1.5, None)
     page = await get(api_http, f"/v1/rollouts/{rollout.id}/calls", limit=1)
     rest = await get(api_http, f"/v1/rollouts/{rollout.id}/calls", cursor=page["next_cursor"])
