@@ -61,3 +61,25 @@ def test_a_call_of_200_000_tokens_is_shown_by_windows(
     page.get_by_role("button", name="From the prompt's begin").click()
     expect(tokens.locator("span.context")).to_have_count(3)
     assert page.locator("main b").count() == 0
+
+
+def test_tokens_are_coloured_by_the_version_that_sampled_each(
+    insert: Insert[str], open_page: Callable[[str], Visitor]
+) -> None:
+    async def swapped(database: Database) -> str:
+        run = await builders.add_run(database)
+        _, [rollout, _] = await builders.add_group(database, run)
+        versions = np.asarray([3, 3, 4, 4], "<i4").tobytes()
+        await builders.add_call(database, rollout, (40,), (50, 51, 52, 53), policy_versions=versions)
+        await builders.finish_rollout(database, rollout)
+        return rollout.id
+
+    visitor = open_page(f"/rollouts/{insert(swapped)}")
+    page = visitor.page
+    page.get_by_text("Tokens", exact=True).click()
+    page.get_by_label("Colour by").select_option("version")
+    expect(page.locator("p > .token")).to_have_text(["version 3", "version 4"])
+    tokens = page.get_by_role("group", name="Tokens")
+    expect(tokens.locator(".version-3")).to_have_count(2)
+    expect(tokens.locator(".version-0")).to_have_count(2)
+    assert visitor.violations() == []

@@ -9,8 +9,11 @@ const OVERLAYS = {
   probability: ["at least 0.9", "0.5 to 0.9", "0.1 to 0.5", "0.01 to 0.1", "below 0.01"],
   advantage: ["none", "above 0", "below 0"],
   training: ["trains", "does not", "not decided"],
+  version: [],
 } as const;
 type Overlay = keyof typeof OVERLAYS;
+/** The colours of versions repeat, so that neighbours differ. */
+const COLOURS = 4;
 
 export function TokenOverlay({ rollout, call, mayTrain }: { rollout: string; call: string; mayTrain: boolean }) {
   const [start, setStart] = useState<number>();
@@ -32,7 +35,7 @@ export function TokenOverlay({ rollout, call, mayTrain }: { rollout: string; cal
             <select id={`overlay-${call}`} value={overlay} onChange={(event) => setOverlay(event.currentTarget.value as Overlay)}>
               {Object.keys(OVERLAYS).map((name) => <option key={name} value={name}>{name}</option>)}
             </select>{" "}
-            {OVERLAYS[overlay].map((name, place) => <span key={name} class={`token ${overlay}-${place}`}>{name}</span>)}
+            {scale(overlay, found.tokens).map(([name, level]) => <span key={name} class={`token ${overlay}-${level}`}>{name}</span>)}
           </p>
           <Tokens key={found.start} tokens={found.tokens} overlay={overlay} />
         </>
@@ -96,8 +99,16 @@ function words(token: CallToken): string {
   return facts.join(" · ");
 }
 
-/** The class of the overlay; tokens of the prompt have the first one. */
-function level(token: CallToken, overlay: Overlay): number {
+/** The words of the scale with their classes; of versions, those that are shown. */
+function scale(overlay: Overlay, tokens: CallToken[]): [string, number | string][] {
+  if (overlay !== "version") return OVERLAYS[overlay].map((name, place) => [name, place]);
+  const versions = [...new Set(tokens.flatMap((one) => one.policy_version ?? []))].sort((one, other) => one - other);
+  return versions.map((version) => [`version ${version}`, version % COLOURS]);
+}
+
+/** The class of the overlay; tokens of the prompt have the first one, and no version. */
+function level(token: CallToken, overlay: Overlay): number | string {
+  if (overlay === "version") return token.policy_version === null ? "none" : token.policy_version % COLOURS;
   if (overlay === "training") return token.trains === null ? 2 : token.trains ? 0 : 1;
   if (overlay === "advantage") return !token.advantage ? 0 : token.advantage > 0 ? 1 : 2;
   const probability = token.logprob === null ? 1 : Math.exp(token.logprob);
