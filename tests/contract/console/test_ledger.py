@@ -191,7 +191,7 @@ def test_an_advantage_leads_to_its_inputs(insert: Insert[str], open_page: Callab
     ]
     assert rows(page, "Values of the siblings") == [["Sibling 0", "1.000", "0.850"], ["Sibling 1", "0.250", "0.250"]]
     assert visitor.violations() == []
-    page.get_by_role("button", name="Call 2").focus()
+    page.get_by_role("region", name="Credit").get_by_role("button", name="Call 2").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("article", name="Call 2")).to_be_focused()
     page.get_by_role("link", name="Sibling 1").click()

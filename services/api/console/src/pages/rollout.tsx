@@ -5,6 +5,8 @@ import { AttemptView } from "../attempt_view";
 import { TokenOverlay } from "../token_overlay";
 import { conversation } from "../conversation";
 import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, link, number, signed, time } from "../parts";
+import { SiblingKeys } from "../rollout/sibling_keys";
+import { Timeline } from "../rollout/timeline";
 import { CreditLedger } from "./rollout_credit";
 import { Ledger } from "./rollout_ledger";
 import { Tools } from "./rollout_tools";
@@ -24,7 +26,12 @@ export function RolloutPage({ id }: { id: string }) {
   return (
     <>
       <h1>Rollout {id}</h1>
+      <SiblingKeys id={id} group={group.data} />
       <Loaded answer={rollout}>{(data) => <Overview rollout={data} group={group} run={run} calls={calls} />}</Loaded>
+      <h2>Time</h2>
+      <Loaded answer={rollout}>
+        {(data) => <Loaded answer={calls}>{({ items, next_cursor }) => <Timeline rollout={data} calls={items} isWhole={!next_cursor} isLive={LIVE.has(data.state)} />}</Loaded>}
+      </Loaded>
       <h2>Calls</h2>
       <Loaded answer={calls}>
         {({ items, next_cursor }) => (

@@ -2,6 +2,7 @@
 
 import type { Call, Group, RolloutDetail, Run, RunConfig, Sibling } from "../api";
 import { AgentLine, Table, link, number, signed } from "../parts";
+import { showCall } from "../rollout/timeline";
 import { isNear } from "./rollout_ledger";
 
 type Credit = NonNullable<Call["credit"]>;
@@ -129,10 +130,4 @@ function baseline(type: string, per: string, rollout: RolloutDetail, values: Map
   if (others.some((one) => one === undefined) || others.length === 0) return "unknown, because the value of a sibling is";
   const mean = others.reduce<number>((sum, one) => sum + (one ?? 0), 0) / others.length;
   return isNear(mean, stored) ? `${number(stored)}, the mean of ${type === "leave_one_out" ? "the others' values" : "the values below"}` : "unknown: the values below do not make it";
-}
-
-function showCall(place: number): void {
-  const article = document.getElementById(`call-${place}`);
-  article?.scrollIntoView();
-  article?.focus();
 }
