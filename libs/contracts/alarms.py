@@ -371,6 +371,15 @@ _RULES = (
         *(0, 1, "runs", 1),
         "check the storage of TRAINER_FOLDER",
     ),
+    AlarmRule(
+        "not_published",
+        "warning",
+        "The object store lacks versions that the run retains.",
+        "newest steps whose version, or one before it, the store did not get",
+        *(0, 1, "steps", 1),
+        "mend the cause, which the trainer's log names (`versions not published`); the next step publishes what lacks,"
+        " and after the run's end the controller does, within a minute of the store's return",
+    ),
 )
 
 ALARM_RULES: Mapping[str, AlarmRule] = {rule.name: rule for rule in _RULES}

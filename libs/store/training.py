@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import NamedTuple, cast
 
 from sqlalchemy import func, insert, select, text, update
@@ -180,10 +181,14 @@ async def read_version(session: ReadSession, run_id: str, version: int) -> Versi
 
 
 async def retained_versions(session: ReadSession, run_id: str) -> list[Version]:
-    """The versions of a run whose files are not removed."""
+    """The versions in a run's own folders whose files are not removed; the base model lies elsewhere."""
     table = tables.PolicyVersion
     rows = await session.scalars(select(table).where(table.run_id == run_id, table.pruned_at.is_(None)))
-    return [Version(row.version, row.path, row.content_sha256, row.size_bytes) for row in rows]
+    return [
+        Version(row.version, row.path, row.content_sha256, row.size_bytes)
+        for row in rows
+        if Path(row.path).parts[-3:] == (run_id, "versions", str(row.version))
+    ]
 
 
 async def add_base_version(session: Session, run_id: str, version: Version) -> None:

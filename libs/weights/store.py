@@ -14,7 +14,7 @@ Damaged         an object is not what was published; the message names it and th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -115,6 +115,20 @@ class WeightStore:
         with _reporting(self._named(key)):
             self._files.pipe_file(f"{self._place(key)}/{MANIFEST}", manifest.model_dump_json().encode())
         return True
+
+    def reconcile(self, run_id: str, wanted: Mapping[VersionKey, Path], last: int | None = None) -> list[VersionKey]:
+        """Publishes the versions of a run that are wanted, the newest first, and removes its others.
+
+        Args:    wanted: their folders; last: later versions stay, since a trainer may be publishing them; None: no
+            trainer works
+        Returns: those that were new
+        Raises:  as `publish`
+        """
+        published = [key for key in sorted(wanted, reverse=True) if self.publish(key, wanted[key])]
+        for key in self.versions(run_id) - wanted.keys():
+            if last is None or key.version <= last:
+                self.remove(key)
+        return published
 
     def manifest(self, key: VersionKey) -> Manifest:
         """The files of a version. Raises: NotPublished; Damaged: the manifest is not of the key's weights"""

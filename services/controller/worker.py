@@ -31,6 +31,7 @@ from leyden.services.controller.trainers.process import ProcessTrainers
 from leyden.services.controller.trainers.supervisor import TrainerSupervisor
 from leyden.services.controller.upkeep.alarms import judge_forever
 from leyden.services.controller.upkeep.deletion import delete_forever
+from leyden.services.controller.upkeep.publishing import publish_forever
 from leyden.services.controller.upkeep.retention import prune_forever
 from leyden.services.controller.upkeep.webhook import deliver_forever
 
@@ -96,6 +97,7 @@ async def _lead(
     controller = Controller(settings, database, queue, notifications, fleets, trainers)
     beside = [fleet.run() for fleet in fleets.values()]
     beside += [prune_forever(settings, database), delete_forever(settings, database)]
+    beside += [publish_forever(settings, database)]
     beside += [judge_forever(settings, database), deliver_forever(settings, database)]
     try:
         await take_over(settings, database)

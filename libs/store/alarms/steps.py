@@ -35,7 +35,10 @@ def judge_steps(steps: Sequence[MadeStep], max_gap: float) -> list[Finding]:
 
     Args: steps: the first and the newest, in their order; max_gap: training.max_logprob_gap
     """
-    found = (_entropy(steps), _kl(steps), _gradients(steps), _gap(steps, max_gap), _uncompared(steps), _reward(steps))
+    found = (
+        *(_entropy(steps), _kl(steps), _gradients(steps), _gap(steps, max_gap), _uncompared(steps)),
+        *(_unpublished(steps), _reward(steps)),
+    )
     return [one for findings in found for one in findings]
 
 
@@ -113,6 +116,13 @@ def _uncompared(steps: Sequence[MadeStep]) -> Iterator[Finding]:
             " sampled the tokens are gone, or there is no memory for a second model"
         )
         yield Finding(rule.name, reason, {"count": uncompared, "steps": len(newest)})
+
+
+def _unpublished(steps: Sequence[MadeStep]) -> Iterator[Finding]:
+    if steps and steps[-1].metric("publication_failed"):
+        number = steps[-1].number
+        reason = f"at step {number} the object store did not get version {number} or one before it"
+        yield Finding("not_published", reason, {"step": number})
 
 
 def _reward(steps: Sequence[MadeStep]) -> Iterator[Finding]:

@@ -170,6 +170,7 @@ async def test_a_healthy_run_raises_no_alarm_at_any_step(made: Made) -> None:
         ("gradient_jump", 10, {"gradient_norm": 7.5}, 3),
         ("gap_near_limit", 5, {"logprob_gap_mean": 0.06}, 3),
         ("not_compared", 5, {"logprob_gap_tokens": 0}, 1),
+        ("not_published", 5, {"publication_failed": 1.0}, 1),
         ("nothing_trains", 5, {"trainable_tokens": 0}, 1),
         ("answers_cut", 5, {"calls": {"calls": 8, "cut": 3}}, 3),
         ("tool_fails sql", 0, {"calls": {"calls": 8, "tools": {"sql": {"error": 6, "ok": 2}}}}, 4),

@@ -1,0 +1,72 @@
+"""Publishes versions that the object store did not get before the end of their run: no trainer comes back for them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from leyden.libs.store.alarms.publications import end_unpublished, ended_unpublished_runs
+from leyden.libs.store.database import Database, Refused, StoreAway
+from leyden.libs.store.locks import AdvisoryLock
+from leyden.libs.store.training import retained_versions
+from leyden.libs.telemetry import RateLimitedLogger, logger
+from leyden.libs.weights import Damaged, VersionKey, WeightStore
+from leyden.services.controller.settings import Settings
+
+log = logger()
+limited_log = RateLimitedLogger(log)
+
+POLL_SECONDS = 30.0
+
+
+async def publish_forever(settings: Settings, database: Database) -> None:
+    """Publishes twice a minute, until cancelled; returns at once where no object store is set."""
+    if settings.weight_store is None:
+        return
+    damaged = set[str]()
+    while True:
+        try:
+            await publish_late(settings, database, damaged)
+        except StoreAway as error:
+            limited_log.warning("versions not published", cause=str(error))
+        # The loop must live: the next round tries again.
+        except Exception:
+            log.exception("versions not published")
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def publish_late(settings: Settings, database: Database, damaged: set[str]) -> None:
+    """Publishes what the store lacks of runs that ended with the alarm `not_published`, and ends the alarm.
+
+    One that cannot be published stops no other.
+
+    Args: damaged: runs with a folder that is not what was recorded, which is not read again; a new one is added
+    """
+    store = await asyncio.to_thread(settings.open_weight_store)
+    assert store is not None
+    async with database.read() as session:
+        runs = [one for one in await ended_unpublished_runs(session) if one not in damaged]
+    for run_id in runs:
+        # A trainer may still be ending: it holds this lock while it writes.
+        lock = AdvisoryLock(settings.database_url, f"trainer:{run_id}", answer_seconds=settings.database_answer_seconds)
+        try:
+            if await lock.acquire():
+                await _publish(store, database, run_id)
+        except (OSError, Refused) as error:
+            limited_log.warning("versions not published", run_id=run_id, cause=str(error))
+        except Damaged as error:
+            damaged.add(run_id)
+            log.error("versions not published", run_id=run_id, cause=str(error))
+        finally:
+            await lock.release()
+
+
+async def _publish(store: WeightStore, database: Database, run_id: str) -> None:
+    """Raises: StoreUnusable; Damaged; OSError: a file cannot be read"""
+    async with database.read() as session:
+        retained = await retained_versions(session, run_id)
+    wanted = {VersionKey(run_id, one.version, one.content_sha256): Path(one.path) for one in retained}
+    late = await asyncio.to_thread(store.reconcile, run_id, wanted)
+    async with database.session() as session:
+        await end_unpublished(session, run_id)
+    log.info("versions published late", run_id=run_id, versions=[key.version for key in late])
