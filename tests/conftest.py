@@ -30,6 +30,7 @@ from xdist.scheduler import LoadFileScheduling
 from leyden.libs.embedded.servers import EmbeddedPostgres, EmbeddedRedis
 from leyden.libs.store.database import Database
 from leyden.libs.store.migrate import migrate
+from tests.support.accepting import close_late_connections
 
 _TEMPLATE = "template_leyden"
 GC_THRESHOLD = 50_000
@@ -49,6 +50,8 @@ def _one_authority() -> str:
 # httpx asks for the file with every client that it makes, and httpx2 for a context.
 certifi.where = partial(str, _one_authority())
 httpcore2.default_ssl_context = lambda **_: ssl.create_default_context(cafile=certifi.where())
+
+close_late_connections()
 
 # The same examples every time, and no clock: a failure is a failure of the code. `make fuzz` looks further.
 _NO_CLOCK: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
