@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import anthropic
@@ -403,7 +403,7 @@ async def _dropping_proxy(stage: Scene) -> AsyncIterator[int]:
         nonlocal is_first
         drops, is_first = is_first, False
         upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", port)
-        try:
+        with closing(upstream):
             upstream.write(await reader.read(2**16))
             if drops:
                 await upstream_reader.read(10)
@@ -411,17 +411,17 @@ async def _dropping_proxy(stage: Scene) -> AsyncIterator[int]:
             else:
                 while data := await upstream_reader.read(2**16):
                     writer.write(data)
-        finally:
-            for one in (upstream, writer):
-                one.close()
-                await one.wait_closed()
 
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.add(asyncio.create_task(serve(reader, writer)))
+        connection = asyncio.create_task(serve(reader, writer))
+        # A task that is cancelled before it begins closes nothing itself.
+        connection.add_done_callback(lambda _: writer.close())
+        connections.add(connection)
 
     async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
         yield server.sockets[0].getsockname()[1]
         # The gateway leaves its connections open for further requests.
+        server.close()
         for connection in connections:
             connection.cancel()
         await asyncio.gather(*connections, return_exceptions=True)

@@ -48,7 +48,7 @@ class Endpoints:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
-        with contextlib.suppress(OSError, EOFError):
+        with contextlib.closing(writer), contextlib.suppress(OSError, EOFError):
             while await reader.readuntil(b"\r\n\r\n"):
                 writer.write(f"HTTP/1.1 {self.status}\r\ncontent-length: 0\r\n\r\n".encode())
 
