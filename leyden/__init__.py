@@ -14,17 +14,32 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from leyden.libs.client import (
+        Attempt,
         Client,
         Conflict,
         Forbidden,
         LeydenError,
+        NoTask,
         NotFound,
         Refused,
+        RunEnded,
         Unauthorised,
         Unreachable,
     )
 
-__all__ = ["Client", "Conflict", "Forbidden", "LeydenError", "NotFound", "Refused", "Unauthorised", "Unreachable"]
+__all__ = [
+    "Attempt",
+    "Client",
+    "Conflict",
+    "Forbidden",
+    "LeydenError",
+    "NoTask",
+    "NotFound",
+    "Refused",
+    "RunEnded",
+    "Unauthorised",
+    "Unreachable",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -66,6 +66,8 @@ class Attempt:
         self._is_entered = False
         self._over = threading.Event()
         self._heart: threading.Thread | None = None
+        # Of an `async with`. The loop's own threads are few: waits for tasks would fill them, and no end would be sent.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="attempt")
         self.output = ""
         self.reward: float | None = None
         self.rewards: dict[str, float] = {}
@@ -136,12 +138,21 @@ class Attempt:
                 raise
 
     async def __aenter__(self) -> Attempt:
-        return await asyncio.to_thread(self.__enter__)
+        try:
+            return await asyncio.wrap_future(self._thread.submit(self.__enter__))
+        except BaseException:
+            # The thread of a cancelled task may wait still, and would keep an attempt that nobody plays.
+            self._over.set()
+            self._thread.submit(self._give_back)
+            self._thread.shutdown(wait=False)
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.shield(asyncio.to_thread(self.__exit__, kind, error, trace))
+        end = self._thread.submit(self.__exit__, kind, error, trace)
+        self._thread.shutdown(wait=False)
+        await asyncio.shield(asyncio.wrap_future(end))
 
     def take(self, result: Result) -> None:
         """Sets what an agent's function returned: a number is its reward, a text its answer, an object fields."""
@@ -154,6 +165,10 @@ class Attempt:
                 setattr(self, name, value)
         elif result is not None:
             self.reward = float(result)
+
+    def _give_back(self) -> None:
+        if self._leased is not None:
+            self.__exit__(GeneratorExit, GeneratorExit("nobody waits for it"), None)
 
     def _lease(self) -> LeasedAttempt:
         key = secrets.token_hex(8)
@@ -170,6 +185,8 @@ class Attempt:
                 raise
             if body:
                 return LeasedAttempt.model_validate_json(body)
+            if self._over.is_set():
+                raise NoTask("nobody waits for a task any more")
             if deadline is not None and time.monotonic() >= deadline:
                 raise NoTask(f"run {self._run_id!r} had no task that is due within {self._wait_seconds:g} s")
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from leyden import Attempt, Client, Conflict, NoTask, RunEnded
 from leyden.libs.capability import write_keys
-from leyden.libs.client import Attempt, Client, Conflict, NoTask
+from leyden.libs.client import attempts
+from leyden.libs.contracts.api.attempts import LeasedAttempt
 from leyden.libs.contracts.api.tokens import ApiScope
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
@@ -25,6 +29,7 @@ from tests.support.waiting import until
 __all__ = ["endpoints"]
 
 ENDS = "SELECT kind, reward, stdout_tail, detail FROM outcomes ORDER BY created_at"
+LOOP_THREADS = 2
 COMPLETE = "UPDATE run_status SET phase = 'completed' WHERE run_id = %s"
 
 
@@ -174,3 +179,62 @@ def test_a_run_of_the_platforms_own_agents_is_refused(leyden: Client, postgres_d
 
     with pytest.raises(Conflict, match="the platform's to start"), leyden.attempt(asyncio.run(add())):
         raise AssertionError("nothing was leased")
+
+
+def test_an_end_in_an_event_loop_is_sent_while_others_wait_for_a_task(leyden: Client, postgres_dsn: str) -> None:
+    run = waiting(postgres_dsn, 1)
+
+    async def waiter() -> None:
+        with pytest.raises(RunEnded):
+            await leyden.attempt(run).__aenter__()
+
+    async def play() -> Attempt:
+        async with leyden.attempt(run) as attempt:
+            for _ in range(2 * LOOP_THREADS):
+                waiters.append(asyncio.create_task(waiter()))
+            attempt.reward = 1.0
+            await asyncio.sleep(0)
+        return attempt
+
+    async def both() -> Attempt:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(LOOP_THREADS))
+        try:
+            return await asyncio.wait_for(play(), 60)
+        finally:
+            with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+                connection.execute(COMPLETE, [run])
+            await asyncio.gather(*waiters)
+
+    waiters: list[asyncio.Task[None]] = []
+    ended = asyncio.run(both()).ended
+    assert ended is not None and ended.kind == "succeeded"
+
+
+def test_a_task_cancelled_while_it_waits_keeps_no_attempt(
+    leyden: Client, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = waiting(postgres_dsn, 1)
+    monkeypatch.setattr(attempts, "WAIT_SECONDS", 1.0)
+    asked = threading.Event()
+
+    class Telling(Attempt):
+        def _lease(self) -> LeasedAttempt:
+            asked.set()
+            return super()._lease()
+
+    async def cancelled() -> None:
+        with leyden.attempt(run):
+            waiter = Telling(leyden._http, run, agent_name=None, worker="nb", wait_seconds=None)
+            entering = asyncio.create_task(waiter.__aenter__())
+            await asyncio.to_thread(asked.wait, 60)
+            entering.cancel()
+            await asyncio.wait([entering])
+            assert entering.cancelled()
+            # Its task is due again when the block ends.
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(cancelled())
+    until(lambda: not [one for one in threading.enumerate() if one.name.startswith("attempt")], "the wait ends", 60)
+    with psycopg.connect(postgres_dsn) as connection:
+        assert connection.execute("SELECT count(*) FROM attempts WHERE state = 'running'").fetchone() == (0,)
