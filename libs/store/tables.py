@@ -1271,6 +1271,10 @@ class StepSample(Base):
     run_id: Mapped[str] = mapped_column(primary_key=True, comment="Run of the step.")
     sample_id: Mapped[str] = mapped_column(primary_key=True, comment="Id of the row in samples.")
     step: Mapped[int] = mapped_column(comment="Number of the step.")
+    trainer_logprobs: Mapped[bytes | None] = mapped_column(
+        comment="float32, one per trained token of the sample: its log-probability by the weights at the step's start."
+        " NaN where the step did not compute it; null in steps of older versions."
+    )
     __table_args__ = (Index(None, "run_id", "step"),)
 
 

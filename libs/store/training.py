@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -114,7 +114,10 @@ class CommittedStep:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Everything that one step's transaction writes."""
+    """Everything that one step's transaction writes.
+
+    trainer_logprobs: by sample, as `step_samples` holds them
+    """
 
     run_id: str
     number: int
@@ -127,6 +130,7 @@ class StepRecord:
     version: Version
     untrainable_groups: Sequence[str] = ()
     canary: Canary | None = None
+    trainer_logprobs: Mapping[str, bytes] = field(default_factory=dict)
 
 
 async def read_run_config(session: ReadSession, run_id: str) -> RunConfig:
@@ -312,7 +316,10 @@ async def commit_step(session: Session, record: StepRecord) -> None:
     if record.canary is not None:
         await add_canary(session, run_id, number, record.canary)
     groups = [{"group_id": group, "run_id": run_id, "step": number, "verdict": verdict} for group, verdict in verdicts]
-    samples = [{"run_id": run_id, "sample_id": sample, "step": number} for sample in record.sample_ids]
+    samples = [
+        {"run_id": run_id, "sample_id": one, "step": number, "trainer_logprobs": record.trainer_logprobs.get(one)}
+        for one in record.sample_ids
+    ]
     if groups:
         await session.execute(insert(tables.StepGroup), groups)
     if samples:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -72,13 +73,8 @@ def _batch_metrics(batch: Batch, step: int) -> Metrics:
 def _token_metrics(batch: Batch, updates: Sequence[Update], step: int) -> Metrics:
     """Averages over the computed tokens of all updates. `logprob_gap_*` compare trainer and engine at the step's own
     version, before the first update."""
-    tokens, anchors = batch.tokens, batch.anchors
-    start_K, mask_K = np.zeros(len(tokens)), np.zeros(len(tokens), bool)
-    for update in updates:
-        start_K[update.tokens_k] = update.computed.logprobs_K
-        mask_K[update.tokens_k] |= update.computed.computed_K
-    if anchors.old_K is not None:
-        start_K = anchors.old_K
+    tokens = batch.tokens
+    start_K, mask_K = _start(batch, updates)
 
     def column(name: str, of: Sequence[Update] = updates) -> NDArray[Any]:
         return np.concatenate([getattr(update.computed, name)[update.computed.computed_K] for update in of])
@@ -100,6 +96,25 @@ def _token_metrics(batch: Batch, updates: Sequence[Update], step: int) -> Metric
     }
     own_K = mask_K & (tokens.policy_versions_K == step - 1)
     return metrics | gap_metrics(start_K, tokens, own_K)
+
+
+def start_logprobs(batch: Batch, updates: Sequence[Update]) -> dict[str, bytes]:
+    """By sample, the log-probabilities of its trained tokens by the weights at the step's start, as `step_samples`
+    holds them: float32, NaN where no update computed them."""
+    start_K, mask_K = _start(batch, updates)
+    values_K = np.where(mask_K, start_K, np.nan).astype("<f4")
+    starts_N = np.searchsorted(batch.tokens.rows_K, np.arange(len(batch.samples) + 1))
+    parts = (values_K[start:end] for start, end in pairwise(starts_N))
+    return {sample.id: part.tobytes() for sample, part in zip(batch.samples, parts, strict=True)}
+
+
+def _start(batch: Batch, updates: Sequence[Update]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """The log-probabilities of the step's start, before the first update, and which of them were computed."""
+    start_K, mask_K = np.zeros(len(batch.tokens)), np.zeros(len(batch.tokens), bool)
+    for update in updates:
+        start_K[update.tokens_k] = update.computed.logprobs_K
+        mask_K[update.tokens_k] |= update.computed.computed_K
+    return start_K if batch.anchors.old_K is None else batch.anchors.old_K, mask_K
 
 
 def _routing_metrics(batch: Batch) -> Metrics:

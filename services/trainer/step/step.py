@@ -34,7 +34,7 @@ from leyden.services.trainer.rows.batch import (
 from leyden.services.trainer.step.batch import Anchors, Batch
 from leyden.services.trainer.step.gradients import Plan, accumulate_gradients, batch_outputs, plan_batch
 from leyden.services.trainer.step.learner import Learner
-from leyden.services.trainer.step.metrics import Metrics, Update, step_metrics, without_samplers
+from leyden.services.trainer.step.metrics import Metrics, Update, start_logprobs, step_metrics, without_samplers
 from leyden.services.trainer.step.optimizers import learning_rate
 
 
@@ -50,6 +50,7 @@ def optimizer_step(
     zero_variance: Sequence[Sample] = (),
     interrupted: Callable[[], bool] = lambda: False,
     is_written: Callable[[float], bool] = lambda _: True,
+    keep_logprobs: Callable[[dict[str, bytes]], None] = lambda _: None,
 ) -> Metrics:
     """Trains the policy on `samples` and returns the step's metrics; all ranks call it with the same samples.
 
@@ -58,7 +59,8 @@ def optimizer_step(
     them. It must be empty if the credit whitens advantages.
 
     Args:   interrupted: asked before every pack; is_written: waits at most so many seconds and returns whether the last
-                step's state is on the disk. No rank changes weights or moments before that.
+                step's state is on the disk. No rank changes weights or moments before that; keep_logprobs: is given
+                `start_logprobs`
     Raises: TrainingDiverged: loss or gradient norm is not finite; Interrupted; torch.OutOfMemoryError;
                 CompilationFailed; whatever `is_written` raises, and RankFailed on other ranks. `step` is then
                 unchanged, and before the first update weights and moments are, too. After it the learner must be
@@ -73,6 +75,7 @@ def optimizer_step(
         if learner.value_head is not None and batch.anchors.estimates is not None:
             learner.value_head.follow(batch.anchors.estimates.targets)
     learner.step += 1
+    keep_logprobs(start_logprobs(batch, updates))
     metrics = step_metrics(batch, updates, learner.step, started)
     # No policy of the run sampled demonstrations.
     return without_samplers(metrics) if isinstance(config.algorithm, Sft) else metrics

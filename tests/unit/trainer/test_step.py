@@ -106,6 +106,26 @@ def test_the_logprob_gap_uses_only_tokens_of_the_same_version() -> None:
     assert "logprob_gap_mean" not in step(subject, samples) or subject.step == 2
 
 
+@pytest.mark.parametrize("algorithm", [{}, {"epochs": 2}], ids=["one update", "two"])
+def test_the_logprobs_of_the_steps_start_are_kept_for_each_sample(algorithm: dict[str, object]) -> None:
+    subject, kept = learner(), dict[str, bytes]()
+    samples = [
+        sample("run.0.0", [1, 2, 3, 4], [0, 1, 0, 1], advantage=1.0),
+        sample("run.0.1", [1, 2, 5], [0, 0, 1], advantage=0.0),
+        sample("run.0.2", [1, 2, 6], [0, 0, 1], advantage=-1.0),
+    ]
+    tokens = trained_tokens(samples)
+    exact_K = batch_logprobs(subject.policy, plan_batch(samples, tokens, 100), len(tokens), CPU)
+    step(subject, samples, algorithm=algorithm, keep_logprobs=kept.update)
+    found = {name: np.frombuffer(values, "<f4") for name, values in kept.items()}
+    assert list(found) == [one.id for one in samples]
+    np.testing.assert_allclose(found[samples[0].id], exact_K[:2], atol=1e-5)
+    # Nothing computes a row that cannot move the loss.
+    assert np.isnan(found[samples[1].id]).tolist() == [True]
+    np.testing.assert_allclose(found[samples[2].id], exact_K[3:], atol=1e-5)
+    step(subject, [], keep_logprobs=kept.update)
+
+
 def test_tokens_of_an_older_version_are_compared_with_its_weights(tmp_path: Path) -> None:
     subject = learner()
     model = subject.policy.model
