@@ -17,6 +17,9 @@ class CallToken(Body):
     sampled: bool
     logprob: float | None
     """Natural log of the probability with which the engine sampled it; null in the prompt."""
+    trainer_logprob: float | None = None
+    """The same by the trainer's weights at the beginning of the step that trained it, version `step` - 1; null unless
+    it trains, and where the step did not compute or record it."""
     policy_version: int | None
     """The version that sampled it; null in the prompt."""
     trains: bool | None

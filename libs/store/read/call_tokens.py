@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,7 +25,11 @@ TOKEN_BYTES = 4
 _ROW = text("""
     SELECT s.id, s.run_id, step_samples.step,
         substr(s.mask, CAST(:begin AS int) + 1, CAST(:count AS int)) AS mask,
-        substr(s.advantages, 4 * CAST(:begin AS int) + 1, 4 * CAST(:count AS int)) AS advantages
+        substr(s.advantages, 4 * CAST(:begin AS int) + 1, 4 * CAST(:count AS int)) AS advantages,
+        substr(step_samples.trainer_logprobs,
+            4 * CAST(bit_count(substr(s.mask, 1, CAST(:begin AS int))) AS int) + 1,
+            4 * CAST(bit_count(substr(s.mask, CAST(:begin AS int) + 1, CAST(:count AS int))) AS int))
+            AS trainer_logprobs
     FROM model_calls c JOIN runs ON runs.id = c.run_id OR runs.lead_run_id = c.run_id
     JOIN samples s ON s.run_id = runs.id AND s.group_id = :group_id AND s.rollout_id = c.rollout_id
     LEFT JOIN step_samples ON step_samples.run_id = s.run_id AND step_samples.sample_id = s.id
@@ -43,6 +48,7 @@ class Trained(NamedTuple):
     begin: int
     mask: bytes
     advantages: Sequence[float]
+    logprobs: Sequence[float | None]
 
 
 async def read_call_tokens(
@@ -109,6 +115,7 @@ def _sampled(call: tables.ModelCall, window: range, trained: Trained | None, *, 
             policy_version=int(values[2]),
             trains=trains,
             advantage=trained.advantages[position - trained.begin] if trained and trains else None,
+            trainer_logprob=trained.logprobs[position - trained.begin] if trained and trains else None,
         )
 
 
@@ -124,7 +131,11 @@ async def _row(session: ReadSession, rollout: tables.Rollout, call: tables.Model
 
 
 def _trained(row: Row[Any], window: range) -> Trained:
-    return Trained(window.start, row.mask, _numbers(row.advantages, "f", range(len(window))))
+    advantages = _numbers(row.advantages, "f", range(len(window)))
+    # Those of trained tokens alone.
+    logprobs = iter(_numbers(row.trainer_logprobs or b"", "f", range(len(window))))
+    aligned = [next(logprobs, None) if trains else None for trains in row.mask]
+    return Trained(window.start, row.mask, advantages, [None if one is None or isnan(one) else one for one in aligned])
 
 
 async def _policy(session: ReadSession, call: tables.ModelCall) -> PolicyKey | BrokenDocument | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from playwright.sync_api import expect
 
+from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from tests.contract.console.conftest import Insert
 from tests.support import builders
@@ -61,6 +62,41 @@ def test_a_call_of_200_000_tokens_is_shown_by_windows(
     page.get_by_role("button", name="From the prompt's begin").click()
     expect(tokens.locator("span.context")).to_have_count(3)
     assert page.locator("main b").count() == 0
+
+
+def test_tokens_are_coloured_by_the_gap_between_trainer_and_engine(
+    insert: Insert[str], open_page: Callable[[str], Visitor]
+) -> None:
+    async def trained(database: Database) -> str:
+        run = await builders.add_run(database)
+        group, [rollout, _] = await builders.add_group(database, run)
+        prompt, sampled = (40, 41), (50, 51, 52, 53, 54)
+        await builders.add_call(database, rollout, prompt, sampled, logprobs=[-0.5] * 5)
+        await builders.finish_rollout(database, rollout)
+        await builders.add_credited_group(database, group)
+        sample = await builders.add_sample(database, rollout, prompt, sampled)
+        logprobs = np.asarray([-0.501, -0.55, -0.1, -2.5, np.nan], "<f4").tobytes()
+        async with database.session() as session:
+            moment = sample.created_at
+            session.add(tables.Step(run_id=run.id, number=4, metrics={}, checkpoint="", started_at=moment))
+            session.add(tables.StepSample(run_id=run.id, sample_id=sample.id, step=4, trainer_logprobs=logprobs))
+        return rollout.id
+
+    visitor = open_page(f"/rollouts/{insert(trained)}")
+    page = visitor.page
+    page.get_by_text("Tokens", exact=True).click()
+    page.get_by_label("Colour by").select_option("gap")
+    tokens = page.get_by_role("group", name="Tokens")
+    expect(tokens.locator(".token")).to_have_count(5)
+    assert [tokens.locator(f".gap-{level}").count() for level in range(5)] == [1] * 5
+    tokens.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_text("token 4 ·")).to_contain_text(
+        "log-probability -0.5000 · version 0 · the trainer's -0.5500, by version 3 · gap −0.050 · trains"
+    )
+    page.keyboard.press("End")
+    expect(page.get_by_text("token 7 ·")).not_to_contain_text("gap")
+    assert visitor.violations() == []
 
 
 def test_tokens_are_coloured_by_the_version_that_sampled_each(

@@ -7,6 +7,7 @@ import { AgentLine, Loaded, number, signed } from "./parts";
 const WINDOW = 500;
 const OVERLAYS = {
   probability: ["at least 0.9", "0.5 to 0.9", "0.1 to 0.5", "0.01 to 0.1", "below 0.01"],
+  gap: ["below 0.01", "0.01 to 0.1", "0.1 to 1", "at least 1", "not recorded"],
   advantage: ["none", "above 0", "below 0"],
   training: ["trains", "does not", "not decided"],
   version: [],
@@ -37,7 +38,8 @@ export function TokenOverlay({ rollout, call, mayTrain }: { rollout: string; cal
             </select>{" "}
             {scale(overlay, found.tokens).map(([name, level]) => <span key={name} class={`token ${overlay}-${level}`}>{name}</span>)}
           </p>
-          <Tokens key={found.start} tokens={found.tokens} overlay={overlay} />
+          {overlay === "gap" && <p class="quiet">The trainer's log-probability less the engine's. Where an older version than the trainer's sampled a token, the gap has what training changed since, too.</p>}
+          <Tokens key={found.start} tokens={found.tokens} overlay={overlay} step={found.step} />
         </>
       )}
     </Loaded>
@@ -61,7 +63,7 @@ function Windows({ found, onStart }: { found: CallTokens; onStart: (start: numbe
 }
 
 /** One of them is chosen, by a click or by the arrow keys; its numbers stand below. */
-function Tokens({ tokens, overlay }: { tokens: CallToken[]; overlay: Overlay }) {
+function Tokens({ tokens, overlay, step }: { tokens: CallToken[]; overlay: Overlay; step: number | null }) {
   const [chosen, choose] = useState(0);
   const token = tokens[chosen];
   function onKey(event: KeyboardEvent): void {
@@ -85,15 +87,22 @@ function Tokens({ tokens, overlay }: { tokens: CallToken[]; overlay: Overlay }) 
           </span>
         ))}
       </div>
-      <p role="status" class="quiet">{words(token)}</p>
+      <p role="status" class="quiet">{words(token, step)}</p>
     </>
   );
 }
 
-function words(token: CallToken): string {
+/** The trainer's log-probability less the engine's. */
+function gapOf({ trainer_logprob, logprob }: CallToken): number | undefined {
+  return trainer_logprob === null || trainer_logprob === undefined || logprob === null ? undefined : trainer_logprob - logprob;
+}
+
+function words(token: CallToken, step: number | null): string {
   const facts = [`token ${token.position + 1}`, `id ${token.id}`];
   if (!token.sampled) return [...facts, "of the prompt: does not train"].join(" · ");
   facts.push(`log-probability ${number(token.logprob, 4)}`, `version ${token.policy_version ?? "–"}`);
+  const gap = gapOf(token);
+  if (gap !== undefined) facts.push(`the trainer's ${number(token.trainer_logprob, 4)}, by version ${(step ?? 0) - 1}`, `gap ${signed(gap)}`);
   if (token.trains) facts.push(`trains with advantage ${signed(token.advantage ?? 0)}`);
   else facts.push(token.trains === null ? "not decided whether it trains" : "does not train");
   return facts.join(" · ");
@@ -109,6 +118,8 @@ function scale(overlay: Overlay, tokens: CallToken[]): [string, number | string]
 /** The class of the overlay; tokens of the prompt have the first one, and no version. */
 function level(token: CallToken, overlay: Overlay): number | string {
   if (overlay === "version") return token.policy_version === null ? "none" : token.policy_version % COLOURS;
+  const gap = gapOf(token);
+  if (overlay === "gap") return gap === undefined ? 4 : [0.01, 0.1, 1].filter((bound) => Math.abs(gap) >= bound).length;
   if (overlay === "training") return token.trains === null ? 2 : token.trains ? 0 : 1;
   if (overlay === "advantage") return !token.advantage ? 0 : token.advantage > 0 ? 1 : 2;
   const probability = token.logprob === null ? 1 : Math.exp(token.logprob);
