@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+
+import psycopg
 
 from leyden.libs.client import Client
 from tests.cluster.node import Node, step
@@ -97,5 +99,13 @@ class Release:
     def database(self) -> Iterator[str]:
         """The address of Postgres inside the release."""
         with self.node.forward(NAMESPACE, f"pod/{NAME}-postgres-0", 5432) as port:
-            time.sleep(2)
-            yield f"postgresql://leyden:{self.secret('postgres-password')}@127.0.0.1:{port}/leyden"
+            address = f"postgresql://leyden:{self.secret('postgres-password')}@127.0.0.1:{port}/leyden"
+            until(partial(_answers, address), "an answer of Postgres through the port-forward")
+            yield address
+
+
+def _answers(address: str) -> bool:
+    """Whether Postgres takes connections there."""
+    with contextlib.suppress(psycopg.OperationalError), psycopg.connect(address, connect_timeout=5):
+        return True
+    return False

@@ -16,12 +16,14 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, write_pools
 from leyden.libs.store.policies import policy_columns
+from leyden.services.gateway.engine.pool import EnginePool
 from leyden.services.gateway.prompt.template import ChatModel
 from tests.fakes.chat_model import EOS, make_chat_model
 from tests.fakes.gateway import Scene, scene
 from tests.fakes.scripted_engine import ScriptedEngine, running
 from tests.support import builders
 from tests.support.long import long_only
+from tests.support.waiting import eventually
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 BARE = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}[assistant]"
@@ -82,8 +84,18 @@ async def test_each_run_has_the_template_the_limits_and_the_engines_of_its_pool(
     assert model.tokenizer.decode(np.frombuffer(calls[run.id].sampled_ids, "<i4").tolist()).startswith("Small.")
 
 
-async def test_an_engine_that_drains_ends_its_calls_and_gets_no_new_one(tmp_path: Path, database: Database) -> None:
+async def test_an_engine_that_drains_ends_its_calls_and_gets_no_new_one(
+    tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reached, released = asyncio.Event(), asyncio.Event()
+    refresh, reads = EnginePool.refresh, 0
+
+    async def counted(pool: EnginePool) -> None:
+        nonlocal reads
+        await refresh(pool)
+        reads += 1
+
+    monkeypatch.setattr(EnginePool, "refresh", counted)
 
     async def pace(sampled: int) -> None:
         if sampled:
@@ -106,7 +118,9 @@ async def test_an_engine_that_drains_ends_its_calls_and_gets_no_new_one(tmp_path
             async with database.session() as session:
                 (await session.get_one(tables.Engine, stage.engine.url)).state = "draining"
                 session.add(tables.Engine(url=other.url, state="serving", run_id=stage.run_id, policy_version=0))
-            await asyncio.sleep(0.2)
+            # The first of them may have begun before the change.
+            before = reads
+            await eventually(lambda: reads >= before + 2)
             later = [await create(model="m", messages=[{"role": "user", "content": str(n)}]) for n in range(3)]
             assert [answer.choices[0].message.content for answer in later] == ["Next."] * 3
             released.set()

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from tests.contract.gateway.test_turns import SAMPLED_CALL, begins_with, forks, ids
 from tests.fakes.chat_model import CHATML_WITH_TOOLS
 from tests.fakes.gateway import Scene, scene
+from tests.support.waiting import eventually
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOLS: Any = [{"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}]
@@ -319,13 +320,21 @@ async def test_a_stream_whose_client_hangs_up_is_aborted_at_the_engine(tmp_path,
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_retry_after_a_lost_answer_gets_the_same_one(tmp_path, database, stream):
     body = {"model": "m", "input": "hi", "stream": stream}
-    async with scene(
-        tmp_path, database, engine={"delay_seconds": 0.3}, abandoned_seconds=0
-    ) as stage, http_of(stage) as http:  # fmt: skip
-        with pytest.raises(httpx.ReadTimeout):
-            await http.post("/responses", json=body, timeout=0.1)
+
+    async def pace(tokens: int) -> None:
+        # The first answer goes on until it is given up, and the next one for a while.
+        if tokens == 0 and stage.engine.aborted:
+            await asyncio.sleep(0.3)
+        while not stage.engine.aborted:
+            await asyncio.sleep(0.01)
+
+    async with scene(tmp_path, database, engine={"pace": pace}, abandoned_seconds=0) as stage, http_of(stage) as http:
+        lost = asyncio.create_task(http.post("/responses", json=body))
+        await eventually(lambda: len(stage.engine.requests) == 1)
+        lost.cancel()
+        await eventually(lambda: stage.engine.aborted)
         first = asyncio.create_task(http.post("/responses", json=body))
-        await asyncio.sleep(0.1)
+        await eventually(lambda: len(stage.engine.requests) == 2)
         again = [await http.post("/responses", json=body, headers={"x-stainless-retry-count": n}) for n in ("1", "2")]
         answers = [(await first).text, *(answer.text for answer in again)]
         completed = [call for call in await stage.calls() if call.status == "completed"]

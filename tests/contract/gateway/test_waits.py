@@ -68,13 +68,13 @@ async def test_a_client_that_gives_up_before_its_call_exists_has_waited_for_all_
             # Nobody can read yet whether it has a call.
             (row,) = await eventually(lambda: deliveries(database))
             assert (row.seconds, row.delivered) == (None, None)
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(4)
         facts = await judged(stage, kind="agent_error", reward=None)
         (row,) = await ended(database, 1)
         calls = await stage.calls()
     assert (row.delivered, [call.id for call in calls]) == (False, [row.request_id])
     # Not the time that the gateway went on without it.
-    assert 1.0 < row.waited_seconds == row.seconds < 2.9
+    assert 1.0 < row.waited_seconds == row.seconds < 5.4
     assert facts.unanswered_seconds == pytest.approx(row.waited_seconds)
 
 
@@ -156,7 +156,7 @@ async def test_a_body_that_comes_slowly_is_no_wait_for_the_platform(tmp_path, da
 
         async def body() -> AsyncIterator[bytes]:
             yield b'{"model": "m", '
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(3.0)
             assert await deliveries(database) == []
             yield b'"messages": [{"role": "user", "content": "hi"}]}'
 
@@ -166,8 +166,8 @@ async def test_a_body_that_comes_slowly_is_no_wait_for_the_platform(tmp_path, da
             assert (await http.post(url, content=body())).status_code == 200
         (row,) = await ended(database, 1)
         (call,) = await stage.calls()
-    assert row.waited_seconds < 1.0
-    assert call.total_seconds < 1.0
+    assert row.waited_seconds < 3.0
+    assert call.total_seconds < 3.0
 
 
 async def test_a_slow_refusal_of_a_request_without_a_call_is_the_platforms(tmp_path, database):
