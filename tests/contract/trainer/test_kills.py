@@ -9,8 +9,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from leyden.libs.contracts.samples import RoutedExperts
 from leyden.libs.contracts.weights import file_sha256
 from leyden.libs.faults import FaultInjector
 from leyden.libs.store import tables
@@ -38,6 +40,12 @@ POINTS = (
 )
 OF_CONTINUED_RUNS = ("trainer.version_unnamed", "trainer.version_copied")
 STEPS = 4
+OF_REPLAYED_ROUTES = (
+    "trainer.updated",
+    "trainer.exported",
+    "trainer.committed",
+    "trainer.state_written",
+)
 OWN_CRITIC = {"epochs": 2, "critic": {"trunk": "own", "learning_rate": 0.01}}
 
 
@@ -60,6 +68,32 @@ async def with_own_critic(database: Database, dsn: str, model: Path, folder: Pat
     )
     for number in range(2 * STEPS):
         await case.add_group(number, version=number // 2)
+    return case
+
+
+async def with_replayed_routes(
+    database: Database, dsn: str, experts: Path, folder: Path, redis_url: str, *, replays: bool = True
+) -> Case:
+    """Engines chose other experts than the trainer would, and for the tokens that rollouts share different ones."""
+    case = await Case(database, dsn, experts, folder, redis_url).open(
+        steps=STEPS,
+        algorithm={"mini_batches": 2, "epochs": 2},
+        sampling={"replay": {"share": 0.5}},
+        keep_checkpoints=1,
+        router="trained",
+        routing_replay=replays,
+    )
+    chosen = np.random.default_rng(0)
+
+    def recorded(tokens: int) -> bytes:
+        """Three layers, of which the first has no experts, with two of six for each token."""
+        ids = chosen.permuted(np.tile(np.arange(6, dtype=np.uint8), (tokens, 2, 1)), axis=-1)[..., :2].reshape(
+            tokens, 4
+        )
+        return RoutedExperts(0, 6, 1, np.pad(ids, ((0, 0), (2, 0))).tobytes()).stored()
+
+    for number in range(2 * STEPS):
+        await case.add_group(number, version=number // 2, experts=recorded)
     return case
 
 
@@ -202,6 +236,34 @@ async def test_a_critic_of_its_own_survives_kills(
         states[name] = (case.folder / case.run.id / "checkpoints" / str(STEPS) / STATE_NAME).read_bytes()
     assert weights["killed"] == weights["undisturbed"]
     assert states["killed"] == states["undisturbed"]
+
+
+@long_only
+@pytest.mark.timeout(900)
+async def test_replayed_routes_survive_kills_within_a_step(
+    database: Database, postgres_dsn: str, tiny_experts: Path, tmp_path: Path, redis_url: str
+) -> None:
+    """The experts of a step are read again for the step made again, and for the one that a checkpoint lacks."""
+    weights, states = {}, {}
+    for name in ("undisturbed", "killed", "own routes"):
+        where = database, postgres_dsn, tiny_experts, tmp_path / name, redis_url
+        case = await with_replayed_routes(*where, replays=name != "own routes")
+        injector = FaultInjector(tmp_path / "faults")
+        for point in OF_REPLAYED_ROUTES if name == "killed" else ():
+            injector.arm(point)
+            assert (point, await train(case, injector)) == (point, -signal.SIGKILL)
+            assert injector.fired(point, 0.0)
+        await case.train()
+        weights[name] = {number: one.content_sha256 for number, one in (await case.versions()).items()}
+        states[name] = file_sha256(case.folder / case.run.id / "checkpoints" / str(STEPS) / STATE_NAME)
+        if name == "killed":
+            steps = [step.metrics for step in await case.rows(tables.Step)]  # type: ignore[attr-defined]
+            assert [step["routing_unrecorded_tokens"] for step in steps] == [0] * STEPS
+            assert await asyncio.to_thread(differing_versions, postgres_dsn, case.run.id, tiny_experts) == []
+    assert weights["killed"] == weights["undisturbed"]
+    assert states["killed"] == states["undisturbed"]
+    # The records decide on the weights: a trainer that lost them would not make the same ones.
+    assert all(weights["own routes"][step] != weights["killed"][step] for step in range(1, STEPS + 1))
 
 
 @pytest.mark.timeout(600)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psycopg
@@ -83,15 +84,28 @@ class Case:
         return Settings(**{**values, **changes})  # type: ignore[arg-type]
 
     async def add_group(
-        self, number: int, *, version: int = 0, has_variance: bool = True, model: PreTrainedModel | None = None
+        self,
+        number: int,
+        *,
+        version: int = 0,
+        has_variance: bool = True,
+        model: PreTrainedModel | None = None,
+        experts: Callable[[int], bytes] | None = None,
     ) -> str:
-        """Args: model: of the version, which gives the tokens their log-probabilities; any without it"""
+        """Args: model: of the version, which gives the tokens their log-probabilities; any without it; experts: those
+        that the engine recorded for so many tokens of a call"""
         group, rollouts = await builders.add_group(self.database, self.run, number)
         for sibling, rollout in enumerate(rollouts):
             advantage = (-1.0) ** sibling if has_variance else 0.0
             reward = float(number % 3 + sibling)
             sampled = (4 + number, 5 + sibling)
-            logprobs = None if model is None else logprobs_of(model, (1, 2, 3), sampled)
+            columns: dict[str, Any] = (
+                {} if model is None else {"generator_logprobs": logprobs_of(model, (1, 2, 3), sampled)}
+            )
+            if experts is not None:
+                recorded = experts(len(sampled) + 2)
+                routed = await builders.add_call(self.database, rollout, sampled=sampled, routed_experts=recorded)
+                columns["call_id"] = routed.id
             call = {"id": rollout.id, "parent": None, "reward": reward, "share": 1.0, "begin": 3, "end": 4}
             await builders.add_sample(
                 self.database,
@@ -100,7 +114,7 @@ class Case:
                 advantage=advantage,
                 policy_version=version,
                 calls=[call] if self.run.config["credit"]["baseline"]["type"] == "value" else None,
-                **({} if logprobs is None else {"generator_logprobs": logprobs}),
+                **columns,
             )
         await builders.add_credited_group(self.database, group, min_policy_version=version, has_variance=has_variance)
         return group.id
