@@ -27,8 +27,10 @@ from leyden.services.gateway.engine.sglang import (
     PIECE_TOKENS,
     EngineLost,
     EngineRequest,
+    Event,
     SampleBuilder,
     UnknownVersion,
+    read_event,
     refusal,
     request_body,
 )
@@ -41,6 +43,8 @@ ABORT_SECONDS = 5.0
 RETRY_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0)
 ERROR_BYTES = 64 * 1024
 """The client reads at most this much of an error's body."""
+LONG_EVENT_BYTES = 2**18
+"""A longer event, as one with the experts of many tokens, is parsed in a thread, because that takes milliseconds."""
 RESERVED_TOKENS = 6
 """Tokens of its context that SGLang leaves out of `max_req_input_len`."""
 
@@ -183,12 +187,14 @@ class EngineClient:
             async with await self._post(endpoint, "/generate", body) as response:
                 if response.status != 200:
                     raise refusal(response.status, await _error_text(response))
-                async for event in _events(response):
+                async for data in _events(response):
+                    long = len(data) > LONG_EVENT_BYTES
+                    event = await asyncio.to_thread(read_event, data) if long else read_event(data)
                     await self._add_event(builder, endpoint, event)
         except (aiohttp.ClientError, OSError) as error:
             raise EngineLost("connection", f"{type(error).__name__}: {error}") from error
 
-    async def _add_event(self, builder: SampleBuilder, endpoint: Endpoint, event: bytes) -> None:
+    async def _add_event(self, builder: SampleBuilder, endpoint: Endpoint, event: Event) -> None:
         """Adds an event; where it names a version newer than the pool knew, asks the store once whether it exists."""
         try:
             builder.add_event(event)

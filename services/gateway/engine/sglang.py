@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -20,7 +21,7 @@ from leyden.libs.contracts.conversation import Json
 from leyden.libs.contracts.ids import parse_weight_version
 from leyden.libs.contracts.states import CONTEXT_EXCEEDED
 from leyden.services.gateway.calls.context import SampledTokens, Sampling
-from leyden.services.gateway.engine.routing import read_experts, request_fields
+from leyden.services.gateway.engine.routing import Chosen, cut_experts, decode_experts, read_experts, request_fields
 from leyden.services.gateway.errors import BadRequest, Unavailable
 from leyden.services.gateway.metrics import OTHER_PROMPTS
 
@@ -138,6 +139,39 @@ def _shaping(sampling: Sampling, sampled: int) -> Json:
     return values | ({"logit_bias": sampling.logit_bias} if sampling.logit_bias else {})
 
 
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A parsed event of an answer, and not validated."""
+
+    meta: Json
+    ids: list[int]
+    experts: Chosen | None
+
+
+def read_event(data: bytes) -> Event:
+    """Parses an event; for threads where it is long.
+
+    Raises: EngineLost: it is malformed, or the engine's error; BadRequest: the engine refuses the request
+    """
+    with _malformed():
+        rest, encoded = cut_experts(data)
+        document = orjson.loads(rest)
+        if "error" in document:
+            error = document["error"]
+            raise refusal(int(error.get("code") or 500), str(error.get("message")))
+        experts = None if encoded is None else decode_experts(encoded)
+        return Event(document["meta_info"], document.get("output_ids") or [], experts)
+
+
+@contextmanager
+def _malformed() -> Iterator[None]:
+    """Raises: EngineLost: for each error that a malformed value raises"""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise EngineLost("malformed", f"{type(error).__name__}: {error}") from error
+
+
 class SampleBuilder:
     """Adds the tokens of one engine request to a choice.
 
@@ -168,23 +202,17 @@ class SampleBuilder:
         self._base = len(tokens.ids)
         self._sent_at = time.perf_counter()
 
-    def add_event(self, data: bytes) -> None:
+    def add_event(self, event: Event) -> None:
         """Adds the event's new tokens: all of them, or none of a malformed event.
 
         Raises: EngineLost: the answer is malformed, or another run's weights sampled a part of it (the tokens before
             that part are added); UnknownVersion; BadRequest: the engine refuses the request
         """
-        try:
-            document = orjson.loads(data)
-            if "error" in document:
-                error = document["error"]
-                raise refusal(int(error.get("code") or 500), str(error.get("message")))
-            self._add(document["meta_info"], document.get("output_ids") or [])
-        # A malformed value raises one of these before any token of the event is added.
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise EngineLost("malformed", f"{type(error).__name__}: {error}") from error
+        # A malformed value raises before any token of the event is added.
+        with _malformed():
+            self._add(event.meta, event.ids, event.experts)
 
-    def _add(self, meta: Json, ids: list[int]) -> None:
+    def _add(self, meta: Json, ids: list[int], experts: Chosen | None) -> None:
         entries = meta.get("output_token_logprobs") or []
         finish = _finish_of(meta.get("finish_reason"))
         # An engine counts none for a request that it aborts in its queue.
@@ -208,17 +236,17 @@ class SampleBuilder:
             self.was_aborted = True
         elif finish is not None:
             self._check_stop(meta["finish_reason"].get("matched"))
-            self._read_experts(meta)
+            self._read_experts(experts)
             self._tokens.accepted_at = self._tokens.accepted_at or self._sent_at
             if not self._base:
                 self._accepted(meta)
             self._tokens.finish = "length" if finish == "length" else "stop"
 
-    def _read_experts(self, meta: Json) -> None:
+    def _read_experts(self, experts: Chosen | None) -> None:
         """Raises: Unavailable: the request asked for experts, and the engine returned none"""
         if (start := self._request.routed_from) is not None:
             tokens = len(self._request.prompt_ids) + len(self._tokens.ids)
-            self._tokens.routed_experts = read_experts(meta, start, tokens)
+            self._tokens.routed_experts = read_experts(experts, start, tokens)
 
     def _accepted(self, meta: Json) -> None:
         """Moves the acceptance to the moment at which the engine began, by its own count of seconds."""

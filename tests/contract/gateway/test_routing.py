@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from leyden.libs.contracts.samples import RoutedExperts
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.services.credit.worker import credit_pending
+from leyden.services.gateway.engine import client
+from leyden.services.gateway.engine.sglang import Event, read_event
 from leyden.services.trainer.rows.batch import Sample, trained_tokens
 from leyden.services.trainer.rows.reading import read_samples
 from leyden.services.trainer.rows.routing import is_recorded
@@ -102,6 +106,32 @@ async def test_a_step_replays_the_experts_that_the_engine_chose_in_every_turn(
     found_K = batch_logprobs(learner.policy, plan, len(tokens), learner.accelerator)
     assert found_K == pytest.approx(tokens.generator_logprobs_K, abs=1e-4)
     assert optimizer_step(learner, samples, config)["routing_unrecorded_tokens"] == 0
+
+
+async def test_a_long_event_is_read_beside_the_loop_which_goes_on_meanwhile(
+    database: Database, tmp_path: Path, tiny_experts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound, read = 1000, list[tuple[bool, bool]]()
+    answered, by_loop = threading.Event(), list[asyncio.AbstractEventLoop]()
+
+    def reading(data: bytes) -> Event:
+        with suppress(RuntimeError):
+            by_loop.append(asyncio.get_running_loop())
+            read.append((len(data) > bound, True))
+            return read_event(data)
+        # The loop answers while this thread has not read the event.
+        by_loop[0].call_soon_threadsafe(answered.set)
+        read.append((len(data) > bound, not answered.wait(30)))
+        return read_event(data)
+
+    monkeypatch.setattr(client, "LONG_EVENT_BYTES", bound)
+    monkeypatch.setattr(client, "read_event", reading)
+    async with playing(database, tmp_path, tiny_experts, REPLAY) as (gateway, _, rollouts):
+        await converse(gateway, rollouts[0], 1)
+    assert set(read) == {(False, True), (True, False)}
+    [call] = await calls_of(database, rollouts[0])
+    experts = RoutedExperts.parse(call.routed_experts)
+    assert len(experts.ids) == 6 * (call.prompt_tokens + call.completion_tokens - 1)
 
 
 async def test_a_run_without_replay_records_no_experts(database: Database, tmp_path: Path, tiny_experts: Path) -> None:

@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 
 from leyden.services.engine.request import SamplingParams
 from leyden.services.gateway.calls.context import SampledTokens, Sampling, seed_of_call, seed_of_rollout
-from leyden.services.gateway.engine.sglang import EngineLost, EngineRequest, SampleBuilder, refusal, request_body
+from leyden.services.gateway.engine.sglang import (
+    EngineLost,
+    EngineRequest,
+    SampleBuilder,
+    read_event,
+    refusal,
+    request_body,
+)
 from leyden.services.gateway.errors import BadRequest, Unavailable
 
 JSON_VALUES = st.recursive(
@@ -131,7 +138,7 @@ def streams(draw: st.DrawFn, *, runs: Sequence[str] = ("run-a",)) -> Stream:
 def test_cumulative_and_incremental_streams_give_the_same_tokens_and_versions(stream: Stream) -> None:
     build, tokens = builder()
     for number, data in enumerate(stream.events()):
-        build.add_event(data)
+        build.add_event(read_event(data))
         assert tokens.ids == stream.tokens[: stream.ends[number]]
         assert is_even(tokens)
     assert tokens.logprobs == [-0.5] * len(stream.tokens)
@@ -142,7 +149,7 @@ def test_cumulative_and_incremental_streams_give_the_same_tokens_and_versions(st
 @given(TOKENS, st.booleans())
 def test_an_answer_may_be_one_event(tokens: list[int], counts: bool) -> None:
     build, sampled = builder(stream=False)
-    build.add_event(event(tokens, finish={"type": "length", "length": 8}, **({} if counts else COUNTLESS)))
+    build.add_event(read_event(event(tokens, finish={"type": "length", "length": 8}, **({} if counts else COUNTLESS))))
     assert (sampled.ids, sampled.policy_versions) == (tokens, [3] * len(tokens))
     assert sampled.finish == "length"
     assert sampled.accepted_at is not None and sampled.first_token_at is not None
@@ -154,33 +161,35 @@ COUNTLESS = {"completion_tokens": None}
 def test_versions_are_provisional_until_the_last_event_corrects_them() -> None:
     """As SGLang 0.5.23 sends an incremental stream: spans come with the last event, labels before are late."""
     build, tokens = builder()
-    build.add_event(event([11, 12], total=2, label="run-a:3"))
-    build.add_event(event([13, 14], total=4, label="run-a:4"))
+    build.add_event(read_event(event([11, 12], total=2, label="run-a:3")))
+    build.add_event(read_event(event([13, 14], total=4, label="run-a:4")))
     assert tokens.policy_versions == [3, 3, 4, 4]
-    build.add_event(event([15], total=5, label="run-a:4", finish=STOP, weight_versions=spans(3, 5)))
+    build.add_event(read_event(event([15], total=5, label="run-a:4", finish=STOP, weight_versions=spans(3, 5))))
     assert tokens.policy_versions == [3, 3, 3, 4, 4]
 
 
 def test_the_last_event_of_an_aborted_request_corrects_versions_too() -> None:
     build, tokens = builder()
-    build.add_event(event([11, 12], total=2, label="run-a:4"))
-    build.add_event(event([], total=2, finish={"type": "abort", "message": "Aborted"}, weight_versions=spans(1, 2)))
+    build.add_event(read_event(event([11, 12], total=2, label="run-a:4")))
+    build.add_event(
+        read_event(event([], total=2, finish={"type": "abort", "message": "Aborted"}, weight_versions=spans(1, 2)))
+    )
     assert (tokens.policy_versions, build.was_aborted, tokens.finish) == ([3, 4], True, None)
 
 
 def test_spans_that_do_not_start_at_the_first_token_are_ignored() -> None:
     build, tokens = builder()
-    build.add_event(event([11, 12], total=2))
+    build.add_event(read_event(event([11, 12], total=2)))
     later = [{"version": "run-a:5", "start": 2, "end": 3}]
-    build.add_event(event([13], total=3, finish=STOP, weight_versions=later))
+    build.add_event(read_event(event([13], total=3, finish=STOP, weight_versions=later)))
     assert tokens.policy_versions == [3, 3, 5]
 
 
 def test_versions_of_an_earlier_request_are_not_touched() -> None:
     tokens = SampledTokens("c", 0, None, ids=[7, 8], logprobs=[-1.0, -1.0], policy_versions=[1, 2])
     build, _ = builder(tokens)
-    build.add_event(event([11], total=1))
-    build.add_event(event([12], total=2, finish=STOP, weight_versions=spans(1, 2)))
+    build.add_event(read_event(event([11], total=1)))
+    build.add_event(read_event(event([12], total=2, finish=STOP, weight_versions=spans(1, 2))))
     assert (tokens.ids, tokens.policy_versions) == ([7, 8, 11, 12], [1, 2, 3, 4])
 
 
@@ -188,7 +197,7 @@ def test_tokens_beyond_the_requested_number_are_refused() -> None:
     tokens = SampledTokens("c", 0, None, ids=[7, 8], logprobs=[-1.0, -1.0], policy_versions=[1, 2])
     build, _ = builder(tokens, max_tokens=4)
     with pytest.raises(EngineLost, match="3 tokens where 2 were asked for"):
-        build.add_event(event([1, 2, 3]))
+        build.add_event(read_event(event([1, 2, 3])))
     assert tokens.ids == [7, 8]
 
 
@@ -198,10 +207,10 @@ def test_another_runs_weights_cut_the_answer(stream: Stream) -> None:
     own = sum(run == "run-a" for run, _ in stream.versions)
     for number, data in enumerate(stream.events()):
         if stream.ends[number] <= own:
-            build.add_event(data)
+            build.add_event(read_event(data))
             continue
         with pytest.raises(EngineLost) as lost:
-            build.add_event(data)
+            build.add_event(read_event(data))
         assert lost.value.cause == "wrong_run"
         break
     # An event without spans names one version for all its tokens.
@@ -211,10 +220,10 @@ def test_another_runs_weights_cut_the_answer(stream: Stream) -> None:
 
 def test_an_answer_whose_accepted_tokens_turn_out_to_be_another_runs_fails() -> None:
     build, tokens = builder()
-    build.add_event(event([11, 12], total=2))
+    build.add_event(read_event(event([11, 12], total=2)))
     foreign = [*spans(1), {"version": "run-b:0", "start": 1, "end": 3}]
     with pytest.raises(Unavailable):
-        build.add_event(event([13], total=3, finish=STOP, weight_versions=foreign))
+        build.add_event(read_event(event([13], total=3, finish=STOP, weight_versions=foreign)))
     assert (tokens.ids, tokens.finish) == ([11, 12], None)
 
 
@@ -222,7 +231,7 @@ def test_an_answer_whose_accepted_tokens_turn_out_to_be_another_runs_fails() -> 
 def test_an_engine_that_names_no_policy_is_lost(label: Any) -> None:
     build, tokens = builder()
     with pytest.raises(EngineLost) as lost:
-        build.add_event(event([11], label=label))
+        build.add_event(read_event(event([11], label=label)))
     assert (lost.value.cause, tokens.ids) == ("wrong_run", [])
 
 
@@ -237,7 +246,7 @@ def test_an_answer_spoilt_anywhere_is_added_or_refused_as_one(tokens: list[int],
 
     build, sampled = builder(top_logprobs=0)
     try:
-        build.add_event(orjson.dumps(spoilt(orjson.loads(event(tokens, finish={"type": "length"})))))
+        build.add_event(read_event(orjson.dumps(spoilt(orjson.loads(event(tokens, finish={"type": "length"}))))))
     except REFUSED:
         assert sampled.finish is None
     assert is_even(sampled)
@@ -259,7 +268,7 @@ def test_an_event_with_any_invalid_value_changes_no_received_tokens(stream: Stre
     for data_of_event in events:
         before = list(tokens.ids)
         with contextlib.suppress(*REFUSED):
-            build.add_event(data_of_event)
+            build.add_event(read_event(data_of_event))
         assert tokens.ids[: len(before)] == before and is_even(tokens)
         assert all(type(token) is int and 0 <= token < 100 for token in tokens.ids)
         assert all(type(logprob) is float and -1e30 <= logprob <= 0.01 for logprob in tokens.logprobs)
@@ -269,7 +278,7 @@ def test_an_event_with_any_invalid_value_changes_no_received_tokens(stream: Stre
 def test_noise_is_malformed(noise: bytes) -> None:
     build, tokens = builder()
     with pytest.raises(EngineLost) as lost:
-        build.add_event(noise)
+        build.add_event(read_event(noise))
     assert (lost.value.cause, tokens.ids, tokens.finish) == ("malformed", [], None)
 
 
@@ -302,15 +311,15 @@ def test_noise_is_malformed(noise: bytes) -> None:
 def test_a_malformed_answer_is_an_engine_that_is_lost(data: bytes, detail: str) -> None:
     build, tokens = builder()
     with pytest.raises(EngineLost, match=detail) as lost:
-        build.add_event(data)
+        build.add_event(read_event(data))
     assert (lost.value.cause, tokens.ids, tokens.policy_versions, tokens.finish) == ("malformed", [], [], None)
 
 
 def test_a_last_event_with_fewer_tokens_than_received_is_malformed() -> None:
     build, tokens = builder()
-    build.add_event(event([5, 6]))
+    build.add_event(read_event(event([5, 6])))
     with pytest.raises(EngineLost, match="an answer of 1 tokens after 2 tokens"):
-        build.add_event(event([5], finish=STOP))
+        build.add_event(read_event(event([5], finish=STOP)))
     assert (tokens.ids, tokens.finish) == ([5, 6], None)
 
 
@@ -318,10 +327,12 @@ def test_a_last_event_with_fewer_tokens_than_received_is_malformed() -> None:
 def test_the_abort_of_a_waiting_request_in_an_incremental_stream_repeats_no_token(ids: list[int], count: int) -> None:
     """SGLang lists the last token once more, and the log-probabilities of all."""
     build, tokens = builder()
-    build.add_event(event([5, 6], total=2))
+    build.add_event(read_event(event([5, 6], total=2)))
     entries = [[-0.5, token, None] for token in ids[:-1] + [5, 6, 7, 8][:count]]
     abort = {"type": "abort", "message": "Abort in waiting queue"}
-    build.add_event(event(ids, total=count, finish=abort, output_token_logprobs=entries, weight_versions=spans(count)))
+    build.add_event(
+        read_event(event(ids, total=count, finish=abort, output_token_logprobs=entries, weight_versions=spans(count)))
+    )
     assert (tokens.ids, build.was_aborted) == ([5, 6], True)
 
 
@@ -330,17 +341,17 @@ def test_the_abort_of_a_waiting_request_in_an_incremental_stream_repeats_no_toke
 def test_an_engine_that_strips_the_stop_token_is_refused(streamed: list[int], is_incremental: bool) -> None:
     build, tokens = builder()
     if streamed:
-        build.add_event(event(streamed))
+        build.add_event(read_event(event(streamed)))
     rest = [5, 6][len(streamed) if is_incremental else 0 :]
     with pytest.raises(Unavailable) as caught:
-        build.add_event(event(rest, total=2, finish={"type": "stop", "matched": 2}))
+        build.add_event(read_event(event(rest, total=2, finish={"type": "stop", "matched": 2})))
     assert (caught.value.code, tokens.finish) == ("engine_stop_stripped", None)
 
 
 def test_an_abort_in_the_queue_names_no_tokens() -> None:
     build, tokens = builder()
     meta = {"finish_reason": {"type": "abort", "message": "Abort in waiting queue"}, "weight_version": "run-a:3"}
-    build.add_event(orjson.dumps({"text": "", "output_ids": [], "meta_info": meta}))
+    build.add_event(read_event(orjson.dumps({"text": "", "output_ids": [], "meta_info": meta})))
     assert (tokens.ids, build.was_aborted, tokens.finish) == ([], True, None)
 
 
@@ -348,18 +359,20 @@ def test_an_abort_in_the_queue_names_no_tokens() -> None:
 def test_an_abort_with_a_status_is_an_error_of_the_engine(status: int, error: type[Exception]) -> None:
     build, _ = builder()
     with pytest.raises(error, match="out of luck"):
-        build.add_event(event([], finish={"type": "abort", "message": "out of luck", "status_code": status}))
+        build.add_event(
+            read_event(event([], finish={"type": "abort", "message": "out of luck", "status_code": status}))
+        )
 
 
 def test_alternatives_are_stored_per_token() -> None:
     build, tokens = builder(top_logprobs=2)
     # An engine may mask an alternative.
     tops = [[[-0.5, 5, None], [-1e9, 9, None]], [[-0.25, 6, None], [-2.0, 3, None]]]
-    build.add_event(event([5], output_top_logprobs=tops[:1]))
-    build.add_event(event([5, 6], output_top_logprobs=tops))
+    build.add_event(read_event(event([5], output_top_logprobs=tops[:1])))
+    build.add_event(read_event(event([5, 6], output_top_logprobs=tops)))
     assert tokens.top_logprobs == [[(-0.5, 5), (-1e9, 9)], [(-0.25, 6), (-2.0, 3)]]
     with pytest.raises(EngineLost, match="1 tokens with 0 lists"):
-        build.add_event(event([7], total=3))
+        build.add_event(read_event(event([7], total=3)))
 
 
 @given(st.integers(100, 599), st.text(max_size=50) | JSON_VALUES.map(lambda value: orjson.dumps(value).decode()))
@@ -384,9 +397,9 @@ def test_a_refused_request_raises_the_engines_reason(text: str, code: str) -> No
 def test_the_error_event_of_a_stream_is_a_refusal() -> None:
     build, _ = builder()
     with pytest.raises(BadRequest, match="too long"):
-        build.add_event(b'{"error":{"message":"too long","code":400}}')
+        build.add_event(read_event(b'{"error":{"message":"too long","code":400}}'))
     with pytest.raises(EngineLost):
-        build.add_event(b'{"error":{"message":"out of memory"}}')
+        build.add_event(read_event(b'{"error":{"message":"out of memory"}}'))
 
 
 def test_the_body_requests_the_rest_of_an_answer() -> None:
@@ -456,8 +469,10 @@ def test_an_answer_in_one_piece_comes_in_large_ones() -> None:
 def test_tokens_of_a_shared_engine_have_the_version_of_the_adapter_that_was_asked_for() -> None:
     tokens = SampledTokens("c", 0, None)
     adding = SampleBuilder(request(), tokens, lambda: None, weight_version="run-a:5")
-    adding.add_event(event([7, 8], label="default"))
-    adding.add_event(event([7, 8, 2], label="default", finish=STOP, weight_versions=spans(3, run="default")))
+    adding.add_event(read_event(event([7, 8], label="default")))
+    adding.add_event(
+        read_event(event([7, 8, 2], label="default", finish=STOP, weight_versions=spans(3, run="default")))
+    )
     assert (tokens.ids, tokens.policy_versions, tokens.finish) == ([7, 8, 2], [5, 5, 5], "stop")
 
 
@@ -474,19 +489,19 @@ def test_a_request_names_its_adapter_and_an_engine_without_it_is_lost() -> None:
 def test_an_engine_that_saw_another_prompt_fails_the_call(reported: int) -> None:
     build, tokens = builder()
     with pytest.raises(Unavailable, match=rf"was sent 2 prompt tokens and reports {reported}") as caught:
-        build.add_event(event([5], prompt_tokens=reported))
+        build.add_event(read_event(event([5], prompt_tokens=reported)))
     assert (caught.value.code, tokens.ids) == ("engine_prompt_mismatch", [])
 
 
 def test_a_request_aborted_in_the_queue_has_seen_no_prompt() -> None:
     build, _ = builder()
-    build.add_event(event([], prompt_tokens=0, finish={"type": "abort", "message": "Abort before prefill"}))
+    build.add_event(read_event(event([], prompt_tokens=0, finish={"type": "abort", "message": "Abort before prefill"})))
     assert build.was_aborted
 
 
 def test_a_request_that_goes_on_elsewhere_has_the_sampled_tokens_in_its_prompt() -> None:
     first, tokens = builder()
-    first.add_event(event([5], prompt_tokens=2))
+    first.add_event(read_event(event([5], prompt_tokens=2)))
     second, _ = builder(tokens)
-    second.add_event(event([6], prompt_tokens=3))
+    second.add_event(read_event(event([6], prompt_tokens=3)))
     assert tokens.ids == [5, 6]
