@@ -57,7 +57,7 @@ GRADER_FOLDERS ?=
 # The version of the flight agent that `make demo` trains: plain, langgraph, openai-agents or autogen.
 AGENT ?= plain
 DEMO_VENV := $(if $(filter plain,$(AGENT)),$(AGENTS_VENV),$(CACHE)/demo/$(AGENT))
-# The experiment of `make experiment`: coordination, disaggregation, flight, long, math, open-ended, rag, sql; ARGS="--air sparse --credit own" are choices of flight.
+# The experiment of `make experiment`: coordination, disaggregation, external, flight, long, math, open-ended, rag, sql; ARGS="--air sparse --credit own" are choices of flight.
 NAME ?= sql
 SEEDS ?= 1
 STEPS ?= 10
@@ -65,7 +65,7 @@ ARGS ?=
 # The examples whose agent is taught before it is trained: each has an environment with its requirements.txt.
 TAUGHT := math rag sql
 # coordination has the agent of sql.
-EXPERIMENT_VENV := $(if $(filter disaggregation flight long open-ended,$(NAME)),$(AGENTS_VENV),$(CACHE)/examples/$(NAME:coordination=sql))
+EXPERIMENT_VENV := $(if $(filter disaggregation external flight long open-ended,$(NAME)),$(AGENTS_VENV),$(CACHE)/examples/$(NAME:coordination=sql))
 # A home has one model, and long makes its own.
 EXPERIMENT_HOME := $(CACHE)/experiments$(if $(filter long,$(NAME)),-long)
 # The versions of a framework are those of `make test-agents`: AutoGen, and examples that use it, have some of their own.
@@ -259,7 +259,7 @@ demo: $(VENV)/.ready $(DEMO_VENV)/.ready ## train the flight agent's model and s
 	@$(CONSOLE_IF_POSSIBLE)
 	$(BIN)/leyden demo --agent $(AGENT) --agent-python $(DEMO_VENV)/bin/python $(DEMO_ARGS)
 
-experiment: $(VENV)/.ready $(EXPERIMENT_VENV)/.ready ## train NAME=coordination, disaggregation, flight, long, math, open-ended, rag or sql on SEEDS seeds for STEPS steps, and write docs/experiments
+experiment: $(VENV)/.ready $(EXPERIMENT_VENV)/.ready ## train NAME=coordination, disaggregation, external, flight, long, math, open-ended, rag or sql on SEEDS seeds for STEPS steps, and write docs/experiments
 	$(BIN)/python -m tests.campaigns.experiments $(NAME) --seeds $(SEEDS) --steps $(STEPS) \
 		--python $(abspath $(EXPERIMENT_VENV)/bin/python) --home $(EXPERIMENT_HOME) --page $(ARGS)
 

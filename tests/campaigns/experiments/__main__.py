@@ -16,6 +16,7 @@ from leyden.libs.client import Client
 from tests.campaigns.experiments.choices import Choices, Experiment
 from tests.campaigns.experiments.coordination import COORDINATION
 from tests.campaigns.experiments.disaggregation import Disaggregation
+from tests.campaigns.experiments.external import External
 from tests.campaigns.experiments.flight import RULES, Flight
 from tests.campaigns.experiments.long import CREDITS, Long
 from tests.campaigns.experiments.math import LEVELS, MATH
@@ -30,6 +31,7 @@ PAGES = Path(__file__).parents[3] / "docs" / "experiments"
 EXPERIMENTS: dict[str, Experiment] = {
     "coordination": COORDINATION,
     "disaggregation": Disaggregation(),
+    "external": External(),
     "flight": Flight(),
     "long": Long(),
     "math": MATH,
@@ -74,6 +76,7 @@ def main() -> None:
     parser.add_argument("--team", choices=["together", "apart"], default=Choices.team, help="of coordination")
     parser.add_argument("--guard", choices=list(GUARDS), default=Choices.guard, help="of open-ended")
     parser.add_argument("--lag", type=int, default=Choices.lag, choices=range(5), help="of disaggregation")
+    parser.add_argument("--client", choices=["notebook", "service"], default=Choices.client, help="of external")
     parser.add_argument("--python", default=Choices.python, help="interpreter with the agent's packages")
     parser.add_argument(
         "--home", type=Path, required=True, help="folder of the platform; the same one finds its runs again"

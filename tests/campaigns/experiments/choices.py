@@ -16,6 +16,7 @@ from tests.campaigns.experiments.results import Stage
 Air = Literal["dense", "sparse"]
 Team = Literal["together", "apart"]
 Guard = Literal["none", "brief", "kl"]
+Place = Literal["notebook", "service"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Choices:
 
     Args: python: the interpreter of agents; held_out: tasks of an evaluation; warm_steps, solutions: of a warm start;
         level: of the tasks of math; team: how writer and checker of coordination train; guard: of open-ended against
-        hacking its judge; lag: versions by which tokens of disaggregation may be old
+        hacking its judge; lag: versions by which tokens of disaggregation may be old; client: the place of the agent of
+        external
     """
 
     steps: int = 10
@@ -38,6 +40,7 @@ class Choices:
     team: Team = "together"
     guard: Guard = "none"
     lag: int = 1
+    client: Place = "notebook"
 
     @property
     def interpreter(self) -> str:

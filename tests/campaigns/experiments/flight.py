@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from leyden.libs.cli.commands.demo import AIR_WEIGHTS, GAMMA, DemoOptions, dataset_names, run_document, write_tasks
 from leyden.libs.cli.local.platform import Options
 from leyden.libs.client import Client
+from leyden.libs.contracts.api.runs import Run
 from leyden.libs.contracts.config import RunConfig
 from tests.campaigns.experiments.choices import Choices
 from tests.campaigns.experiments.results import Stage
@@ -54,8 +56,13 @@ class Flight:
         for name, file in zip(dataset_names(seed), ("train.jsonl", "heldout.jsonl"), strict=True):
             client.upload_dataset(name, folder / f"flight-{seed}" / file)
         document = named(f"flight-{seed}", self.document(seed, choices).storable())
-        run = completed(client, document["name"], lambda: client.create_run(document))
+        agents = partial(self.agents, client, folder.parent, choices)
+        run = completed(client, document["name"], lambda: client.create_run(document), agents)
         return [Stage(run.id, "trained", "base model", has_curve=True)]
+
+    def agents(self, client: Client, home: Path, choices: Choices, run: Run) -> AbstractContextManager[object]:
+        """Plays the attempts of the run in its block; the platform does it for this one."""
+        return nullcontext()
 
     def document(self, seed: int, choices: Choices) -> RunConfig:
         """Returns the run's document: the demo's, with another rule or without AIR."""

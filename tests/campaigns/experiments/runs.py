@@ -6,6 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from rich.console import Console
@@ -21,9 +22,15 @@ def named(name: str, document: Mapping[str, Any]) -> dict[str, Any]:
     return {**document, "name": f"{name}-{digest}"}
 
 
-def completed(client: Client, name: str, create: Callable[[], Run]) -> Run:
+def completed(
+    client: Client,
+    name: str,
+    create: Callable[[], Run],
+    agents: Callable[[Run], AbstractContextManager[object]] = nullcontext,
+) -> Run:
     """Returns the run of this name when it has completed; creates it where there is none.
 
+    Args:   agents: plays the attempts of a run in its block, where the platform does not
     Raises: RuntimeError: it has ended otherwise
     """
     alive = [run for run in client.runs(name=name) if run.phase not in ("failed", "cancelled")]
@@ -31,7 +38,8 @@ def completed(client: Client, name: str, create: Callable[[], Run]) -> Run:
     if run.intent == "paused":
         run = client.resume_run(run.id)
     report(f"{name}: {'found' if alive else 'created'} {run.id}")
-    run = watch_run(client, run.id, Console(quiet=True))
+    with agents(run):
+        run = watch_run(client, run.id, Console(quiet=True))
     if run.phase != "completed":
         raise RuntimeError(f"run {run.id} is {run.phase}: {run.reason}")
     report(f"{name}: completed after {run.progress.step} steps")

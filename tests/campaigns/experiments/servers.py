@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 
 @contextmanager
-def example_server(command: Sequence[str], folder: Path) -> Iterator[str]:
-    """Runs the command in the folder; yields the address of its chat completions."""
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+def server_of(command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[int]:
+    """Runs the command in the folder; yields the port that it prints."""
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+            yield int(process.stdout.readline())
         finally:
             process.terminate()
+
+
+@contextmanager
+def example_server(command: Sequence[str], folder: Path) -> Iterator[str]:
+    """Runs the command in the folder; yields the address of its chat completions."""
+    with server_of(command, folder) as port:
+        yield f"http://127.0.0.1:{port}/v1"
 
 
 def write_example_tasks(interpreter: str, agent: Path, out: Path, seed: int, *further: str) -> None:
