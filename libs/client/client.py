@@ -22,7 +22,7 @@ from leyden.libs.client.weights import check_free, unpack_version
 from leyden.libs.contracts.api.alarms import Alarm
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.call_tokens import CallTokens
-from leyden.libs.contracts.api.comparison import Comparison
+from leyden.libs.contracts.api.comparison import Comparison, RunCurve
 from leyden.libs.contracts.api.datasets import Dataset, Task
 from leyden.libs.contracts.api.duels import Duel, DuelPair, DuelRequest
 from leyden.libs.contracts.api.groups import Group
@@ -64,6 +64,7 @@ from leyden.libs.contracts.ids import new_id
 Item = TypeVar("Item", bound=BaseModel)
 PAGE = 200
 CALL_PAGE = 100
+CURVES = 100
 GRADE_SECONDS = 660.0
 """The longest wait for grades: longer than the API's own."""
 
@@ -225,6 +226,12 @@ class Client:
         """
         parameters: Parameters = {"run": list(run_ids), "names": list(names)}
         return Comparison.model_validate_json(self._http.get("/v1/comparison", parameters))
+
+    def curves(self, run_ids: Sequence[str]) -> list[RunCurve]:
+        """Returns the reward over steps and the best version of each run; 100 runs a request."""
+        asked = [run_ids[start : start + CURVES] for start in range(0, len(run_ids), CURVES)]
+        answers = [self._http.get("/v1/curves", {"run": list(some)}) for some in asked]
+        return [one for answer in answers for one in Page[RunCurve].model_validate_json(answer).items]
 
     def agents(self, run_id: str) -> Iterator[RunAgent]:
         """Lists the agents that called the model, in the order of their first call."""

@@ -14,7 +14,7 @@ from leyden.libs.cli.commands.filters import OfEvaluation
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.document import read_document, set_values
 from leyden.libs.cli.errors import CommandError, Exit
-from leyden.libs.cli.view.comparison import comparison_parts
+from leyden.libs.cli.view.comparison import comparison_parts, run_table
 from leyden.libs.cli.view.output import (
     AsJson,
     Count,
@@ -94,19 +94,9 @@ def list_(
     """List runs, newest first."""
     with context_of(ctx).client() as leyden:
         found = list(itertools.islice(leyden.runs(phase=phase, dataset=dataset), limit))
-    rows = [
-        (
-            r.id,
-            r.name,
-            r.phase if r.config else f"{r.phase}: {r.reason}",
-            steps_words(r.progress),
-            r.progress.reward_mean,
-            ", ".join(dict.fromkeys(one.name for one in r.alarms)) or None,
-            r.created_at,
-        )
-        for r in found
-    ]
-    print_result(as_json, found, table(("run", "name", "phase", "step", "reward", "alarms", "made"), rows))
+        curves = {one.run_id: one for one in leyden.curves([run.id for run in found])}
+    documents = [{**run.model_dump(mode="json", by_alias=True), "curve": curves.get(run.id)} for run in found]
+    print_result(as_json, documents, run_table(found, curves))
 
 
 @app.command("show")

@@ -2,19 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
+
+from rich.table import Table
 
 from leyden.libs.cli.view.output import (
     Part,
     best_words,
     counted_rollouts,
+    format_value,
     heading,
     mean_and_interval,
     steps_words,
     table,
 )
-from leyden.libs.contracts.api.comparison import Comparison, TaskComparison, whole_evaluations
+from leyden.libs.contracts.api.comparison import Comparison, RunCurve, TaskComparison, whole_evaluations
 from leyden.libs.contracts.api.runs import Evaluation, Run
+
+NAMES = 60
+"""Shown characters of the agents of a run."""
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def run_table(runs: Sequence[Run], curves: Mapping[str, RunCurve]) -> Table:
+    """Runs below each other. Args: curves: by the ids of runs"""
+    rows = [
+        (
+            run.id,
+            run.name,
+            run.phase if run.config else f"{run.phase}: {run.reason}",
+            steps_words(run.progress),
+            run.progress.reward_mean,
+            sparkline([reward for _, reward in curves[run.id].points]) if run.id in curves else None,
+            best_of(curves[run.id]) if run.id in curves else None,
+            ", ".join(dict.fromkeys(one.name for one in run.alarms)) or None,
+            ", ".join(run.agent_names)[:NAMES] or None,
+            PurePath(run.model).name if run.model else None,
+            run.config.pool if run.config else None,
+            run.created_at,
+        )
+        for run in runs
+    ]
+    head = ("run", "name", "phase", "step", "reward", "by step", "best version", "alarms", "agent", "model", "pool")
+    return table((*head, "made"), rows)
+
+
+def sparkline(values: Sequence[float | None]) -> str | None:
+    """A bar for each value, from the least to the largest; a space for an unknown one, None without any.
+
+    >>> sparkline([0.0, None, 0.5, 1.0])
+    '▁ ▅█'
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    low, span = min(known), max(known) - min(known)
+    heights = [None if value is None else (value - low) / span if span else 0.5 for value in values]
+    return "".join(" " if one is None else BARS[round(one * (len(BARS) - 1))] for one in heights)
+
+
+def best_of(curve: RunCurve) -> str:
+    """The best version with the reward by which it is the best."""
+    if curve.best_version is None:
+        return "unknown" if curve.best_version_reason else "none yet"
+    of = "held out" if curve.best_reward_of == "evaluations" else "in training"
+    return f"{curve.best_version}: {format_value(curve.best_reward)} {of}"
 
 
 def comparison_parts(found: Comparison) -> Iterator[Part]:

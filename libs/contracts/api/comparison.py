@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from leyden.libs.contracts.api.body import Body
 from leyden.libs.contracts.api.runs import Evaluation, Metrics, Run
@@ -49,6 +50,22 @@ class Comparison(Body):
     """The first 1,000 evaluations of each run."""
     tasks: list[TaskComparison]
     """One for each further run that was evaluated on a dataset of the first one."""
+
+
+class RunCurve(Body):
+    """The reward of one of several runs over its steps, and its best version, for lists."""
+
+    run_id: str
+    points: list[tuple[int, float | None]]
+    """Steps with the mean reward of their groups: at most 40, evenly from the first to the newest. Null where no group
+    of the step has a reward."""
+    best_version: int | None
+    """As in the answer about one run."""
+    best_version_reason: str | None
+    best_reward: float | None
+    """The mean reward of the best version; null without one."""
+    best_reward_of: Literal["evaluations", "training"] | None
+    """`evaluations`: on held-out tasks, each weighing the same; `training`: over its rollouts."""
 
 
 def whole_evaluations(evaluations: Iterable[Evaluation]) -> list[Evaluation]:

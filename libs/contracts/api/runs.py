@@ -136,6 +136,10 @@ class Run(Body):
     """How the best version was found. Without a version: why none is called best, or null before any reward."""
     weights_bytes: int | None = None
     """Disk space of the run's versions, without checkpoints; only in the answer about one run."""
+    agent_names: list[str] = Field(default_factory=list)
+    """The names of its `agents`; of one agent its command, and `external` where clients start it."""
+    model: str | None = None
+    """The folder of its base model: the document's, else that of its pool. Null while the pool is unknown."""
     parent: RunParent | None = None
     """The run that this one continues; its version is this run's version 0. Null for the base model."""
     policies: dict[str, RunPolicy] = Field(default_factory=dict)

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from sqlalchemy import select, text
 
 from leyden.libs.contracts.config import BrokenDocument, RunConfig
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
-from leyden.libs.store.policies import policies_by_id
-from leyden.libs.store.rewards import REWARD, SIBLING, UNGRADED
+from leyden.libs.store.policies import IS_RUN, policies_by_id
+from leyden.libs.store.rewards import GIVEN_OF_RUNS, REWARD, SIBLING, TRAINING_REWARD, UNGRADED
 
 _SHOWN = 3
 """Evaluations that a reason names."""
@@ -26,12 +26,13 @@ _SHOWN = 3
 # The plan's evaluations are the run's first; one on other tasks, or asked for fewer, compares nothing with them.
 _ON_THE_SAME_TASKS = text("""
     SELECT e.id FROM evaluations e JOIN datasets d ON d.id = e.dataset_id
-    JOIN (SELECT * FROM evaluations WHERE run_id = :run ORDER BY number LIMIT 1) first USING (run_id, dataset_id)
+    JOIN (SELECT DISTINCT ON (run_id) * FROM evaluations WHERE run_id = ANY(:runs) ORDER BY run_id, number) first
+        USING (run_id, dataset_id)
     WHERE least(d.task_count, e.max_tasks) >= least(d.task_count, first.max_tasks)
 """)
 
 _TASKS = text(f"""
-    SELECT e.id, e.number, e.rollouts_per_task * e.agents AS rollouts_per_task,
+    SELECT e.id, e.run_id, e.number, e.rollouts_per_task * e.agents AS rollouts_per_task,
         least(d.task_count, e.max_tasks) AS asked, groups.task_number,
         min(groups.admitted_version) AS version, count(*) FILTER (WHERE rollouts.state <> 'queued') AS ended,
         count(*) FILTER (WHERE graded.is_open) AS ungraded, avg(earned.reward) AS mean
@@ -44,22 +45,26 @@ _TASKS = text(f"""
 """)  # noqa: S608  # constants alone
 
 _BEST_TRAINED = text(f"""
-    SELECT v.version FROM policy_versions v
+    WITH given AS MATERIALIZED ({GIVEN_OF_RUNS})
+    SELECT DISTINCT ON (v.run_id) v.run_id, v.version, avg({TRAINING_REWARD}) AS reward FROM policy_versions v
     JOIN groups ON groups.run_id = v.run_id AND groups.admitted_version = v.version AND groups.state = 'complete'
     JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished' AND {SIBLING}
-    WHERE v.run_id = :run AND v.version > 0 AND v.pruned_at IS NULL AND groups.evaluation_id IS NULL
-    GROUP BY v.version ORDER BY avg({REWARD}) DESC, v.version DESC LIMIT 1
+    LEFT JOIN given ON given.id = rollouts.id
+    WHERE v.run_id = ANY(:run_ids) AND v.version > 0 AND v.pruned_at IS NULL AND groups.evaluation_id IS NULL
+    GROUP BY v.run_id, v.version ORDER BY v.run_id, reward DESC NULLS LAST, v.version DESC
 """)  # noqa: S608  # constants alone
 
 
 class BestVersion(NamedTuple):
     """The best version of a run; None with a reason is unknown, None without one has no reward yet.
 
-    `reason`: how it was found, or why none is called best.
+    `reason`: how it was found, or why none is called best. `reward`: its mean reward, by what `reward_of` says.
     """
 
     version: int | None = None
     reason: str | None = None
+    reward: float | None = None
+    reward_of: Literal["evaluations", "training"] | None = None
 
 
 @dataclass
@@ -67,6 +72,7 @@ class Measurement:
     """An evaluation all of whose rollouts have ended, and none of which waits for a reward."""
 
     id: str
+    run_id: str
     number: int
     version: int
     asked: int
@@ -104,7 +110,7 @@ async def measurements(session: ReadSession, evaluation_ids: Iterable[str]) -> d
     missing: dict[str, int] = defaultdict(int)
     for row in await session.execute(_TASKS, {"evaluations": list(evaluation_ids)}):
         if row.id not in found:
-            found[row.id] = Measurement(row.id, row.number, row.version, row.asked)
+            found[row.id] = Measurement(row.id, row.run_id, row.number, row.version, row.asked)
             missing[row.id] = row.rollouts_per_task * row.asked
         found[row.id].version = min(found[row.id].version, row.version)
         missing[row.id] -= row.ended - row.ungraded
@@ -115,7 +121,15 @@ async def measurements(session: ReadSession, evaluation_ids: Iterable[str]) -> d
 
 async def measured_tasks(session: ReadSession, run_id: str) -> list[Measurement]:
     """The run's ended evaluations of the tasks of its first one, or of more of them, by number."""
-    return list((await measurements(session, await session.scalars(_ON_THE_SAME_TASKS, {"run": run_id}))).values())
+    return (await _measured_tasks(session, [run_id]))[run_id]
+
+
+async def _measured_tasks(session: ReadSession, run_ids: Sequence[str]) -> defaultdict[str, list[Measurement]]:
+    found = defaultdict[str, list[Measurement]](list)
+    asked = await session.scalars(_ON_THE_SAME_TASKS, {"runs": list(run_ids)})
+    for one in (await measurements(session, asked)).values():
+        found[one.run_id].append(one)
+    return found
 
 
 def own_evaluations(measured: Sequence[Measurement], config: RunConfig) -> list[Measurement]:
@@ -134,33 +148,56 @@ async def best_version(session: ReadSession, policy_id: str) -> BestVersion:
     policy = (await policies_by_id(session, [policy_id])).get(policy_id)
     if policy is None:
         return BestVersion()
-    best = await _best_of_run(session, policy.run_id)
-    if policy.is_own or best.version is None or best.version in await _versions(session, policy_id):
+    best = (await best_versions(session, [policy.run_id]))[policy.run_id]
+    if policy.is_own or best.version is None:
         return best
+    if best.version in (await _versions(session, [policy_id]))[policy_id]:
+        return BestVersion(best.version, best.reason)
     return BestVersion(None, f"the files of version {best.version}, the best of the run, were removed")
 
 
-async def _best_of_run(session: ReadSession, run_id: str) -> BestVersion:
-    config = RunConfig.read((await session.get_one(tables.Run, run_id)).config)
-    if isinstance(config, BrokenDocument):
-        return BestVersion(None, str(config))
-    measured = await measured_tasks(session, run_id)
+async def best_versions(session: ReadSession, run_ids: Sequence[str]) -> dict[str, BestVersion]:
+    """The best version of each run, by id."""
+    table = tables.Run
+    rows = await session.execute(select(table.id, table.config).where(table.id.in_(run_ids), IS_RUN))
+    configs = {row.id: RunConfig.read(row.config) for row in rows}
+    measured, versions = await _measured_tasks(session, run_ids), await _versions(session, run_ids)
+    found: dict[str, BestVersion] = {}
+    for run_id, config in configs.items():
+        if isinstance(config, BrokenDocument):
+            found[run_id] = BestVersion(None, str(config))
+        elif (best := _best_by_evaluations(measured[run_id], config, versions[run_id])) is not None:
+            found[run_id] = best
+    others = [run_id for run_id in configs if run_id not in found]
+    trained = await session.execute(_BEST_TRAINED, {"run_ids": others}) if others else ()
+    by_training = {row.run_id: row for row in trained}
+    for run_id in others:
+        row = by_training.get(run_id)
+        reason = "by training: no evaluation measured one"
+        found[run_id] = BestVersion() if row is None else BestVersion(row.version, reason, row.reward, "training")
+    return found
+
+
+def _best_by_evaluations(
+    measured: Sequence[Measurement], config: RunConfig, versions: AbstractSet[int]
+) -> BestVersion | None:
     own = own_evaluations(measured, config)
-    found = best_measured(measured, own, await _versions(session, run_id))
-    if found is None:
-        trained: int | None = await session.scalar(_BEST_TRAINED, {"run": run_id})
-        return BestVersion() if trained is None else BestVersion(trained, "by training: no evaluation measured one")
+    found = best_measured(measured, own, versions)
     stopping = config.training.early_stopping
-    if stopping is None or stopping.metric != "evaluation_reward" or all(one.is_full for one in own):
+    if found is None or stopping is None or stopping.metric != "evaluation_reward" or all(one.is_full for one in own):
         return found
     words = "early stopping compares the same, and only all tasks together reach a target"
-    return BestVersion(found.version, f"{found.reason}; {words if found.version else 'nor does training stop early'}")
+    return found._replace(reason=f"{found.reason}; {words if found.version else 'nor does training stop early'}")
 
 
-async def _versions(session: ReadSession, policy_id: str) -> set[int]:
-    """The versions of a policy whose files are there."""
+async def _versions(session: ReadSession, policy_ids: Sequence[str]) -> defaultdict[str, set[int]]:
+    """The versions of policies whose files are there."""
     table = tables.PolicyVersion
-    return set(await session.scalars(select(table.version).where(table.run_id == policy_id, table.pruned_at.is_(None))))
+    query = select(table.run_id, table.version).where(table.run_id.in_(policy_ids), table.pruned_at.is_(None))
+    found = defaultdict[str, set[int]](set)
+    for row in await session.execute(query):
+        found[row.run_id].add(row.version)
+    return found
 
 
 async def undecided_versions(session: ReadSession, policy_id: str) -> set[int]:
@@ -201,7 +238,8 @@ def best_measured(
     left_out = [str(one) for one in measured if one not in compared]
     if means:
         best = max(means, key=lambda version: (fmean(means[version]), version))
-        return BestVersion(best, "; ".join(["by evaluations" + _on(tasks, deciding), *_not_compared(left_out)]))
+        reason = "; ".join(["by evaluations" + _on(tasks, deciding), *_not_compared(left_out)])
+        return BestVersion(best, reason, fmean(means[best]), "evaluations")
     if not any(one.version > 0 for one in (*own, *compared)):
         return None
     if deciding and not tasks:

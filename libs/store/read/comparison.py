@@ -7,15 +7,36 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from leyden.libs.contracts.api.comparison import Comparison, Difference, TaskComparison, whole_evaluations
+from sqlalchemy import text
+
+from leyden.libs.contracts.api.comparison import Comparison, Difference, RunCurve, TaskComparison, whole_evaluations
 from leyden.libs.contracts.api.runs import Evaluation
 from leyden.libs.contracts.overlay import document_differences
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read import results, runs
-from leyden.libs.store.read.best import measurements
+from leyden.libs.store.read.best import best_versions, measurements
 from leyden.libs.store.read.intervals import student_95
 
 EVALUATIONS = 1000
+POINTS = 40
+"""The most points of a curve in a list."""
+
+# Evenly: each step whose share of the way differs from that of the step before. Credit's means are those of the
+# rollouts, and one row for a group is far less to read.
+_CURVES = text("""
+    WITH numbered AS (
+        SELECT run_id, number, row_number() OVER run - 1 AS place, count(*) OVER (PARTITION BY run_id) - 1 AS last
+        FROM steps WHERE run_id = ANY(:runs) WINDOW run AS (PARTITION BY run_id ORDER BY number)
+    ), chosen AS (
+        SELECT run_id, number FROM numbered
+        WHERE last < :points OR place = 0 OR place * (:points - 1) / last > (place - 1) * (:points - 1) / last
+    )
+    SELECT chosen.run_id, chosen.number, sum(credit.reward_mean * credit.counted_siblings)
+        / nullif(sum(credit.counted_siblings) FILTER (WHERE credit.reward_mean IS NOT NULL), 0) AS reward
+    FROM chosen LEFT JOIN step_groups AS used ON used.run_id = chosen.run_id AND used.step = chosen.number
+    LEFT JOIN group_credits AS credit ON credit.group_id = used.group_id AND credit.run_id = used.run_id
+    GROUP BY chosen.run_id, chosen.number ORDER BY chosen.run_id, chosen.number
+""")
 
 
 async def compare_runs(session: ReadSession, run_ids: Sequence[str], names: Sequence[str]) -> Comparison:
@@ -38,6 +59,26 @@ async def compare_runs(session: ReadSession, run_ids: Sequence[str], names: Sequ
         evaluations=evaluations,
         tasks=await _tasks(session, evaluations),
     )
+
+
+async def run_curves(session: ReadSession, run_ids: Sequence[str]) -> list[RunCurve]:
+    """The runs in this order, each once; ids that no run has are left out."""
+    points: dict[str, list[tuple[int, float | None]]] = {run_id: [] for run_id in run_ids}
+    for row in await session.execute(_CURVES, {"runs": list(run_ids), "points": POINTS}):
+        points[row.run_id].append((row.number, row.reward))
+    best = await best_versions(session, run_ids)
+    return [
+        RunCurve(
+            run_id=run_id,
+            points=of_run,
+            best_version=best[run_id].version,
+            best_version_reason=best[run_id].reason,
+            best_reward=best[run_id].reward,
+            best_reward_of=best[run_id].reward_of,
+        )
+        for run_id, of_run in points.items()
+        if run_id in best
+    ]
 
 
 async def _tasks(session: ReadSession, evaluations: Sequence[Sequence[Evaluation]]) -> list[TaskComparison]:

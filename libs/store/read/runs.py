@@ -177,10 +177,12 @@ async def with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> lis
     alarms = await lasting_alarms(session, run_ids)
     found = {record["id"]: record for record in result.mappings()}
     policies = await shown_policies(session, run_ids)
+    pools = await session.execute(select(tables.Pool.name, tables.Pool.model_path))
+    models = {row.name: row.model_path for row in pools}
     runs = []
     for row in rows:
         record, config = found[row.id], RunConfig.read(row.config)
-        is_broken = isinstance(config, BrokenDocument)
+        document = None if isinstance(config, BrokenDocument) else config
         allowed = allowed_actions(RunIntent(row.intent), RunPhase(record["phase"]), pruned=record["pruned"])
         runs.append(
             Run(
@@ -202,10 +204,12 @@ async def with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> lis
                 ),
                 pruned=record["pruned"],
                 alarms=alarms[row.id],
+                agent_names=_agent_names(document) if document else [],
+                model=(document.model or models.get(document.pool)) if document else None,
                 parent=_parent(row),
                 policies=policies.get(row.id, {}),
-                allowed_actions=[one for one in allowed if not (is_broken and one in NEEDS_DOCUMENT)],
-                config=None if isinstance(config, BrokenDocument) else config,
+                allowed_actions=[one for one in allowed if document or one not in NEEDS_DOCUMENT],
+                config=document,
             )
         )
     return runs
@@ -216,6 +220,10 @@ def _reason(recorded: str | None, config: RunConfig | BrokenDocument) -> str | N
     if not isinstance(config, BrokenDocument) or (recorded is not None and str(config) in recorded):
         return recorded
     return "; ".join(filter(None, (recorded, str(config))))
+
+
+def _agent_names(config: RunConfig) -> list[str]:
+    return [one.name or " ".join(one.agent.command) or one.runner.type for one in config.group_agents]
 
 
 def _parent(row: tables.Run) -> RunParent | None:

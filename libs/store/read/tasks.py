@@ -10,7 +10,7 @@ from sqlalchemy import text
 from leyden.libs.contracts.api.tasks import RunTask, RunTaskPage, TaskFailure, TaskVerdict, VersionOnTask
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.paging import BadCursor, decode_cursor, page
-from leyden.libs.store.rewards import EARNED, GIVEN_OF_RUN, SIBLING, SOLVED
+from leyden.libs.store.rewards import EARNED, GIVEN_OF_RUNS, SIBLING, SOLVED
 
 TaskSort = Literal["number", "highest", "lowest", "attempts", "failure"]
 TEXT_CHARACTERS = 300
@@ -27,7 +27,7 @@ _PLACES: dict[TaskSort, str] = {
 
 # Greedy rollouts show what the policy would do, not what it samples. A reward that is still to come is unknown.
 _OF_TASKS = f"""
-    WITH given AS MATERIALIZED ({GIVEN_OF_RUN}), earned AS MATERIALIZED (
+    WITH given AS MATERIALIZED ({GIVEN_OF_RUNS}), earned AS MATERIALIZED (
         SELECT groups.dataset_id, groups.task_number, groups.id AS group_id, groups.created_at, groups.admitted_version,
             rollouts.id, rollouts.reason, rollouts.finished_at,
             rollouts.state = 'excluded' OR rollouts.state = 'finished' AND rollouts.reason <> 'succeeded' AS failed,
@@ -107,7 +107,14 @@ async def list_run_tasks(
     key = decode_cursor(cursor, name, str, str, int)
     place, dataset_id, number = key or (None, None, None)
     after = {"after": _float(place), "dataset_id": dataset_id, "number": number}
-    wanted = {"run_id": run_id, "evaluation": evaluation, **after, "verdict": verdict, "limit": limit + 1}
+    wanted = {
+        "run_id": run_id,
+        "run_ids": [run_id],
+        "evaluation": evaluation,
+        **after,
+        "verdict": verdict,
+        "limit": limit + 1,
+    }
     every = (await session.execute(text(_PAGE.replace("{place}", _PLACES[sort])), wanted)).mappings().all()
     rows = [row for row in every if row["dataset_id"] is not None]
     places = {"datasets": [row["dataset_id"] for row in rows], "numbers": [row["task_number"] for row in rows]}

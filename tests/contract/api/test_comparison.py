@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import pairwise, product
 
 import httpx
 import pytest
+from sqlalchemy import select, text, update
 
 from leyden.libs.contracts import ids
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from tests.support import builders
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+async def trained_step(database: Database, run: tables.Run, number: int, rewards: Sequence[float]) -> None:
+    """A step that trained one group of version 1 with these rewards; without any, a group that credit excluded."""
+    group, rollouts = await builders.add_group(
+        database, run, number, size=max(1, len(rewards)), state="complete", admitted_version=1
+    )
+    for rollout, reward in zip(rollouts, rewards, strict=False):
+        await builders.finish_rollout(database, rollout, reward=reward)
+    mean = sum(rewards) / len(rewards) if rewards else None
+    await builders.add_credited_group(database, group, reward_mean=mean, counted_siblings=len(rewards))
+    async with database.session() as session:
+        session.add(tables.Step(run_id=run.id, number=number, metrics={}, checkpoint="", started_at=START))
+        session.add(tables.StepGroup(group_id=group.id, run_id=run.id, step=number, verdict="trained"))
 
 
 async def measured_run(database: Database, dataset: str, rate: float, rewards: list[float]) -> tables.Run:
@@ -75,3 +94,71 @@ async def test_an_evaluation_that_goes_on_compares_no_tasks(api_http: httpx.Asyn
     [tasks] = found["tasks"]
     assert tasks["evaluation_ids"] == [ids.evaluation_id(first.id, 1), ids.evaluation_id(other.id, 1)]
     assert (tasks["same"], tasks["difference"]) == (2, 0.0)
+
+
+async def test_curves_of_several_runs_have_their_rewards_by_step_and_their_best_versions(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    dataset = (await builders.add_run(database)).dataset_id
+    new = await builders.add_run(database)
+    measured = await measured_run(database, dataset, 1e-6, [0.0, 0.5])
+    async with database.session() as session:
+        for row in await session.scalars(select(tables.Evaluation).where(tables.Evaluation.run_id == measured.id)):
+            row.policy_version = 1
+        of_version_1 = update(tables.Group).where(tables.Group.run_id == measured.id).values(admitted_version=1)
+        await session.execute(of_version_1)
+    trained = await builders.add_run(database)
+    for run, version in product((measured, trained), (0, 1)):
+        await builders.add_policy_version(database, run, version)
+    for number, rewards in enumerate([(0.0, 1.0), (1.0, 1.0), ()], start=1):
+        await trained_step(database, trained, number, rewards)
+    runs = [new.id, measured.id, trained.id, "nobody"]
+    answer = await api_http.get("/v1/curves", params={"run": runs})
+    assert answer.status_code == 200, answer.text
+    assert [[*one.values()] for one in answer.json()["items"]] == [
+        [new.id, [], None, None, None, None],
+        [measured.id, [[1, None]], 1, "by evaluations", 0.25, "evaluations"],
+        [
+            *(trained.id, [[1, 0.5], [2, 1.0], [3, None]]),
+            *(1, "by training: no evaluation measured one", 0.75, "training"),
+        ],
+    ]
+    async with database.read() as session:
+        by_sql = text("""SELECT step, avg(r.reward) FROM step_groups g JOIN rollouts r USING (group_id)
+            WHERE g.run_id = :run AND r.state = 'finished' GROUP BY step ORDER BY step""")
+        rewards = [tuple(row) for row in await session.execute(by_sql, {"run": trained.id})]
+    assert rewards == [(1, 0.5), (2, 1.0)]
+
+
+async def test_a_long_run_has_a_curve_of_forty_steps_the_first_and_the_newest_among_them(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    runs = [await builders.add_run(database) for _ in range(2)]
+    async with database.session() as session:
+        for run, steps in zip(runs, (40, 317), strict=True):
+            session.add_all(
+                tables.Step(run_id=run.id, number=number, metrics={}, checkpoint="", started_at=START)
+                for number in range(1, steps + 1)
+            )
+    found = (await api_http.get("/v1/curves", params={"run": [run.id for run in runs]})).json()["items"]
+    short, long = ([step for step, _ in one["points"]] for one in found)
+    assert short == list(range(1, 41))
+    assert (len(long), long[0], long[-1]) == (40, 1, 317)
+    assert {b - a for a, b in pairwise(long)} <= {8, 9}
+
+
+async def test_a_list_names_agents_model_and_pool_of_each_run(api_http: httpx.AsyncClient, database: Database) -> None:
+    async with database.session() as session:
+        session.add(tables.Pool(name="big", model_path="/models/of-the-pool"))
+    agents = [{"name": name, "command": ["a"]} for name in ("solver", "checker")]
+    document = {
+        name: value for name, value in builders.run_document(agents=agents, pool="big").items() if name != "agent"
+    }
+    several = await builders.add_run(database, config=document)
+    one = await builders.add_run(database, config=builders.run_document(model="/models/own"))
+    found = {run["id"]: run for run in (await api_http.get("/v1/runs")).json()["items"]}
+    assert (found[several.id]["agent_names"], found[several.id]["model"]) == (
+        ["solver", "checker"],
+        "/models/of-the-pool",
+    )
+    assert (found[one.id]["agent_names"], found[one.id]["model"]) == (["{python} /agents/agent.py"], "/models/own")

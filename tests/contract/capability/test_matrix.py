@@ -143,6 +143,7 @@ API = {
     ("GET", "/v1/groups/{group_id}"): READ,
     # A run must be named.
     ("GET", "/v1/comparison"): Row(for_people(422, 422, 422)),
+    ("GET", "/v1/curves"): Row(for_people(422, 422, 422)),
     ("GET", "/v1/events"): Row(for_people(422, 422, 422)),
     ("POST", "/v1/rollouts/{rollout_id}/rewards"): Row(for_people(403, 201, 200), {"key": "k", "value": 1.0}),
     ("POST", "/v1/rollouts/{rollout_id}/feedback"): Row(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from playwright.sync_api import expect
 
 from leyden.libs.store.database import Database
-from tests.contract.api.test_comparison import measured_run
+from tests.contract.api.test_comparison import measured_run, trained_step
 from tests.contract.console.conftest import HOSTILE, SHOWN, Insert
 from tests.support import builders
 from tests.support.browser import Visitor
@@ -36,6 +36,31 @@ def test_runs_that_are_ticked_in_the_list_stand_beside_each_other(
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile(rf"#/compare\?runs={first},{other}$"))
     expect(page.get_by_role("region", name="Differences").locator("tbody tr")).to_have_count(1)
+
+
+def test_the_list_shows_curve_best_version_agent_model_and_pool(
+    insert: Insert[tuple[str, str]], open_page: Callable[[str], Visitor]
+) -> None:
+    async def add(database: Database) -> tuple[str, str]:
+        trained = await builders.add_run(database, config=builders.run_document(name="trained", model="/models/small"))
+        for version in (0, 1):
+            await builders.add_policy_version(database, trained, version)
+        for number, rewards in enumerate([(0.0, 1.0), (1.0, 1.0)], start=1):
+            await trained_step(database, trained, number, rewards)
+        hostile = builders.run_document(name="new", agent={"command": [HOSTILE]})
+        return trained.id, (await builders.add_run(database, config=hostile)).id
+
+    insert(add)
+    visitor = open_page("/")
+    row = visitor.page.get_by_role("row", name="trained")
+    words = "Mean reward 0.500 at step 1, 1.000 at step 2, from 0.500 to 1.000"
+    expect(row.get_by_role("img", name=words)).to_be_visible()
+    for cell in ("1: 0.750 in training", "{python} /agents/agent.py", "small", "default"):
+        expect(row.get_by_role("cell", name=cell, exact=True)).to_be_visible()
+    new = visitor.page.get_by_role("row", name="new")
+    expect(new.get_by_role("cell", name="none yet")).to_have_count(2)
+    expect(new).to_contain_text(SHOWN[:40])
+    assert visitor.violations() == []
 
 
 def test_two_runs_are_chosen_and_stand_beside_each_other(

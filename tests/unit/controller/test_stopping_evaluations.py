@@ -16,6 +16,7 @@ def reason(stopping: dict[str, Any], *evaluations: list[float | None]) -> str | 
     measured = [
         Measurement(
             f"e{version}",
+            "run",
             version + 1,
             version,
             len(means),

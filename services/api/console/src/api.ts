@@ -22,6 +22,7 @@ export type Span = Schemas["Span"];
 export type CallToken = Schemas["CallToken"];
 export type CallTokens = Schemas["CallTokens"];
 export type Comparison = Schemas["Comparison"];
+export type RunCurve = Schemas["RunCurve"];
 export type TaskComparison = Schemas["TaskComparison"];
 export type Group = Schemas["Group"];
 export type GroupPolicy = Schemas["GroupPolicy"];
@@ -52,9 +53,9 @@ export const wholeEvaluations = (evaluations: Evaluation[]) =>
     .filter((one) => one.results.complete && one.dataset_id === evaluations[0]?.dataset_id)
     .sort((one, other) => (one.measured_version ?? 0) - (other.measured_version ?? 0) || one.number - other.number);
 
-/** The version that earned most; unknown where its evaluations cannot be compared, a dash before any reward. */
+/** The version that earned most; unknown where its evaluations cannot be compared, none yet before any reward. */
 export const bestVersion = (made: Pick<Run, "best_version" | "best_version_reason">) =>
-  made.best_version ?? (made.best_version_reason ? "unknown" : "–");
+  made.best_version ?? (made.best_version_reason ? "unknown" : "none yet");
 
 /** Whether rollouts of the group are open, or its credit is. */
 export const isUndecided = (group: Group) => group.state === "open" || group.awaits_credit;
