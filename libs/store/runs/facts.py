@@ -45,7 +45,7 @@ class RunFacts:
     """The facts that decide the next phase and admissions of a run.
 
     `counting_groups`: groups that count or still may (`admission.py` of the controller); `servable_versions`: the
-    newest two versions and those of evaluations, if their files exist.
+    newest two versions and those of the run's evaluations, if their files exist.
 
     A further policy, `policy` of run `of_run`, has facts of its own, with the groups and live attempts of the run;
     `run_phase` is the run's phase. All three are null for the run itself and its own model.
@@ -102,7 +102,7 @@ _RUNS = text("""
            ARRAY(SELECT v.version FROM (
                      SELECT (SELECT max(version) FROM policy_versions WHERE run_id = r.id) - older AS version
                      FROM (VALUES (0), (1)) AS of (older)
-                     UNION SELECT policy_version FROM evaluations WHERE run_id = r.id
+                     UNION SELECT policy_version FROM evaluations WHERE run_id = p.run_id
                  ) AS wanted
                  JOIN policy_versions v ON v.run_id = r.id AND v.version = wanted.version AND v.pruned_at IS NULL
            ) AS servable,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from leyden.libs.contracts.api.runs import EvaluationRequest
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
@@ -105,6 +106,18 @@ async def test_the_slower_policy_bounds_the_groups_and_both_must_end(scene: Scen
     await scene.tick(2)
     assert [await scene.phase(run) for run in (lead, checker)] == [("completed", None)] * 2
     assert scene.trainers.wanted == {}
+
+
+async def test_an_evaluation_of_an_old_version_asks_that_version_of_each_policy(scene: Scene) -> None:
+    lead, checker = await create(scene)
+    for version in (1, 2, 3):
+        for policy in (lead, checker):
+            await builders.add_policy_version(scene.database, policy, version)
+    async with scene.database.session() as session:
+        await actions.create_evaluation(session, lead.id, EvaluationRequest(policy_version=1))
+    await scene.tick(3)
+    assert await scene.phase(lead) == ("evaluating", None)
+    assert [fleet.served and fleet.served.version for fleet in scene.fleets.values()] == [1, 1]
 
 
 async def test_a_frozen_policy_bounds_nothing(scene: Scene) -> None:
