@@ -44,6 +44,7 @@ class GroupCommit(Generic[Item]):
         self._max_items = max_items
         self._hold_seconds = hold_seconds
         self._pending: list[_Submission[Item]] = []
+        self._is_away = False
         self._arrived = asyncio.Event()
         self._drained = asyncio.Event()
 
@@ -96,7 +97,10 @@ class GroupCommit(Generic[Item]):
             for submission in batch:
                 if now >= submission.deadline:
                     self._settle(submission, error)
-            await asyncio.sleep(RETRY_SECONDS)
+            # The first failure may be that of a connection alone, which broke between two batches.
+            if self._is_away:
+                await asyncio.sleep(RETRY_SECONDS)
+            self._is_away = True
         # The loop must live: these items may be wrong in any way, and the next ones fine.
         except Exception as error:
             if len(batch) > 1:
@@ -108,6 +112,7 @@ class GroupCommit(Generic[Item]):
                 log.exception("items not written")
             self._settle(batch[0], error if isinstance(error, Refused) else Refused(str(error)))
         else:
+            self._is_away = False
             for submission in batch:
                 self._settle(submission, None)
 

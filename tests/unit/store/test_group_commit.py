@@ -13,6 +13,7 @@ import pytest
 from leyden.libs.store import group_commit
 from leyden.libs.store.database import Refused, StoreAway
 from leyden.libs.store.group_commit import GroupCommit
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +69,24 @@ async def test_items_that_wait_for_a_commit_share_the_next_one():
         await asyncio.gather(*waiting)
     assert [name for names, _ in store.batches for name in names] == ["a", "b", "c", "d", "e"]
     assert len(store.batches) <= 2
+
+
+async def test_the_first_failure_after_a_commit_is_repeated_at_once_and_further_ones_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(group_commit, "RETRY_SECONDS", 3600.0)
+    store = Store()
+    store.gate.set()
+    async with committing(store) as commits:
+        for name in "ab":
+            store.away = 1
+            async with asyncio.timeout(10):
+                await commits.submit([name])
+        store.away = 2
+        waiting = await submitted(commits, "c")
+        await eventually(lambda: store.away == 0)
+        assert not waiting.done()
+    assert store.batches == [(["a"], True), (["b"], True)]
 
 
 async def test_a_transaction_has_at_most_so_many_items_but_never_part_of_a_submission():
