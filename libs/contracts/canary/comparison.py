@@ -23,14 +23,14 @@ DEVIATIONS = 6.0
 class Comparison:
     """An engine's answer beside the trainer's.
 
-    gap, largest: mean and largest difference, nats; limit: of the mean, nats; moved: the share of the update since the
-    version before that the engine made, None where nothing shows it; problem: why the engine serves something else,
-    for people, None where it does not.
+    gap, largest: mean and largest difference, nats, None where the engine names something else than numbers; limit: of
+    the mean, nats; moved: the share of the update since the version before that the engine made, None where nothing
+    shows it; problem: why the engine serves something else, for people, None where it does not.
     """
 
     tokens: int
-    gap: float
-    largest: float
+    gap: float | None
+    largest: float | None
     limit: float
     moved: float | None = None
     problem: str | None = None
@@ -41,19 +41,24 @@ def compare(
 ) -> Comparison:
     """Judges an engine's answer.
 
-    Args:   answers: the engine's log-probabilities, in the shape of `canary.logprobs`; in_float32: whether the engine
-            computes in float32; before: the canary of the version before; None where it is unknown, or the version may
-            lack the update
+    Args:   answers: the engine's log-probabilities, NaN for null, in the shape of `canary.logprobs`; in_float32:
+            whether the engine computes in float32; before: the canary of the version before; None where it is unknown,
+            or the version may lack the update
     """
     own, found = list(chain.from_iterable(canary.logprobs)), list(chain.from_iterable(answers))
     gaps = [abs(a - b) for a, b in zip(found, own, strict=True)]
     exact = in_float32 and canary.dtype == "float32"
     limit = canary.max_gap * (FLOAT32_SHARE if exact else 1)
+    if broken := sum(not math.isfinite(one) for one in found):
+        problem = (
+            f"{broken} of its log-probabilities of {len(found)} fixed tokens are null or no finite numbers: it computes"
+            " with broken weights"
+        )
+        return Comparison(len(gaps), None, None, limit, problem=problem)
     gap, largest = fmean(gaps), max(gaps)
     moved, is_old = _moved(canary, found, before)
     problem = None
-    # A gap that is no number is above every limit.
-    if not gap <= limit:
+    if gap > limit:
         problem = (
             f"its log-probabilities of {len(gaps)} fixed tokens differ from the trainer's by {gap:.2g} nats on average,"
             f" {largest:.2g} at most (limit of the mean: {limit:.2g}): it computes with other weights or precision"

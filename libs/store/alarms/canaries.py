@@ -28,8 +28,7 @@ async def of_canaries(session: ReadSession, run_id: str) -> AsyncIterator[Findin
             remedy = "use an engine that answers `return_logprob` with the log-probabilities of the prompt"
             yield Finding("not_compared", reason, figures, remedy, row.url)
             continue
-        figures |= {"gap": row.gap, "largest": row.largest, "limit": row.gap_limit, "tokens": row.tokens}
-        if row.moved is not None:
-            figures["moved"] = row.moved
+        of_answer = {"gap": row.gap, "largest": row.largest, "limit": row.gap_limit, "tokens": row.tokens}
+        figures |= {name: one for name, one in {**of_answer, "moved": row.moved}.items() if one is not None}
         reason = f"engine {row.url} was given version {row.policy_version}, and serves something else: {cause}"
         yield Finding("engine_differs", reason, figures, subject=row.url)

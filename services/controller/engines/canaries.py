@@ -9,6 +9,7 @@ An engine that cannot answer is served as before: unknown is not failed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -86,7 +87,8 @@ class Canaries:
 
     async def _record(self, url: str, target: TargetVersion, found: Comparison) -> None:
         self._unanswered.discard(url)
-        CANARY_GAP.set(found.gap)
+        if found.gap is not None:
+            CANARY_GAP.set(found.gap)
         verdict = CanaryVerdict.EQUAL if found.problem is None else CanaryVerdict.OTHER
         answer = CanaryAnswer(url, target.run_id, target.version, verdict, found.tokens, found.gap, found.largest)
         await self._store(replace(answer, gap_limit=found.limit, moved=found.moved, detail=found.problem))
@@ -108,14 +110,14 @@ def _question(canary: Canary, adapter: str | None) -> dict[str, object]:
 
 
 def _logprobs(answer: Any, canary: Canary) -> list[Sequence[float]]:
-    """The log-probabilities of an answer, in the shape of the canary's.
+    """The log-probabilities of an answer, in the shape of the canary's. NaN for null, which is how JSON writes a NaN.
 
     Raises: ValueError: it has none, or those of other tokens
     """
     try:
         found = [one["meta_info"]["input_token_logprobs"][1:] for one in answer]
         token_ids = [[int(entry[1]) for entry in row] for row in found]
-        logprobs = [[float(entry[0]) for entry in row] for row in found]
+        logprobs = [[math.nan if entry[0] is None else float(entry[0]) for entry in row] for row in found]
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(f"its answer has no log-probabilities of the prompt ({error!r})") from error
     if token_ids != [list(row[1:]) for row in canary.token_ids]:

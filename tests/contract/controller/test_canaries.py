@@ -23,6 +23,7 @@ from leyden.libs.faults import FaultInjector
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.runs.canaries import add_canary
+from leyden.services.controller.engines.client import EngineClient
 from leyden.services.controller.engines.targets import TargetVersion
 from leyden.services.trainer.state.assembly import assemble_learner, make_accelerator
 from leyden.services.trainer.state.canaries import canary_tokens, compute_canary
@@ -246,6 +247,29 @@ async def test_an_engine_that_cannot_answer_serves_and_is_named_once(
         assert await versions.verdicts() == [(2, "unanswered")]
         found = (await alarms(database, run_id))[f"not_compared {engine.url}"]
         assert "404" in found.reason and "return_logprob" in found.remedy
+
+
+async def test_an_engine_whose_log_probabilities_are_null_gets_no_calls_and_is_named(
+    versions: Versions, engine: Client, database: Database, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id, generate = versions.run.id, EngineClient.generate
+
+    async def broken(client: EngineClient, body: dict[str, object]) -> Any:
+        answers = await generate(client, body)
+        for one in answers:
+            for entry in one["meta_info"]["input_token_logprobs"]:
+                entry[0] = None
+        return answers
+
+    monkeypatch.setattr(EngineClient, "generate", broken)
+    async with fleet_of(database, redis_url, url_of(engine)) as fleet:
+        fleet.set_target(versions.targets[1])
+        await eventually(lambda: fleet.trouble(run_id) is not None)
+        assert "are null or no finite numbers" in (fleet.trouble(run_id) or "")
+        assert fleet.served_version(run_id) is None
+        assert await versions.verdicts() == [(1, "other")]
+        found = (await alarms(database, run_id))[f"engine_differs {url_of(engine)}"]
+        assert url_of(engine) in found.reason and "gap" not in found.evidence
 
 
 async def test_an_engine_that_answers_late_serves_meanwhile_and_is_asked_again(

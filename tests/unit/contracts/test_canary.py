@@ -38,13 +38,17 @@ def test_the_limit_is_narrow_where_both_compute_in_float32(
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_an_answer_that_is_no_number_is_another_version(value: float) -> None:
-    assert compare(canary([-1.0, -2.0]), [[value, -2.0]]).problem is not None
+    found = compare(canary([-1.0, -2.0]), [[value, -2.0]])
+    assert (found.gap, found.largest) == (None, None)
+    assert found.problem is not None and found.problem.startswith(
+        "1 of its log-probabilities of 2 fixed tokens are null"
+    )
 
 
 def test_an_engine_that_answers_as_the_version_before_has_older_weights_however_small_the_update() -> None:
     before, new = canary([-1.0, -2.0, -3.0]), canary([-1.0001, -2.0002, -2.9999])
     found = compare(new, [[-1.0, -2.0, -3.0]], before=before)
-    assert found.gap < found.limit
+    assert found.gap is not None and found.gap < found.limit
     assert found.moved == pytest.approx(0)
     assert "older weights" in (found.problem or "")
     same = compare(new, new.logprobs, before=before)
