@@ -30,6 +30,8 @@ class GatewayError(Exception):
 
     status = 500
     type = "api_error"
+    detail = ""
+    """Words that follow the message in the call's record, and that no agent reads."""
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, retry_after_seconds: int | None = None

@@ -396,7 +396,8 @@ class CallService:
         except GatewayError as error:
             is_refused = isinstance(error, BadRequest) and not any(choice.ids for choice in call.choices)
             status = CallStatus.REFUSED if is_refused else CallStatus.FAILED
-            await self._record_unfinished(call, status, error.message, error.code if is_refused else None)
+            reason = error.message + error.detail
+            await self._record_unfinished(call, status, reason, error.code if is_refused else None)
             if is_refused:
                 fault_point("gateway.refused")
             raise

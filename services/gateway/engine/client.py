@@ -110,6 +110,7 @@ class EngineClient:
                 log.info("engine request lost", engine=endpoint.url, cause=lost.cause, detail=str(lost)[:200])
                 ENGINE_RETRIES.labels(lost.cause).inc()
                 tokens.stalls.lose()
+                hold.lose(endpoint.url, str(lost))
                 if len(tokens.ids) > before:
                     hold.renew()
                     failures = 0

@@ -59,11 +59,17 @@ class HoldTimeout:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self._lost = ""
         self.renew()
 
     def renew(self) -> None:
         """Restarts the time; called when the call gets tokens."""
         self._deadline = asyncio.get_running_loop().time() + self._seconds
+
+    def lose(self, url: str, cause: str) -> None:
+        """Notes why the last engine lost the request, for the record of a call that fails."""
+        # Without user and password.
+        self._lost = f" The last one, {url.rpartition('@')[2]}, lost the request: {cause[:200]}"
 
     def remaining(self) -> float:
         """Seconds until the timeout, always above 0.
@@ -72,11 +78,13 @@ class HoldTimeout:
         """
         seconds = self._deadline - asyncio.get_running_loop().time()
         if seconds <= 0:
-            raise Unavailable(
+            error = Unavailable(
                 f"No engine served this run for {self._seconds:g} seconds; try again.",
                 code="engine_unavailable",
                 retry_after_seconds=10,
             )
+            error.detail = self._lost
+            raise error
         return seconds
 
 

@@ -99,10 +99,13 @@ async def test_garbage_answers_are_requested_again_and_never_recorded(
 async def test_a_call_to_an_engine_that_only_answers_garbage_fails_with_retry_after(
     tmp_path: Path, database: Database
 ) -> None:
-    engine = {"damage": GARBAGE["log-probabilities in words"], "damaged": 10**6}
+    engine = {"damage": GARBAGE["log-probabilities that are null"], "damaged": 10**6}
     async with scene(tmp_path, database, engine=engine, hold_seconds=0.5) as stage:
         with pytest.raises(openai.InternalServerError) as refused:
             await ask(stage, stream=False)
         (call,) = await stage.calls()
     assert (refused.value.status_code, refused.value.response.headers["retry-after"]) == (503, "10")
     assert (call.status, call.trainable, call.completion_tokens) == ("failed", False, 0)
+    cause = f"The last one, {stage.engine.url}, lost the request: ValueError: None is no log-probability"
+    assert call.untrainable_reason.endswith(cause)
+    assert stage.engine.url not in refused.value.message
