@@ -75,7 +75,8 @@ class Trials:
             for task in (*held.values(), renewing):
                 task.cancel()
             await asyncio.gather(*held.values(), renewing, return_exceptions=True)
-            await self._release(held)
+            if stop.is_set():
+                await self._release(held)
 
     async def _lease(self, count: int) -> list[Trial]:
         if not count:

@@ -32,6 +32,7 @@ from leyden.libs.store.runs.grading import (
     lease_gradings,
     lease_groups,
     postpone_gradings,
+    release_gradings,
     settle_gradings,
 )
 from leyden.libs.store.schema import check_schema
@@ -142,7 +143,7 @@ class Grader:
         self._commits = GroupCommit[Settled](self._write, max_items=MAX_SETTLED, hold_seconds=settings.lease_seconds)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Works until asked to stop.
+        """Works until asked to stop, and leaves what it cannot finish to another grader.
 
         Raises: the error of a loop beside: without renewals or a writer this process is of no use.
         """
@@ -159,11 +160,22 @@ class Grader:
                         task.result()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         finally:
+            held = list(self._tasks)
             ending = [*self._tasks.values(), *beside]
             for task in ending:
                 task.cancel()
             await asyncio.gather(*ending, return_exceptions=True)
+            # Otherwise they count as tries: what they grade may be what ended this process.
+            if held and stop.is_set():
+                await self._release(held)
             await self._notifications.close()
+
+    async def _release(self, leases: Sequence[str]) -> None:
+        try:
+            async with self._database.session() as session:
+                await release_gradings(session, leases)
+        except (StoreAway, Refused) as error:
+            log.warning("gradings not released: their leases end by themselves", cause=str(error))
 
     async def _lease(self, count: int) -> list[list[GradingLease]]:
         try:

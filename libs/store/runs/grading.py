@@ -1,8 +1,9 @@
 """Gradings: leases of attempts that count once they are graded, fenced by `lease_id`, and their settled rewards.
 
     attempt to be graded ──lease_gradings──▶ leased ──settle_gradings──▶ settled: a total with its components
-                                 ▲              ├──── no heartbeat ───┐
-                                 └──────────────┴──postpone_grading───┘ another try
+                                 ▲              ├──── no heartbeat ────┐
+                                 ├──────────────┴── postpone_gradings ─┘ another try
+                                 └───────────────── release_gradings: the same try
 
 All times are the database's clock.
 """
@@ -172,6 +173,11 @@ _HEARTBEAT = text("""
     RETURNING lease_id
 """)
 
+_RELEASE = text("""
+    UPDATE gradings SET tries = tries - 1, lease_expires_at = clock_timestamp()
+    WHERE lease_id = ANY(:lease_ids) AND settled_at IS NULL AND lease_expires_at > clock_timestamp()
+""")
+
 # Every writer of several gradings locks them in the order of their keys, which prevents deadlocks.
 _LOCK = text("""
     SELECT FROM gradings WHERE lease_id = ANY(:lease_ids) ORDER BY rollout_id, attempt FOR NO KEY UPDATE
@@ -217,7 +223,8 @@ async def judge_budget(session: ReadSession, run_id: str) -> JudgeBudget:
 
 @dataclass(frozen=True)
 class GradingLease:
-    """The right to grade one attempt, with what graders read. `tries` counts its leases, this one included."""
+    """The right to grade one attempt, with what graders read. `tries` counts its leases, this one included, and none
+    that was released."""
 
     rollout_id: str
     attempt: int
@@ -315,6 +322,12 @@ async def heartbeat_gradings(session: Session, lease_ids: Iterable[str], seconds
 async def postpone_gradings(session: Session, lease_ids: Iterable[str], seconds: float) -> None:
     """Ends leases without a result: the attempts may be leased again after a pause."""
     await session.execute(_HEARTBEAT, {"lease_ids": list(lease_ids), "seconds": seconds})
+
+
+async def release_gradings(session: Session, lease_ids: Sequence[str]) -> None:
+    """Ends the leases of a grader that stops in good order, which count as no tries. A repeat changes nothing."""
+    await session.execute(_LOCK, {"lease_ids": lease_ids})
+    await session.execute(_RELEASE, {"lease_ids": lease_ids})
 
 
 async def settle_gradings(session: Session, settled: Sequence[Settled]) -> set[str]:

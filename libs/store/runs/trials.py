@@ -48,6 +48,10 @@ _RENEW = text("""
     UPDATE grading_trials SET lease_expires_at = clock_timestamp() + make_interval(secs => :seconds)
     WHERE lease_id = ANY(:leases) AND answer IS NULL RETURNING lease_id
 """)
+_RELEASE = text("""
+    UPDATE grading_trials SET tries = tries - 1, lease_expires_at = clock_timestamp()
+    WHERE lease_id = ANY(:leases) AND answer IS NULL AND lease_expires_at > clock_timestamp()
+""")
 _ANSWER = text("""
     UPDATE grading_trials SET answer = CAST(:answer AS jsonb) WHERE lease_id = :lease AND answer IS NULL
 """)
@@ -112,8 +116,8 @@ async def renew_trials(session: Session, leases: Iterable[str], lease_seconds: f
 
 
 async def release_trials(session: Session, leases: Iterable[str]) -> None:
-    """Ends leases without an answer: another grader may take the trials at once."""
-    await renew_trials(session, leases, 0.0)
+    """Ends leases without an answer, which count as no tries: another grader may take the trials at once."""
+    await session.execute(_RELEASE, {"leases": list(leases)})
 
 
 async def answer_trial(session: Session, lease: str, answer: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,26 @@ from sqlalchemy import func, select
 
 from leyden.libs.contracts.api.rollouts import Graded
 from leyden.libs.contracts.config import Reward
+from leyden.libs.service import Checks
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database
 from leyden.libs.store.read.trajectory import conversations_of
 from leyden.libs.store.runs.grading import Lane, lease_gradings
 from leyden.libs.store.runs.trials import TrialFailed, graded_by_trial
-from tests.contract.grader.test_worker import F1, FORMAT, add_ungraded, grading, gradings, rewards, settled
+from leyden.services.grader.worker import work
+from tests.contract.grader.test_worker import (
+    F1,
+    FORMAT,
+    add_ungraded,
+    grading,
+    gradings,
+    rewards,
+    settings_of,
+    settled,
+)
 from tests.support import builders
+from tests.support.waiting import eventually
 
 
 def command(script: str, **fields: Any) -> dict[str, Any]:
@@ -95,6 +108,26 @@ async def test_a_program_that_works_the_second_time_counts(database: Database, r
     async with grading(database, redis_url, **of_code(tmp_path)):
         (found,) = await settled(database, run, 1)
     assert (found.total, found.tries) == (1.0, 2)
+
+
+async def test_a_grader_that_stops_gives_its_attempts_back_without_a_try(
+    database: Database, redis_url: str, tmp_path: Path
+) -> None:
+    begun = tmp_path / "shared" / "begun"
+    begun.parent.mkdir()
+    begun.touch()
+    script = f"open({str(begun)!r}, 'a').write('x'); import time; time.sleep(600)"
+    run, _ = await add_ungraded(database, {"name": "mine", "grader": command(script)}, outputs=["x"])
+    for stops in range(1, 5):
+        stop = asyncio.Event()
+        grader = asyncio.create_task(work(settings_of(database, redis_url, **of_code(tmp_path)), stop, Checks()))
+        await eventually(lambda stops=stops: len(begun.read_text()) == stops)
+        stop.set()
+        await asyncio.sleep(0)
+        grader.cancel()
+        await asyncio.gather(grader, return_exceptions=True)
+        (found,) = await gradings(database, run)
+        assert (found.tries, found.settled_at) == (0, None)
 
 
 async def test_attempts_of_other_runs_do_not_wait_for_programs(

@@ -18,6 +18,7 @@ from sqlalchemy import func, select, update
 from leyden.libs.faults import FaultInjector
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.runs.trials import MAX_TRIES
 from leyden.services.api import rollouts
 from leyden.services.credit.worker import demonstrate_pending
 from tests.contract.api.test_regrades import BRIEF, graded
@@ -183,14 +184,15 @@ async def test_a_trial_that_ends_its_graders_fails_with_the_reason(
         assert (await session.scalars(select(tables.Regrade))).all() == []
 
 
-async def test_a_grader_that_stops_leaves_its_trials_to_the_next_one_at_once(
+async def test_a_grader_that_stops_leaves_its_trials_to_the_next_one_at_once_without_a_try(
     database: Database, redis_url: str, api_http: httpx.AsyncClient, tmp_path: Path, begun: Path
 ) -> None:
     rollout = await graded(database, evaluated=True)
-    path, body = f"/v1/rollouts/{rollout.id}/regrades", reward_of(begun, hangs=1)
+    path, body = f"/v1/rollouts/{rollout.id}/regrades", reward_of(begun, hangs=MAX_TRIES)
     asking = asyncio.create_task(api_http.post(path, json=body))
-    async with grader(database, redis_url, tmp_path, GRADER_LEASE_SECONDS="3600"):
-        await eventually(lambda: begun.read_text().split())
+    for stops in range(1, MAX_TRIES + 1):
+        async with grader(database, redis_url, tmp_path, GRADER_LEASE_SECONDS="3600"):
+            await eventually(lambda stops=stops: len(begun.read_text().split()) == stops)
     async with grader(database, redis_url, tmp_path):
         answer = await asking
     assert answer.status_code == 201, answer.text

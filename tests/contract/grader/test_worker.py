@@ -83,11 +83,15 @@ async def settled(database: Database, run: tables.Run, count: int) -> Sequence[t
             await asyncio.sleep(0.05)
 
 
+def settings_of(database: Database, redis_url: str, **settings: Any) -> Settings:
+    urls = {"database_url": database.dsn, "redis_url": redis_url}
+    return Settings(**{**urls, "poll_seconds": 0.1, "processes": 1, **settings})
+
+
 @asynccontextmanager
 async def grading(database: Database, redis_url: str, **settings: Any) -> AsyncIterator[None]:
     stop = asyncio.Event()
-    values = {"database_url": database.dsn, "redis_url": redis_url, "poll_seconds": 0.1, "processes": 1, **settings}
-    working = asyncio.create_task(work(Settings(**values), stop, Checks()))
+    working = asyncio.create_task(work(settings_of(database, redis_url, **settings), stop, Checks()))
     try:
         yield
     finally:
