@@ -50,11 +50,11 @@ def compare(
     exact = in_float32 and canary.dtype == "float32"
     limit = canary.max_gap * (FLOAT32_SHARE if exact else 1)
     if broken := sum(not math.isfinite(one) for one in found):
-        problem = (
+        words = (
             f"{broken} of its log-probabilities of {len(found)} fixed tokens are null or no finite numbers: it computes"
             " with broken weights"
         )
-        return Comparison(len(gaps), None, None, limit, problem=problem)
+        return Comparison(len(gaps), None, None, limit, problem=words)
     gap, largest = fmean(gaps), max(gaps)
     moved, is_old = _moved(canary, found, before)
     problem = None
