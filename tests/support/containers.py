@@ -20,11 +20,22 @@ containers_only = pytest.mark.skipif(not PROGRAM, reason="make test-containers r
 
 def build_image() -> None:
     """Makes the image from busybox, without a registry."""
+    _build(IMAGE)
+
+
+def build_image_with_volume() -> str:
+    """Makes that image with a volume at /data, into which everybody may write; returns its name."""
+    name = IMAGE.replace(":1", ":volume")
+    _build(name, "RUN mkdir /data && echo of the image > /data/kept && chmod 777 /data", "VOLUME /data")
+    return name
+
+
+def _build(image: str, *further: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(BUSYBOX, folder)
-        lines = ("FROM scratch", "COPY busybox /bin/busybox", 'RUN ["/bin/busybox", "--install", "/bin"]')
+        lines = ("FROM scratch", "COPY busybox /bin/busybox", 'RUN ["/bin/busybox", "--install", "/bin"]', *further)
         (Path(folder) / "Dockerfile").write_text("\n".join(lines))
-        subprocess.run([PROGRAM, "build", "--quiet", "--tag", IMAGE, folder], check=True, capture_output=True)
+        subprocess.run([PROGRAM, "build", "--quiet", "--tag", image, folder], check=True, capture_output=True)
 
 
 def containers(work_folder: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -16,7 +17,29 @@ PoolName = Annotated[str, Field(max_length=30, pattern=r"^[a-z0-9]([a-z0-9-]*[a-
 """A pool of engines. Objects of Kubernetes have it in their names."""
 DEFAULT_POOL = "default"
 
-ImageName = Annotated[str, Field(max_length=500, pattern=r"^[a-z0-9][a-zA-Z0-9._/:-]*(@sha256:[0-9a-f]{64})?$")]
+_TRANSPORTS = frozenset(
+    {"containers-storage", "dir", "docker-archive", "docker-daemon", "oci", "oci-archive", "ostree", "sif", "tarball"}
+)
+_COLONS = re.compile(r"([^/:]+:[0-9]+/)?[^:]+(:[^/:]+)?")
+"""Those of a name: before a port and before a tag."""
+
+
+def _is_of_registry(image: str) -> str:
+    name = image.partition("@")[0]
+    first, colon, _ = name.partition(":")
+    if (colon and first in _TRANSPORTS) or not _COLONS.fullmatch(name):
+        raise ValueError(
+            f"image {image!r} names a place other than a registry, such as podman's `oci-archive:` or `dir:`: load it"
+            " first (podman load), and write its name as registry/name:tag"
+        )
+    return image
+
+
+ImageName = Annotated[
+    str,
+    Field(max_length=500, pattern=r"^[a-z0-9][a-zA-Z0-9._/:-]*(@sha256:[0-9a-f]{64})?$"),
+    AfterValidator(_is_of_registry),
+]
 
 
 def _is_pinned(image: str) -> str:

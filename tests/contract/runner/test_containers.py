@@ -18,7 +18,14 @@ from leyden.libs.store.database import Database
 from leyden.services.runner.backends.container.backend import CGROUPS_2, UNKNOWN_LIMIT
 from tests.contract.runner.test_attempts import Bench, stopped
 from tests.support import builders
-from tests.support.containers import IMAGE, PROGRAM, build_image, containers, containers_only
+from tests.support.containers import (
+    IMAGE,
+    PROGRAM,
+    build_image,
+    build_image_with_volume,
+    containers,
+    containers_only,
+)
 
 pytestmark = containers_only
 
@@ -113,6 +120,17 @@ async def test_an_agent_has_its_workspace_its_variables_and_no_rights(bench: Con
     assert int(facts["processes"]) < 10
     verify(KeyRing(bench.keys), facts["key"], rollout_id=rollout.id, attempt=1, scope=Scope.MODEL)
     assert not list(bench.work_folder.glob("runner-*"))
+
+
+async def test_an_agent_writes_into_no_volume_of_its_image(bench: ContainerBench) -> None:
+    image = build_image_with_volume()
+    async with stopped(await bench.start()):
+        rollout = await bench.enqueue_shell("cat /data/kept; echo > /data/new || echo '{\"reward\": 1}'", image=image)
+        outcome = await bench.outcome(rollout)
+    if Path(PROGRAM).name == "podman":
+        assert (outcome.kind, outcome.stdout_tail.splitlines()) == ("succeeded", ["of the image", '{"reward": 1}'])
+    else:
+        assert outcome.kind == "infra_error" and "declares volumes (/data)" in outcome.detail
 
 
 async def test_each_end_has_its_outcome(bench: ContainerBench) -> None:

@@ -20,10 +20,25 @@ def test_a_document_without_a_type_is_the_process_backends() -> None:
         RUNNER.validate_python({"image": "agent:1"})
 
 
-@pytest.mark.parametrize("image", ["agent:1", "host:5000/a/agent:v1.2", f"agent@sha256:{'0' * 64}", "ghcr.io/a/b:x"])
+@pytest.mark.parametrize(
+    "image", ["agent:1", "host:5000/a/agent:v1.2", f"agent@sha256:{'0' * 64}", "ghcr.io/a/b:x", "oci/a:1", "docker:28"]
+)
 def test_an_image_with_a_tag_or_a_digest_is_accepted(image: str) -> None:
     for kind in ("kubernetes", "container"):
         assert RUNNER.validate_python({"type": kind, "image": image}).image == image
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        *("oci-archive:agent.tar", "oci-archive:/tmp/agent.tar", "dir:/etc", "dir:etc", "dir:5/etc", "oci:/tmp/x:1"),
+        *("docker-archive:/x.tar:agent:1", "docker-daemon:agent:1", "containers-storage:agent:1", "docker://agent:1"),
+    ],
+)
+def test_an_image_comes_from_a_registry_and_no_file(image: str) -> None:
+    for kind in ("kubernetes", "container"):
+        with pytest.raises(ValidationError, match="names a place other than a registry"):
+            RUNNER.validate_python({"type": kind, "image": image})
 
 
 @pytest.mark.parametrize("image", ["agent", "agent:latest", "host:5000/agent", "a b:1", "", "agent:", "agent@sha256:0"])

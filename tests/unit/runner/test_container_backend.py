@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from leyden.libs.containers.client import ContainerClient
 from leyden.libs.contracts.agent_rules import AgentRules
 from leyden.libs.contracts.config import ContainerRunner
 from leyden.libs.sandbox.ended import Ended
 from leyden.libs.sandbox.workspace import Workspaces
+from leyden.libs.store.alarms.attempts import judge_attempts
 from leyden.services.runner.backends.base import AttemptSpec, BackendError
 from leyden.services.runner.backends.container import backend as container
 from leyden.services.runner.backends.container.backend import ContainerBackend
@@ -32,18 +34,20 @@ case $1 in
     start) echo '{"reward": 0.5}';;
     inspect) cat "$here/owner-$last" 2>/dev/null || printf '%s' "$(cat "$here/state")";;
     ps) cat "$here/containers";;
+    image) cat "$here/volumes" 2>/dev/null || echo null;;
 esac
 exit "$status"
 """
+CALLS = {"calls": 1, "overflows": 0, "unfinished": 0, "untrainable": 0, "untrainable_reason": None}
 ENDED = {"StartedAt": "2026-01-01T00:00:00Z", "Running": False, "OOMKilled": False}
 
 
 class FakePodman:
     """The program, its answers, and what it was told."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "podman") -> None:
         (folder / "answers").mkdir(parents=True)
-        self.folder, self.path = folder, folder / "podman"
+        self.folder, self.path = folder, folder / name
         self.path.write_text(PROGRAM)
         self.path.chmod(0o755)
         self.ends(**ENDED)
@@ -134,6 +138,21 @@ async def test_the_program_gets_no_variable_of_the_platform(
         assert "DOCKER_HOST=unix:///own.sock" in found
 
 
+async def test_no_agent_gets_a_volume_of_its_image(
+    backend: ContainerBackend, podman: FakePodman, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run(backend)
+    assert "--image-volume=ignore" in podman.calls()[1].split()
+    docker = FakePodman(tmp_path / "docker", "docker")
+    monkeypatch.setattr(backend, "_client", ContainerClient(str(docker.path)))
+    (docker.folder / "volumes").write_text('{"/tmp": {}}')
+    await run(backend)
+    assert not [call for call in docker.calls() if "--image-volume" in call]
+    (docker.folder / "volumes").write_text('{"/tmp": {}, "/data": {}}')
+    with pytest.raises(BackendError, match=r"declares volumes \(/data\).*build it without VOLUME"):
+        await run(backend)
+
+
 @pytest.mark.parametrize("variables", [{"LD_PRELOAD": "a\nb"}, {"OWN": "x" * 60_001}, {"A B": "1"}])
 async def test_a_variable_that_no_container_takes_is_refused(
     backend: ContainerBackend, podman: FakePodman, variables: dict[str, str]
@@ -180,6 +199,9 @@ async def test_where_podman_hides_whose_memory_ended_an_agent_the_reason_says_so
     assert ended.limit_exceeded is None
     assert (ended.platform_failure or "").startswith("ended by a SIGKILL while the kernel ended processes")
     assert (container.UNKNOWN_LIMIT in (ended.platform_failure or "")) == is_unknown
+    outcome = {"kind": "infra_error", "detail": ended.platform_failure, "stderr": "", "reason": None}
+    [alarm] = [one for one in judge_attempts([outcome | CALLS] * 4) if one.name == "platform_fails"]
+    assert alarm.reason.endswith(ended.platform_failure or "")
 
 
 async def test_another_exit_code_is_the_agents(backend: ContainerBackend, podman: FakePodman) -> None:

@@ -6,6 +6,7 @@ A container has its own root, processes and limits; its name and labels let the 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from dataclasses import replace
 from functools import cached_property
@@ -36,7 +37,8 @@ NO_SUCH = "no such container"
 CGROUPS_2 = Path("/sys/fs/cgroup/cgroup.controllers")
 """It is there with version 2 of cgroups alone."""
 UNKNOWN_LIMIT = (
-    "podman does not say whether by the agent's own limit (runner.memory_bytes), as it does with version 2 of cgroups"
+    "podman does not say whether by the agent's own limit: raise runner.memory_bytes, or start the machine with version"
+    " 2 of cgroups, where it does"
 )
 NEVER_STARTED = "0001-"
 """The beginning of the time of a container's start that never was."""
@@ -79,14 +81,15 @@ class ContainerBackend(WithoutSurvivors):
     async def run(self, spec: AttemptSpec) -> Ended:
         """Runs the agent to its end and removes its container, also when cancelled.
 
-        Raises: BackendError: an image that the operator refuses, no podman or docker, no image, no start, or an unknown
-            end
+        Raises: BackendError: an image that the operator refuses or that has volumes, no podman or docker, no image, no
+            start, or an unknown end
         """
         assert isinstance(spec.limits, ContainerRunner)
         if refused := self._settings.agent_rules.refusals(spec.limits):
             raise BackendError("; ".join(refused))
         try:
             await self._client.provide(spec.limits.image, self._settings.start_seconds)
+            await self._refuse_volumes(spec.limits.image)
             with self._users.lend() as user:
                 async with self._fresh.of(program_of(spec), user.uid) as workspace:
                     return await self._run_in(workspace, spec, user)
@@ -109,6 +112,18 @@ class ContainerBackend(WithoutSurvivors):
         self._workspaces = Workspaces(folder, self._owner, "RUNNER_WORK_FOLDER")
         hidden = [*map(os.path.realpath, self._place.hidden_paths), self._work_folder]
         return FreshWorkspaces(self._place, self._workspaces, hidden)
+
+    async def _refuse_volumes(self, image: str) -> None:
+        """Raises: BackendError: docker would give the agent volumes of the image, outside its workspace"""
+        if self._client.is_podman:
+            return
+        volumes = await self._client.call("image", "inspect", "--format", "{{json .Config.Volumes}}", image)
+        # An attempt has a /tmp of its own in its place.
+        if beside := sorted((json.loads(volumes) or {}).keys() - {"/tmp"}):  # noqa: S108
+            raise BackendError(
+                f"image {image} declares volumes ({', '.join(beside)}), in which docker lets an agent write outside its"
+                " workspace: build it without VOLUME, or install podman, which can leave them out"
+            )
 
     async def _run_in(self, workspace: Workspace, spec: AttemptSpec, user: SandboxUser) -> Ended:
         creation = Creation(

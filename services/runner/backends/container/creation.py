@@ -105,6 +105,8 @@ class Creation:
         seen = self.workspace.shown_at(self.place)
         return [
             "--read-only",
+            # Docker has no such option: the backend refuses its images with volumes.
+            *(("--image-volume=ignore",) if self.podman else ()),
             f"--volume={self.workspace.root}:{self.place}:Z",
             f"--volume={self.workspace.scratch}:/tmp:Z",
             f"--workdir={seen.work}",
