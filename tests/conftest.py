@@ -162,11 +162,13 @@ def server_folder() -> Iterator[Path]:
     base = memory if roomy else Path(tempfile.gettempdir())
     for left in base.glob("leyden-tests-*"):
         _remove_if_abandoned(left)
-    folder = Path(tempfile.mkdtemp(prefix="leyden-tests-", dir=base))
-    with (folder / "held").open("w") as held:
+    # It has its name, by which others look for abandoned ones, only while it is locked.
+    new = Path(tempfile.mkdtemp(prefix="new-leyden-tests-", dir=base))
+    with (new / "held").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
+        folder = new.rename(base / new.name.removeprefix("new-"))
         yield folder
-    shutil.rmtree(folder)
+        shutil.rmtree(folder)
 
 
 def _remove_if_abandoned(folder: Path) -> None:
