@@ -100,8 +100,11 @@ def judge_beside() -> Iterator[ScriptedJudge]:
     thread.start()
     served = scripted_judge()
     try:
-        yield asyncio.run_coroutine_threadsafe(served.__aenter__(), loop).result(10)
-        asyncio.run_coroutine_threadsafe(served.__aexit__(None, None, None), loop).result(10)
+        judge = asyncio.run_coroutine_threadsafe(served.__aenter__(), loop).result(60)
+        try:
+            yield judge
+        finally:
+            asyncio.run_coroutine_threadsafe(served.__aexit__(None, None, None), loop).result(60)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

@@ -60,6 +60,7 @@ class FaultProxy:
         self.cuts = 0
         self._trouble = NONE
         self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
@@ -117,7 +118,7 @@ class FaultProxy:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", self.port))
         self.port = sock.getsockname()[1]
-        self._server = await asyncio.start_server(self._serve, sock=sock, backlog=1024)
+        self._server = await asyncio.start_server(self._accept, sock=sock, backlog=1024)
 
     async def _change(self, trouble: Trouble) -> None:
         self._trouble = trouble
@@ -146,15 +147,20 @@ class FaultProxy:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = self._loop.create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+        # A task that is cancelled before it begins closes nothing itself.
+        task.add_done_callback(lambda _: _reset(writer))
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         if self.target is None:
-            _reset(writer)
             return
         try:
             server_reader, server_writer = await asyncio.open_connection(*self.target)
         except OSError:
-            _reset(writer)
             return
         pair = (writer, server_writer)
         self._writers.update(pair)
@@ -164,8 +170,7 @@ class FaultProxy:
                 self._pump(reader, server_writer, lambda data: self._towards_server(data, writer, link)),
                 self._pump(server_reader, writer, lambda data: self._towards_client(data, writer, link)),
             )
-        except (OSError, _Ended, asyncio.CancelledError):
-            # Cancelled at the end: the streams of Python 3.11 report a cancelled task as an accident.
+        except (OSError, _Ended):
             pass
         finally:
             self._writers.difference_update(pair)
