@@ -31,7 +31,7 @@ RUN mkdir leyden && touch leyden/__init__.py && pip install --quiet setuptools \
     && pip install --quiet --no-build-isolation ".[service,store]"
 ARG SERVICE
 # The API and the controller, whose image the engines' sidecar has, too, read the object store of versions.
-RUN case "${SERVICE:?name a service by --build-arg SERVICE=gateway}" in api|controller) extras="$SERVICE,object-store" ;; \
+RUN case "${SERVICE:?name a service by --build-arg SERVICE=gateway}" in *api*|*controller*) extras="$SERVICE,object-store" ;; \
     *) extras="$SERVICE" ;; esac && pip install --quiet --no-build-isolation ".[$extras]"
 COPY --from=wheel /wheel /src/wheel
 RUN pip install --quiet --no-deps --force-reinstall wheel/*.whl && pip uninstall --quiet --yes pip setuptools

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from leyden.libs.client import Client
-from tests.cluster import commands, faults, grading, isolation, rights, scaling, sharing, training, upgrades
+from tests.cluster import commands, faults, grading, isolation, rights, scaling, sharing, training, upgrades, versions
 from tests.cluster.node import Node, step
 from tests.cluster.release import SERVICES, Release
 from tests.support.tools import fetch
@@ -91,6 +91,8 @@ def check(release: Release, steps: int, long: bool) -> None:
                 grading.check(release, client)
             with step("pods that attempts share"):
                 sharing.check(release, client)
+            with step("versions in an object store"):
+                versions.check(release, client)
             with step("scaling"):
                 scaling.check(release)
         client.create_run(training.document("uninstall", 1))

@@ -27,6 +27,7 @@ PREFIX = "docker.io/leyden"
 PYTHON = "docker.io/library/python:3.11-slim-bookworm"
 LOG = ROOT / ".cache" / "test-cluster.log"
 STORES = f"{PREFIX}/stores:12"
+S3 = f"{PREFIX}/s3:5"
 TAG = "0.2.0"
 """The chart's appVersion: the release takes it without a value."""
 SERVICES_IMAGE = f"{PREFIX}/services:{TAG}"
@@ -85,7 +86,10 @@ class Node:
             variables = [f"BUILD={self.program} build", f"BUILD_ARGS={arguments}", "IMAGES=cpu"]
             if arguments:
                 variables.append("CPU_TORCH=" + os.environ.get("CPU_TORCH", ""))
-            if not each:
+            if each:
+                file = Path(__file__).parent / "versions" / "s3.Dockerfile"
+                run(self.program, "build", *shlex.split(arguments), "-t", S3, "-f", str(file), ".", cwd=ROOT)
+            else:
                 variables.append("SERVICES=")
                 extras = f"SERVICE={','.join(services)}"
                 options = ["-t", SERVICES_IMAGE, "-f", "docker/service.Dockerfile", "--build-arg", extras]
