@@ -29,6 +29,7 @@ from leyden.libs.contracts.api.groups import Group
 from leyden.libs.contracts.api.platform import Engine, Health, Pool, Recipe
 from leyden.libs.contracts.api.rollouts import (
     Call,
+    Cause,
     Feedback,
     FeedbackRequest,
     Graded,
@@ -311,6 +312,7 @@ class Client:
         reward_min: float | None = None,
         reward_max: float | None = None,
         text: str | None = None,
+        cause: str | None = None,
         role: str | None = None,
         tool: str | None = None,
         component: str | None = None,
@@ -321,8 +323,8 @@ class Client:
         """Lists rollouts, newest first; `evaluation="none"` selects training rollouts.
 
         Args: agent: the one of the run's `agents` that played them; text: a part of the reason, the output, the task or
-            an answer; role, tool: of one of its calls; these need `run`; component: one that has a value, from
-            `component_min` to `component_max`; sort: newest, oldest, highest or lowest
+            an answer; cause: one of `causes`; role, tool: of one of its calls; these need `run`; component: one that
+            has a value, from `component_min` to `component_max`; sort: newest, oldest, highest or lowest
         """
         parameters: Parameters = {
             "run": run,
@@ -337,6 +339,7 @@ class Client:
             "reward_min": reward_min,
             "reward_max": reward_max,
             "text": text,
+            "cause": cause,
             "role": role,
             "tool": tool,
             "component": component,
@@ -345,6 +348,10 @@ class Client:
             "sort": sort,
         }
         return self._pages("/v1/rollouts", Rollout, parameters)
+
+    def causes(self, run_id: str) -> list[Cause]:
+        """Lists why rollouts of a run were excluded, failed or taught nothing, the most frequent first."""
+        return Page[Cause].model_validate_json(self._http.get(f"/v1/runs/{_part(run_id)}/causes")).items
 
     def export(
         self,

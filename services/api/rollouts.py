@@ -80,6 +80,12 @@ async def get_rollouts(
         str | None,
         Query(min_length=1, max_length=200, description="Part of reason, output, task or answers; needs `run`."),
     ] = None,
+    cause: Annotated[
+        str | None,
+        Query(
+            max_length=2000, description="Why it was excluded, failed or taught nothing; needs `run`, whose `causes`."
+        ),
+    ] = None,
     role: Annotated[str | None, Query(max_length=200, description="A role of one of its calls; needs `run`.")] = None,
     tool: Annotated[
         str | None, Query(max_length=200, description="A tool that an answer calls, or that ran; needs `run`.")
@@ -93,7 +99,7 @@ async def get_rollouts(
     limit: Limit = 50,
 ) -> RolloutPage:
     """List rollouts, newest first."""
-    for name, value in (("text", text), ("role", role), ("tool", tool)):
+    for name, value in (("text", text), ("cause", cause), ("role", role), ("tool", tool)):
         if value is not None and run is None:
             raise Problem(422, f"{name}: name the run whose rollouts it is searched in, as `run`", cause="invalid")
     if component is None and (component_min is not None or component_max is not None):
@@ -111,6 +117,7 @@ async def get_rollouts(
         reward_max=reward_max,
         text=text,
         agent=agent,
+        cause=cause,
         role=role,
         tool=tool,
         component=component,

@@ -67,6 +67,7 @@ PAGES = {
     "run, rollouts": ("/rollouts", "[aria-label=Rollouts] tbody tr"),
     "run, rollouts with a filter": ("/rollouts?reward_min=500&sort=highest", "[aria-label=Rollouts] tbody tr"),
     "run, rollouts by tool": ("/rollouts?tool=open", "[aria-label=Rollouts] tbody tr"),
+    "run, rollouts by cause": ("/rollouts?cause=agent_error", "[aria-label=Rollouts] tbody tr"),
     "run, tasks": ("/tasks", "[aria-label=Tasks] tbody tr"),
 }
 """The rest of the address, and what stands on the page once its data do."""

@@ -19,6 +19,13 @@ RewardMax = Annotated[float | None, typer.Option(help="The largest reward.")]
 WithText = Annotated[
     str | None, typer.Option(help="Part of the reason, the output, the task or an answer, of one run's rollouts.")
 ]
+WithCause = Annotated[
+    str | None,
+    typer.Option(
+        help="Why they were excluded, failed or taught nothing, such as agent_error, ungraded or no_variance, of one"
+        " run's rollouts."
+    ),
+]
 WithRole = Annotated[str | None, typer.Option(help="A role of one of its calls, of one run's rollouts.")]
 WithTool = Annotated[str | None, typer.Option(help="A tool that an answer calls, or that ran, of one run's rollouts.")]
 WithComponent = Annotated[str | None, typer.Option(help="A component of the reward that has a value.")]

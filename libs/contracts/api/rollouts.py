@@ -48,6 +48,15 @@ class Rollout(Body):
     finished_at: datetime | None
 
 
+class Cause(Body):
+    """Why rollouts were excluded, failed or taught nothing."""
+
+    cause: str
+    """A rollout's reason, the reason for which credit excluded its group, or the verdict of a trainer that did not
+    train it."""
+    rollouts: int
+
+
 class RolloutPage(Page[Rollout]):
     """A page of rollouts."""
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 from sqlalchemy import ColumnElement, Double, Row, Select, String, bindparam, func, literal_column, select, text, tuple_
 
-from leyden.libs.contracts.api.rollouts import Rollout, RolloutPage
+from leyden.libs.contracts.api.rollouts import Cause, Rollout, RolloutPage
 from leyden.libs.contracts.states import ShownRolloutState
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import ROLLOUT_STATE
@@ -64,6 +64,28 @@ _WITH_COMPONENT = """(
     ORDER BY revision DESC LIMIT 1
 ) BETWEEN :component_min AND :component_max"""
 
+_WITH_CAUSE = """rollouts.id IN (
+    SELECT id FROM rollouts WHERE run_id = :of_run AND reason = :cause
+    UNION ALL
+    SELECT r.id FROM group_credits c JOIN rollouts r USING (group_id)
+    WHERE c.run_id = :of_run AND c.verdict = 'excluded' AND c.reason = :cause
+    UNION ALL
+    SELECT r.id FROM step_groups s JOIN rollouts r USING (group_id)
+    WHERE s.run_id = :of_run AND s.verdict = :cause AND s.verdict <> 'trained')"""
+MOST_CAUSES = 50
+_CAUSES = text("""
+    WITH groups_left AS (
+        SELECT group_id, reason AS cause FROM group_credits WHERE run_id = :run AND verdict = 'excluded'
+        UNION ALL
+        SELECT group_id, verdict FROM step_groups WHERE run_id = :run AND verdict <> 'trained'
+    ), found AS (
+        SELECT id, reason AS cause FROM rollouts WHERE run_id = :run AND reason <> 'succeeded'
+        UNION
+        SELECT rollouts.id, groups_left.cause FROM groups_left JOIN rollouts USING (group_id)
+    )
+    SELECT cause, count(*) AS rollouts FROM found WHERE cause <> '' GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT :limit
+""")
+
 
 @dataclass(frozen=True)
 class RolloutFilter:
@@ -71,7 +93,8 @@ class RolloutFilter:
 
     `evaluation`: the id of one, or `none` for training rollouts alone. `version`: the admitted one. `failed`: whether
     the agent or the platform failed: finished otherwise than `succeeded`, or excluded. `text`: a part of the reason,
-    the output, the task or an answer of the model, capital or small; needs `run_id`.
+    the output, the task or an answer of the model, capital or small; needs `run_id`. `cause`: why it was excluded,
+    failed or taught nothing: its own reason, or why credit or the trainer left its group out; needs `run_id`.
     """
 
     run_id: str | None = None
@@ -86,6 +109,7 @@ class RolloutFilter:
     reward_min: float | None = None
     reward_max: float | None = None
     text: str | None = None
+    cause: str | None = None
     role: str | None = None
     tool: str | None = None
     component: str | None = None
@@ -124,6 +148,13 @@ async def list_rollouts(
     return RolloutPage(items=found.items, next_cursor=found.next_cursor, total=total)
 
 
+async def list_causes(session: ReadSession, run_id: str) -> list[Cause]:
+    """Why rollouts of a run were excluded, failed or taught nothing, the most frequent first; each is a `cause` of the
+    filter. A rollout may have several."""
+    rows = await session.execute(_CAUSES, {"run": run_id, "limit": MOST_CAUSES})
+    return [Cause(cause=row.cause, rollouts=row.rollouts) for row in rows]
+
+
 def _conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
     rollout, group, state = tables.Rollout, tables.Group, wanted.state
     equal: tuple[tuple[Any, object], ...] = (
@@ -150,6 +181,8 @@ def _conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
         found.append(cast("ColumnElement[float]", _REWARD) <= wanted.reward_max)
     if wanted.text:
         found.append(_has_text(wanted.run_id, wanted.text))
+    if wanted.cause is not None:
+        found.append(_bound(_WITH_CAUSE, of_run=wanted.run_id, cause=wanted.cause))
     if wanted.role is not None:
         found.append(_bound(_WITH_ROLE, of_run=wanted.run_id, role=wanted.role))
     if wanted.tool is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -109,8 +110,63 @@ async def test_filters_by_tool_and_role_read_indexes_that_hold_names_of_any_leng
     )
 
 
+async def excused_run(database: Database, name: str = "broken: %_' DROP") -> tuple[tables.Run, list[str]]:
+    """A run of four groups of two: credit excluded the first for `name`, the trainer refused the second, the third was
+    trained, the last one's rollouts failed or succeeded, and it has no verdict. Returns the ids of all rollouts."""
+    run = await builders.add_run(database)
+    all_ids = list[str]()
+    for number in range(4):
+        group, rollouts = await builders.add_group(database, run, number)
+        all_ids += [one.id for one in rollouts]
+        for sibling, rollout in enumerate(rollouts):
+            if (number, sibling) == (3, 1):
+                async with database.session() as session:
+                    last = await session.get_one(tables.Rollout, rollout.id)
+                    last.state, last.reason, last.finished_at = "excluded", "ungraded", datetime.now(tz=UTC)
+                continue
+            kind = "agent_error" if number > 1 and sibling == 0 else "succeeded"
+            await builders.finish_rollout(database, rollout, kind=kind)
+        verdict = {"verdict": "excluded", "reason": name} if number == 0 else {}
+        if number < 3:
+            await builders.add_credited_group(database, group, **verdict)
+        if number in (1, 2):
+            async with database.session() as session:
+                verdicts = {1: "stale", 2: "trained"}
+                session.add(tables.StepGroup(group_id=group.id, run_id=run.id, step=number, verdict=verdicts[number]))
+    return run, all_ids
+
+
+async def test_rollouts_are_found_by_the_cause_for_which_they_do_not_count(leyden: Client, database: Database) -> None:
+    name = "broken: %_' DROP"
+    run, ids = await excused_run(database, name)
+    await excused_run(database, "another")
+    expected = {
+        name: ids[0:2],
+        "stale": ids[2:4],
+        "agent_error": [ids[4], ids[6]],
+        "ungraded": [ids[7]],
+    }
+    causes = await asyncio.to_thread(leyden.causes, run.id)
+    assert {one.cause: one.rollouts for one in causes} == {cause: len(found) for cause, found in expected.items()}
+    assert [one.rollouts for one in causes] == sorted((one.rollouts for one in causes), reverse=True)
+
+    def found(**wanted: Any) -> list[str]:
+        return sorted(one.id for one in leyden.rollouts(run=run.id, **wanted))
+
+    for cause, wanted in expected.items():
+        assert await asyncio.to_thread(found, cause=cause) == sorted(wanted)
+    assert await asyncio.to_thread(found, cause="agent_error", step=2) == [ids[4]]
+    # What counts is no cause, and no other run's is.
+    for nothing in ("trained", "another", "", "%"):
+        assert await asyncio.to_thread(found, cause=nothing) == []
+    assert len(await asyncio.to_thread(found, cause="succeeded")) == 5
+
+
 async def test_a_filter_without_what_it_needs_is_refused(leyden: Client, api_http: httpx.AsyncClient) -> None:
     with pytest.raises(Refused, match="tool: name the run"):
         await asyncio.to_thread(lambda: list(leyden.rollouts(tool="search")))
+    with pytest.raises(Refused, match="cause: name the run"):
+        await asyncio.to_thread(lambda: list(leyden.rollouts(cause="stale")))
+    assert (await api_http.get("/v1/runs/none/causes")).status_code == 404
     answer = await api_http.get("/v1/rollouts", params={"component_min": 1})
     assert (answer.status_code, answer.json()["detail"][:10]) == (422, "component:")

@@ -367,6 +367,7 @@ def test_a_trial_runs_each_agent_of_a_run_that_has_several(leyden: Leyden, docum
     assert found == {"a": 0, "b": 1}
     shown = leyden("rollout", "list", "--run", row[0], "--agent", "b", "--json")
     assert [one["agent"] for one in json.loads(shown.stdout)] == ["b"]
+    assert json.loads(leyden("rollout", "list", "--run", row[0], "--cause", "ungraded", "--json").stdout) == []
 
 
 def test_a_report_is_written_for_any_run(leyden: Leyden, postgres_dsn: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import psycopg
 from playwright.sync_api import expect
 
 from leyden.libs.store.database import Database
-from tests.contract.api.test_rollout_filters import filtered_run
+from tests.contract.api.test_rollout_filters import excused_run, filtered_run
 from tests.contract.console.conftest import HOSTILE, SHOWN, Insert
 from tests.support import builders
 from tests.support.browser import Visitor
@@ -73,6 +73,9 @@ def test_ten_thousand_rollouts_are_filtered_sorted_and_paged_by_an_address(
     page.get_by_role("button", name="Page before").click()
     assert len(downloaded(visitor)) == ROLLOUTS
 
+    page.get_by_label("Cause", exact=True).select_option("agent_error")
+    expect(page.get_by_text(f"1 to {GROUPS // 100 * SIBLINGS} of {GROUPS // 100 * SIBLINGS}")).to_be_visible()
+    page.get_by_label("Cause", exact=True).select_option("any")
     page.get_by_label("Failed", exact=True).select_option("yes")
     failed = GROUPS // 100 * SIBLINGS
     expect(page.get_by_text(f"1 to {failed} of {failed}")).to_be_visible()
@@ -156,4 +159,29 @@ def test_rollouts_are_filtered_by_role_tool_and_component_and_downloaded_as_csv(
     expect(page).to_have_url(re.compile(r"\?tool=search&component=right&component_min=0.5$"))
     expect(rows).to_have_count(1)
     expect(page.get_by_text("--tool search --component right --component-min 0.5")).to_be_visible()
+    assert visitor.violations() == []
+
+
+def test_rollouts_are_filtered_by_cause(insert: Insert[str], open_page: Callable[[str], Visitor]) -> None:
+    async def excused(database: Database) -> str:
+        return (await excused_run(database, HOSTILE))[0].id
+
+    run = insert(excused)
+    visitor = open_page(f"/runs/{run}/rollouts")
+    page, rows = visitor.page, visitor.page.get_by_role("region", name="Rollouts").locator("tbody tr")
+    expect(rows).to_have_count(8)
+    cause = page.get_by_label("Cause", exact=True)
+    expect(cause.locator("option")).to_have_count(5)
+    assert f"{SHOWN[:60]} (2)"[:40] in cause.locator("option", has_text="(2)").nth(0).inner_text()
+    cause.focus()
+    page.keyboard.type("ungraded")
+    expect(rows).to_have_count(1)
+    expect(page).to_have_url(re.compile(r"\?cause=ungraded$"))
+    expect(page.get_by_text(f"leyden rollout list --run {run} --evaluation none --cause ungraded")).to_be_visible()
+    cause.select_option(HOSTILE)
+    expect(rows).to_have_count(2)
+    assert visitor.violations() == []
+    page.goto(page.url.replace(page.url.partition("cause=")[2], "gone"))
+    expect(page.get_by_text("No rollout matches the filter.")).to_be_visible()
+    expect(cause).to_have_value("gone")
     assert visitor.violations() == []

@@ -12,6 +12,7 @@ export type Metrics = Schemas["Metrics"];
 export type Evaluation = Schemas["Evaluation"];
 export type Session = Schemas["Session"];
 export type Rollout = Schemas["Rollout"];
+export type Cause = Schemas["Cause"];
 export type RolloutPage = Schemas["RolloutPage"];
 export type RewardComponent = Schemas["RewardComponent"];
 export type RolloutDetail = Schemas["RolloutDetail"];

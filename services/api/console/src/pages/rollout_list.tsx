@@ -2,17 +2,19 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { useChoice, type Choice } from "../address";
-import { usePolled, type Evaluation, type RolloutPage } from "../api";
+import { usePolled, type Cause, type Evaluation, type Page, type RolloutPage } from "../api";
 import { AgentLine, Commands, Loaded, State, Table, link, number } from "../parts";
+import { safeLine } from "../safe_text";
 import { Download } from "./rollout_download";
 
 const SHOWN = 100;
 const TYPING_MILLISECONDS = 300;
+const CAUSE_CHARACTERS = 60;
 const TRAINING = "none";
 const ALL = "all";
 
 /** The fields of the address; an empty one filters nothing. */
-const FIELDS = ["of", "state", "failed", "task", "step", "version", "agent", "reward_min", "reward_max", "role", "tool", "component", "component_min", "component_max", "text", "sort"] as const;
+const FIELDS = ["of", "state", "failed", "task", "step", "version", "agent", "reward_min", "reward_max", "role", "cause", "tool", "component", "component_min", "component_max", "text", "sort"] as const;
 type Field = (typeof FIELDS)[number];
 type Filter = Choice<Field>;
 
@@ -29,10 +31,11 @@ function query(run: string, filter: Filter): URLSearchParams {
 
 export function RolloutList({ run, evaluations }: { run: string; evaluations: Evaluation[] }) {
   const [filter, change] = useChoice(FIELDS);
+  const causes = usePolled<Page<Cause>>(`v1/runs/${encodeURIComponent(run)}/causes`, undefined, ["rollouts"]);
   const asked = query(run, filter).toString();
   return (
     <>
-      <Filters filter={filter} change={change} evaluations={evaluations} />
+      <Filters filter={filter} change={change} evaluations={evaluations} causes={causes.data?.items ?? []} />
       <Pages key={asked} asked={asked} run={run} filter={filter} />
     </>
   );
@@ -42,9 +45,10 @@ interface Filters {
   filter: Filter;
   change: (field: Field, value: string) => void;
   evaluations: Evaluation[];
+  causes: Cause[];
 }
 
-function Filters({ filter, change, evaluations }: Filters) {
+function Filters({ filter, change, evaluations, causes }: Filters) {
   const select = (field: Field, label: string, options: [string, string][]) => (
     <span>
       <label for={field}>{label}</label>{" "}
@@ -70,6 +74,7 @@ function Filters({ filter, change, evaluations }: Filters) {
       ])}
       {select("state", "State", [["", "any"], ...["queued", "running", "grading", "finished", "excluded", "cancelled"].map((one): [string, string] => [one, one])])}
       {select("failed", "Failed", [["", "any"], ["true", "yes"], ["false", "no"]])}
+      {select("cause", "Cause", [["", "any"], ...causesWith(causes, filter.cause)])}
       {input("task", "Task", whole)}
       {input("step", "Step", { ...whole, min: 1 })}
       {input("version", "Version", whole)}
@@ -85,6 +90,12 @@ function Filters({ filter, change, evaluations }: Filters) {
       {select("sort", "Sort", [["", "newest"], ["oldest", "oldest"], ["highest", "highest reward"], ["lowest", "lowest reward"]])}
     </form>
   );
+}
+
+/** The chosen one is an option, too, where an address names it that nothing has. */
+function causesWith(causes: Cause[], chosen: string | undefined): [string, string][] {
+  const known = causes.map((one): [string, string] => [one.cause, `${safeLine(one.cause.slice(0, CAUSE_CHARACTERS))} (${one.rollouts.toLocaleString()})`]);
+  return chosen && !causes.some((one) => one.cause === chosen) ? [...known, [chosen, safeLine(chosen.slice(0, CAUSE_CHARACTERS))]] : known;
 }
 
 interface Typed {
