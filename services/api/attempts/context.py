@@ -15,6 +15,7 @@ from leyden.libs.capability import KeyRing
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.service import Problem
 from leyden.libs.store.database import Database
+from leyden.services.api.attempts.looks import Looks
 from leyden.services.api.settings import Settings
 
 
@@ -31,6 +32,7 @@ class AttemptContext:
     notifications: Notifications
     monitor: EndpointMonitor
     watching_since: float
+    looks: Looks
 
 
 def context_of(request: Request) -> AttemptContext:
@@ -58,9 +60,11 @@ async def attempt_context(
     monitor = EndpointMonitor([gateway, collector], database.ping)
     await monitor.check()
     watching = asyncio.create_task(monitor.run(), name="endpoints of agents")
+    looks = Looks(database)
     try:
-        yield AttemptContext(gateway, collector, keys, notifications, monitor, time.monotonic())
+        yield AttemptContext(gateway, collector, keys, notifications, monitor, time.monotonic(), looks)
     finally:
+        await looks.close()
         watching.cancel()
         await asyncio.wait([watching])
         await monitor.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 
@@ -22,9 +21,6 @@ from leyden.services.api.audit import Change, changing
 from leyden.services.api.auth import AgentClient, GuardedRoute
 from leyden.services.api.parameters import Store
 
-POLL_SECONDS = 0.5
-"""The interval at which a waiting request looks for a due task."""
-
 router = APIRouter(prefix="/v1/runs/{run_id}/attempts", tags=["attempts"], route_class=GuardedRoute)
 
 
@@ -40,9 +36,10 @@ async def lease_attempt(
     asked = asked or LeaseRequest()
     owner = f"{asked.worker}/{asked.key or secrets.token_hex(8)}"
     deadline = time.monotonic() + asked.wait_seconds
+    async with store.read() as session:
+        found = await external.read_demand(session, run_id, owner, asked.agent)
     while True:
-        async with store.read() as session:
-            demand = _checked(await external.read_demand(session, run_id, owner, asked.agent), run_id, asked.agent)
+        demand = _checked(found, run_id, asked.agent)
         context = context_of(request)
         if demand.is_due or demand.is_held:
             async with changing(request) as change:
@@ -55,7 +52,7 @@ async def lease_attempt(
                 return JsonResponse(answer.model_dump(mode="json"))
         if time.monotonic() >= deadline or await request.is_disconnected():
             return Response(status_code=204)
-        await asyncio.sleep(POLL_SECONDS)
+        found = await context.looks.next(run_id, asked.agent)
 
 
 @router.post("/{attempt_id}/heartbeat")

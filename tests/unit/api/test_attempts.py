@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,13 @@ from leyden.libs.attempts import EndpointMonitor
 from leyden.libs.capability import KeyRing, write_keys
 from leyden.libs.contracts.api.attempts import EndedAttempt, EndRequest, LeasedAttempt
 from leyden.libs.queue import external
+from leyden.libs.queue.external import Demand
 from leyden.libs.service import Problem
 from leyden.libs.store import tables
-from leyden.libs.store.database import Database
+from leyden.libs.store.database import Database, ReadSession
 from leyden.services.api.attempts import routes, service
 from leyden.services.api.attempts.context import AttemptContext
+from leyden.services.api.attempts.looks import Looks
 from tests.support import builders
 
 
@@ -44,7 +47,8 @@ class Monitor:
 def context(folder: Path, monitor: Monitor, watching_since: float) -> AttemptContext:
     write_keys(folder / "keys.json")
     keys, endpoints = KeyRing(folder / "keys.json"), cast(EndpointMonitor, monitor)
-    return AttemptContext("http://gateway", "http://collector", keys, cast(Any, None), endpoints, watching_since)
+    looks = Looks(cast(Any, None))
+    return AttemptContext("http://gateway", "http://collector", keys, cast(Any, None), endpoints, watching_since, looks)
 
 
 @pytest.fixture
@@ -126,12 +130,34 @@ async def test_a_cancelled_rollout_and_a_reward_that_nobody_takes(database: Data
     assert (await end(database, leased, watched, output="4")).kind == "cancelled"
 
 
+async def test_requests_that_wait_for_the_same_tasks_look_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, looked = await waiting_run(database), list[str | None]()
+
+    async def read(session: ReadSession, run_id: str, owner: str, agent: str | None = None) -> Demand | None:
+        looked.append(agent)
+        return await read_demand(session, run_id, owner, agent)
+
+    read_demand = external.read_demand
+    monkeypatch.setattr(external, "read_demand", read)
+    looks = Looks(database)
+    found = await asyncio.gather(*(looks.next(run.id, None) for _ in range(16)), looks.next(run.id, "writer"))
+    assert sorted(looked, key=str) == [None, "writer"]
+    assert [one is not None and one.is_due for one in found] == [True] * 16 + [False]
+    waiter = asyncio.create_task(looks.next(run.id, None))
+    await asyncio.sleep(0)
+    await looks.close()
+    await asyncio.wait([waiter])
+    assert waiter.cancelled() and len(looked) == 2
+
+
 async def test_the_routes_lease_renew_and_end(database: Database, watched: AttemptContext) -> None:
     run = await waiting_run(database)
     app, notifications = FastAPI(), AsyncMock()
     app.include_router(routes.router)
     app.state.database, app.state.first_admin_token = database, "secret-of-tests"
-    app.state.attempts = replace(watched, notifications=notifications)
+    app.state.attempts = replace(watched, notifications=notifications, looks=Looks(database))
     headers = {"authorization": "Bearer secret-of-tests"}
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://api", headers=headers) as http:
