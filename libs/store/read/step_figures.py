@@ -146,10 +146,16 @@ async def read_figures(
             found[number][name] = value
     stale = {number: value for number, _, value in await _rows(session, _STALE, scope)}
     of_lags = await _lags(session, scope)
+    total: float | None = 0
     for before, one in zip((None, *steps), steps, strict=False):
         figures = found[one.number]
         figures |= {"groups_stale": stale.get(one.number, 0), **of_lags.get(one.number, {})}
         figures |= dict(_of_step(one, before, figures.get("sampled_tokens")))
+        tokens = one.metrics.get("trained_tokens")
+        # From a step whose tokens are unknown on, the sum is.
+        total = None if total is None or tokens is None else total + tokens
+        if total is not None:
+            figures["trained_tokens_total"] = total
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import pairwise, product
+from typing import Any
 
 import httpx
 import pytest
@@ -18,7 +19,9 @@ from tests.support import builders
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-async def trained_step(database: Database, run: tables.Run, number: int, rewards: Sequence[float]) -> None:
+async def trained_step(
+    database: Database, run: tables.Run, number: int, rewards: Sequence[float], **columns: Any
+) -> None:
     """A step that trained one group of version 1 with these rewards; without any, a group that credit excluded."""
     group, rollouts = await builders.add_group(
         database, run, number, size=max(1, len(rewards)), state="complete", admitted_version=1
@@ -28,7 +31,8 @@ async def trained_step(database: Database, run: tables.Run, number: int, rewards
     mean = sum(rewards) / len(rewards) if rewards else None
     await builders.add_credited_group(database, group, reward_mean=mean, counted_siblings=len(rewards))
     async with database.session() as session:
-        session.add(tables.Step(run_id=run.id, number=number, metrics={}, checkpoint="", started_at=START))
+        made = {"metrics": {}, "checkpoint": "", "started_at": START, **columns}
+        session.add(tables.Step(run_id=run.id, number=number, **made))
         session.add(tables.StepGroup(group_id=group.id, run_id=run.id, step=number, verdict="trained"))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import text
 
 from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import RunConfig
@@ -78,6 +79,7 @@ async def test_a_step_has_figures_of_its_groups_and_of_their_way_to_it(
         "trained_tokens": {1: 80, 2: 80},
         "step_seconds": {1: 20, 2: 20},
         "trained_tokens_per_second": {1: 4, 2: 4},
+        "trained_tokens_total": {1: 80, 2: 160},
         "wait_seconds": {2: 60},
         "groups_stale": {1: 0, 2: 1},
         "group_reward_std": {1: 0.5, 2: 1},
@@ -95,6 +97,21 @@ async def test_a_step_has_figures_of_its_groups_and_of_their_way_to_it(
         "credit_seconds": {1: 1, 2: 1},
         "ready_seconds": {1: 74, 2: 174},
     }
+
+
+async def test_the_sum_of_trained_tokens_ends_where_those_of_a_step_are_unknown(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    for number, metrics in enumerate(
+        ({"trained_tokens": 30}, {"trained_tokens": 0}, {}, {"trained_tokens": 5}), start=1
+    ):
+        group, _ = await builders.add_group(database, run, number)
+        await add_step(database, run, number, group, **metrics)
+    assert await series(api_http, run, names=["trained_tokens_total"]) == {"trained_tokens_total": {1: 30, 2: 30}}
+    async with database.read() as session:
+        summed = text("SELECT sum((metrics->>'trained_tokens')::float) FROM steps WHERE run_id = :run AND number <= 2")
+        assert await session.scalar(summed, {"run": run.id}) == 30
 
 
 async def test_a_step_has_the_tokens_of_its_policys_calls_and_the_lags_of_its_samples(

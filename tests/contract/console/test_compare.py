@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import timedelta
 
 from playwright.sync_api import expect
 
 from leyden.libs.store.database import Database
-from tests.contract.api.test_comparison import measured_run, trained_step
+from tests.contract.api.test_comparison import START, measured_run, trained_step
 from tests.contract.console.conftest import HOSTILE, SHOWN, Insert
 from tests.support import builders
 from tests.support.browser import Visitor
@@ -88,7 +89,31 @@ def test_two_runs_are_chosen_and_stand_beside_each_other(
     )
     page.get_by_label("Series").select_option("loss")
     expect(page.get_by_role("img", name="loss: ")).to_be_visible()
-    page.get_by_label("by", exact=True).select_option("seconds")
+    assert visitor.violations() == []
+
+
+def test_curves_are_drawn_by_step_time_and_trained_tokens(
+    insert: Insert[tuple[str, str]], open_page: Callable[[str], Visitor]
+) -> None:
+    async def add(database: Database) -> tuple[str, str]:
+        runs = [await builders.add_run(database, config=builders.run_document(name=name)) for name in ("a", "b")]
+        for run, rewards, tokens in zip(runs, ((0.0, 1.0), (0.5, 0.5)), (700_000, None), strict=True):
+            for number in (1, 2):
+                metrics = {} if tokens is None else {"trained_tokens": tokens}
+                made = START + timedelta(seconds=30.04 * number)
+                await trained_step(database, run, number, rewards, metrics=metrics, created_at=made)
+        return runs[0].id, runs[1].id
+
+    visitor = open_page(f"/compare?runs={','.join(insert(add))}")
+    page = visitor.page
+    chart = page.get_by_role("img", name="reward_mean: ")
+    expect(chart).to_have_attribute("aria-label", "reward_mean: a 0.500 at step 2; b 0.500 at step 2")
+    page.get_by_label("by", exact=True).select_option("time")
+    expect(chart).to_have_attribute("aria-label", "reward_mean: a 0.500 at seconds 60.1; b 0.500 at seconds 60.1")
+    page.get_by_label("by", exact=True).select_option("trained tokens")
+    # The second run does not know its tokens: it has no place on this axis.
+    words = "reward_mean: a 0.500 at trained tokens 1400000; b not measured"
+    expect(chart).to_have_attribute("aria-label", words)
     assert visitor.violations() == []
 
 

@@ -33,7 +33,7 @@ export const heldOut = (evaluations: Evaluation[]): Point[] =>
 
 interface Curves {
   title: string;
-  /** The name of x; it is whole unless it is a time. */
+  /** The name of x; steps and versions are whole and few. */
   axis: string;
   curves: Curve[];
   /** All x: a curve without a point at one has a gap there. Where they are left out it goes on. */
@@ -53,7 +53,7 @@ export function Curves({ title, axis, curves: all, places: given, stacked = fals
   const place = usePlot({
     height: 220,
     axis,
-    steps: axis === "seconds" ? undefined : MARKS,
+    steps: axis === "step" || axis === "version" ? MARKS : undefined,
     columns: [places, ...(stacked ? piled(drawn) : drawn), ...edges],
     lines: (colour) => lines(colour, curves.length, stacked, given === undefined, edges.length > 0),
   });

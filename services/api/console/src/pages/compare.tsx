@@ -3,10 +3,13 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { bestVersion, usePolled, type Comparison, type Evaluation, type Page, type Run, type TaskComparison } from "../api";
-import { Curves, heldOut, type Curve } from "../curves";
+import { Curves, heldOut, type Point } from "../curves";
 import { AgentLine, Commands, Loaded, State, Table, link, number, signed, time } from "../parts";
 
-const AXES = { step: 0, seconds: 1 } as const;
+/** The places of steps on an axis, with its unit. */
+const AXES = { step: "step", time: "seconds", "trained tokens": "trained tokens" } as const;
+type Axis = keyof typeof AXES;
+const TOKENS = "trained_tokens_total";
 export const MOST_RUNS = 8;
 
 /** The address of runs beside each other, the first one as the measure of the others. */
@@ -64,8 +67,8 @@ function Chosen({ ids, choose }: { ids: string[]; choose: (ids: string[]) => voi
 }
 
 function Beside({ ids, metric, setMetric }: { ids: string[]; metric: string; setMetric: (name: string) => void }) {
-  const [axis, setAxis] = useState<keyof typeof AXES>("step");
-  const words = new URLSearchParams([...ids.map((id) => ["run", id]), ["names", metric]]);
+  const [axis, setAxis] = useState<Axis>("step");
+  const words = new URLSearchParams([...ids.map((id) => ["run", id]), ...[...new Set([metric, "reward_mean", TOKENS])].map((name) => ["names", name])]);
   const answer = usePolled<Comparison>(`v1/comparison?${words}`, ({ runs }) => runs.some((run) => run.finished_at === null));
   return (
     <Loaded answer={answer}>
@@ -79,13 +82,17 @@ function Beside({ ids, metric, setMetric }: { ids: string[]; metric: string; set
               {[...new Set(["reward_mean", ...found.metrics.flatMap((one) => one.names)])].map((name) => <option key={name} value={name}>{name}</option>)}
             </select>{" "}
             <label for="axis">by</label>{" "}
-            <select id="axis" value={axis} onChange={(event) => setAxis(event.currentTarget.value as keyof typeof AXES)}>
+            <select id="axis" value={axis} onChange={(event) => setAxis(event.currentTarget.value as Axis)}>
               {Object.keys(AXES).map((name) => <option key={name} value={name}>{name}</option>)}
             </select>
           </p>
           <div class="charts">
-            <Curves title={metric} axis={axis} curves={curves(found, metric, axis)} />
-            <Curves title="Mean reward of held-out tasks" axis="version" curves={found.runs.map((run, index) => ({ name: run.name, points: heldOut(found.evaluations[index] ?? []) }))} />
+            <Curves title={metric} axis={AXES[axis]} curves={found.runs.map((run, index) => ({ name: run.name, points: series(found, index, metric, axis) }))} />
+            <Curves
+              title="Mean reward of held-out tasks"
+              axis={axis === "step" ? "version" : AXES[axis]}
+              curves={found.runs.map((run, index) => ({ name: run.name, points: measured(found, index, axis) }))}
+            />
           </div>
           <h2>Figures</h2>
           <Figures found={found} />
@@ -99,12 +106,27 @@ function Beside({ ids, metric, setMetric }: { ids: string[]; metric: string; set
   );
 }
 
-function curves(found: Comparison, metric: string, axis: keyof typeof AXES): Curve[] {
-  return found.runs.map((run, index) => ({
-    name: run.name,
-    points: (found.metrics[index]?.series.find((one) => one.name === metric)?.points ?? []).map((point) => ({ x: point[AXES[axis]], y: point[2] })),
-  }));
+const points = (found: Comparison, index: number, name: string) => found.metrics[index]?.series.find((one) => one.name === name)?.points ?? [];
+
+/** The places of a run's steps on the axis; a step whose place is unknown has none. */
+function places(found: Comparison, index: number, axis: Axis): Map<number, number> {
+  if (axis === "trained tokens") return new Map(points(found, index, TOKENS).map(([step, , total]) => [step, total]));
+  const every = found.metrics[index]?.series.flatMap((one) => one.points) ?? [];
+  return new Map(every.map(([step, seconds]) => [step, axis === "time" ? Math.round(10 * seconds) / 10 : step]));
 }
+
+function series(found: Comparison, index: number, name: string, axis: Axis): Point[] {
+  const place = places(found, index, axis);
+  return points(found, index, name).flatMap(([step, , y]) => at(place.get(step), { x: step, y }));
+}
+
+/** Held-out rewards of a run: step n makes version n, and version 0 is there before the first one. */
+function measured(found: Comparison, index: number, axis: Axis): Point[] {
+  const place = places(found, index, axis);
+  return heldOut(found.evaluations[index] ?? []).flatMap((one) => at(axis === "step" || one.x === 0 ? one.x : place.get(one.x), one));
+}
+
+const at = (x: number | undefined, point: Point): Point[] => (x === undefined ? [] : [{ ...point, x }]);
 
 function Figures({ found }: { found: Comparison }) {
   const rows: [string, (run: Run, index: number) => ComponentChildren][] = [
