@@ -13,6 +13,7 @@ from leyden.libs.cli.view.output import (
     counted_rollouts,
     format_value,
     heading,
+    left_words,
     mean_and_interval,
     steps_words,
     table,
@@ -33,6 +34,7 @@ def run_table(runs: Sequence[Run], curves: Mapping[str, RunCurve]) -> Table:
             run.name,
             run.phase if run.config else f"{run.phase}: {run.reason}",
             steps_words(run.progress),
+            left_words(run.progress),
             run.progress.reward_mean,
             sparkline([reward for _, reward in curves[run.id].points]) if run.id in curves else None,
             best_of(curves[run.id]) if run.id in curves else None,
@@ -44,8 +46,8 @@ def run_table(runs: Sequence[Run], curves: Mapping[str, RunCurve]) -> Table:
         )
         for run in runs
     ]
-    head = ("run", "name", "phase", "step", "reward", "by step", "best version", "alarms", "agent", "model", "pool")
-    return table((*head, "made"), rows)
+    head = ("run", "name", "phase", "step", "left", "reward", "by step", "best version", "alarms")
+    return table((*head, "agent", "model", "pool", "made"), rows)
 
 
 def sparkline(values: Sequence[float | None]) -> str | None:

@@ -91,6 +91,19 @@ def steps_words(made: Progress | RunPolicy, between: str = "/") -> str:
     return f"{made.step}{between}{'?' if made.steps is None else made.steps}"
 
 
+def next_step_words(progress: Progress) -> str | None:
+    """How far the groups of the next step have come; None where none is due."""
+    if (found := progress.next_step) is None:
+        return None
+    counts = f"{found.ended} ended, {found.graded} graded, {found.credited} credited"
+    return f"step {found.number}: of {found.rollouts} rollouts {counts}"
+
+
+def left_words(progress: Progress) -> str | None:
+    """The time left as far as it can be told."""
+    return None if progress.seconds_left is None else f"about {_in_one_unit(progress.seconds_left)}"
+
+
 def best_words(made: Run | RunPolicy, *, with_reason: bool = False) -> str | None:
     """The best version; `unknown` where it cannot be told, None before any reward."""
     if made.best_version is None and made.best_version_reason is None:
@@ -179,8 +192,11 @@ def format_value(value: object) -> str:
 
 def age(moment: datetime) -> str:
     """Time since a moment, in one unit."""
-    seconds = (datetime.now(tz=UTC) - moment).total_seconds()
+    return f"{_in_one_unit((datetime.now(tz=UTC) - moment).total_seconds())} ago"
+
+
+def _in_one_unit(seconds: float) -> str:
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{max(0.0, seconds):.0f} s ago"
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

@@ -10,7 +10,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from leyden.libs.cli.view.output import as_text, best_words, mean_and_interval, print_json_line, steps_words, table
+from leyden.libs.cli.view.output import (
+    as_text,
+    best_words,
+    left_words,
+    mean_and_interval,
+    next_step_words,
+    print_json_line,
+    steps_words,
+    table,
+)
 from leyden.libs.client import Client, Unreachable
 from leyden.libs.contracts.api.alarms import Alarm
 from leyden.libs.contracts.api.runs import Evaluation, Run, RunPolicy, Step
@@ -91,13 +100,16 @@ def view(run: Run, steps: Sequence[Step], evaluations: Sequence[Evaluation]) -> 
 
 
 def summary(run: Run) -> Text:
-    """A run's phase and progress in one line, and a line for each of its further policies and alarms."""
+    """A run's phase and progress in one line, one of the next step and the time left where they are known,
+    and a line for each of its further policies and alarms."""
     progress = run.progress
     rollouts = ", ".join(f"{count} {state}" for state, count in sorted(progress.rollouts.items())) or "none"
     words = f"{run.name} ({run.id}): {run.phase}, step {steps_words(progress, ' of ')}, rollouts {rollouts}"
     first = f"{words}: {run.reason}" if run.reason else words
+    left = left_words(progress)
+    next_step = ", ".join(filter(None, (next_step_words(progress), left and f"{left} left")))
     policies = [f"policy {name}: {policy_words(one)}" for name, one in run.policies.items()]
-    return Text("\n").join([*map(as_text, [first, *policies]), *alarm_lines(run)])
+    return Text("\n").join([*map(as_text, filter(None, [first, next_step, *policies])), *alarm_lines(run)])
 
 
 def policy_words(policy: RunPolicy) -> str:

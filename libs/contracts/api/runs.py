@@ -14,6 +14,21 @@ from leyden.libs.contracts.config import Computation, RunConfig
 from leyden.libs.contracts.conversation import Json
 
 
+class NextStep(Body):
+    """The groups that the next optimiser step will train, as far as they have come: the most advanced ones that no step
+    has used. Re-rolls are not counted."""
+
+    number: int
+    rollouts: int
+    """Rollouts that the step needs; those that are not admitted yet included."""
+    ended: int
+    """Those whose agent has ended for good."""
+    graded: int
+    """Those of them that wait for no grade."""
+    credited: int
+    """Those of groups that credit has finished."""
+
+
 class Progress(Body):
     """Progress of a run."""
 
@@ -27,6 +42,12 @@ class Progress(Body):
     """Training rollouts by state."""
     reward_mean: float | None
     """Mean reward of the rollouts that the last step consumed."""
+    next_step: NextStep | None = None
+    """Null where no further step is due, or steps are made of demonstrations. Only in the answer about one run."""
+    seconds_left: float | None = None
+    """An estimate of the time until the last configured step: the median time between the newest 21 steps for each step
+    that is left, less the time since the last one. After one step alone, the time from the run's start to it. Null
+    before a step has ended and while the run does not train."""
 
 
 class RunParent(Body):

@@ -8,14 +8,15 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, func, select, text, tuple_
 
 from leyden.libs.contracts.api.body import Page
-from leyden.libs.contracts.api.runs import Progress, Run, RunParent
+from leyden.libs.contracts.api.runs import NextStep, Progress, Run, RunParent
 from leyden.libs.contracts.config import BrokenDocument, RunConfig
-from leyden.libs.contracts.states import RunIntent, RunPhase
+from leyden.libs.contracts.states import ENDED, RunIntent, RunPhase
 from leyden.libs.store import tables
 from leyden.libs.store.alarms.stored import lasting_alarms
 from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.policies import IS_RUN, UnknownPolicy, further_policies, policies_by_id
+from leyden.libs.store.read import step_figures
 from leyden.libs.store.read.agents import agents_progress
 from leyden.libs.store.read.call_counts import of_run
 from leyden.libs.store.read.paging import decode_cursor, page
@@ -81,11 +82,13 @@ async def get_run(session: ReadSession, run_id: str) -> Run:
     Raises: UnknownRun
     """
     run = (await with_progress(session, [await check_run(session, run_id)]))[0]
+    progress = run.progress.model_copy(update={"next_step": await _next_step(session, run)})
     policies = {
         name: policy.model_copy(update=await _ends(session, policy.id)) for name, policy in run.policies.items()
     }
     excluded = await session.execute(_EXCLUDED, {"run": run_id, "limit": EXCLUDED_REASONS})
     changes = {
+        "progress": progress,
         "calls": await of_run(session, run_id),
         "agents": await agents_progress(session, run_id, [one.name for one in run.config.agents] if run.config else []),
         "policies": policies,
@@ -94,6 +97,13 @@ async def get_run(session: ReadSession, run_id: str) -> Run:
         **await _ends(session, run_id),
     }
     return run.model_copy(update=changes)
+
+
+async def _next_step(session: ReadSession, run: Run) -> NextStep | None:
+    made, steps = run.progress.step, run.progress.steps
+    if run.phase in ENDED or run.config is None or run.config.algorithm.type == "sft" or made >= (steps or 0):
+        return None
+    return await step_figures.next_step(session, run.id, made + 1, run.config)
 
 
 async def _judges(session: ReadSession, run_id: str) -> dict[str, object]:
@@ -178,6 +188,7 @@ async def with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> lis
     found = {record["id"]: record for record in result.mappings()}
     policies = await shown_policies(session, run_ids)
     pools = await session.execute(select(tables.Pool.name, tables.Pool.model_path))
+    paces = await step_figures.read_paces(session, run_ids)
     models = {row.name: row.model_path for row in pools}
     runs = []
     for row in rows:
@@ -201,6 +212,7 @@ async def with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> lis
                     policy_version=record["policy_version"],
                     rollouts=record["rollouts"],
                     reward_mean=record["reward_mean"],
+                    seconds_left=_seconds_left(paces.get(row.id), (row.steps or 0) - record["step"]),
                 ),
                 pruned=record["pruned"],
                 alarms=alarms[row.id],
@@ -220,6 +232,14 @@ def _reason(recorded: str | None, config: RunConfig | BrokenDocument) -> str | N
     if not isinstance(config, BrokenDocument) or (recorded is not None and str(config) in recorded):
         return recorded
     return "; ".join(filter(None, (recorded, str(config))))
+
+
+def _seconds_left(pace: tuple[float, float] | None, steps: int) -> float | None:
+    """Args: pace: the median seconds of a step, and those since the last one; steps: that are left"""
+    if pace is None or steps <= 0:
+        return None
+    median, since = pace
+    return max(0.0, median - since) + (steps - 1) * median
 
 
 def _agent_names(config: RunConfig) -> list[str]:

@@ -11,7 +11,8 @@ from typing import Any
 
 from sqlalchemy import TextClause, text
 
-from leyden.libs.contracts.api.runs import Step
+from leyden.libs.contracts.api.runs import NextStep, Step
+from leyden.libs.contracts.config import RunConfig
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.rewards import SIBLING
 
@@ -113,6 +114,44 @@ _QUEUED = text("""
     FROM (SELECT step, sum(change) OVER (ORDER BY at) AS queued FROM moments) AS counted WHERE step IS NOT NULL
 """)
 
+# Step 1 has the start of engines and trainer in its time, and counts while it is the only one.
+_PACE = text("""
+    SELECT asked.run_id, coalesce(
+            percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM made.created_at - made.before)::float8),
+            extract(epoch FROM max(made.created_at - status.started_at) FILTER (WHERE made.number = 1))::float8
+        ) AS median, extract(epoch FROM clock_timestamp() - max(made.created_at))::float8 AS since
+    FROM unnest(CAST(:run_ids AS text[])) AS asked (run_id)
+    JOIN run_status AS status ON status.run_id = asked.run_id AND status.phase = 'running'
+    CROSS JOIN LATERAL (
+        SELECT number, created_at, lag(created_at) OVER (ORDER BY number) AS before
+        FROM (
+            SELECT number, created_at FROM steps WHERE steps.run_id = asked.run_id ORDER BY number DESC LIMIT 21
+        ) AS newest
+    ) AS made
+    GROUP BY asked.run_id
+""")
+
+# Samples of a step come from groups that credit has finished, the first ones first.
+_NEXT_STEP = text("""
+    SELECT count(*) AS groups, coalesce(sum(size), 0) AS rollouts, coalesce(sum(ended), 0) AS ended,
+        coalesce(sum(graded), 0) AS graded, coalesce(sum(size) FILTER (WHERE is_credited), 0) AS credited
+    FROM (
+        SELECT groups.size, credit.group_id IS NOT NULL AS is_credited, counted.ended, counted.graded
+        FROM groups LEFT JOIN group_credits AS credit
+            ON credit.group_id = groups.id AND credit.run_id = groups.run_id
+        CROSS JOIN LATERAL (
+            SELECT count(*) FILTER (WHERE state <> 'queued' OR grading_attempt > excused_attempt) AS ended,
+                count(*) FILTER (WHERE state <> 'queued') AS graded
+            FROM rollouts WHERE rollouts.group_id = groups.id AND rollouts.rerolls_of IS NULL
+        ) AS counted
+        WHERE groups.run_id = :run AND groups.evaluation_id IS NULL AND groups.state <> 'cancelled'
+            AND credit.verdict IS DISTINCT FROM 'excluded'
+            AND NOT EXISTS (SELECT FROM step_groups AS used
+                            WHERE used.group_id = groups.id AND used.run_id = groups.run_id)
+        ORDER BY is_credited DESC, counted.graded DESC, counted.ended DESC, groups.number LIMIT :groups
+    ) AS chosen
+""")
+
 Figures = Mapping[int, Mapping[str, float]]
 
 
@@ -157,6 +196,23 @@ async def read_figures(
         if total is not None:
             figures["trained_tokens_total"] = total
     return found
+
+
+async def read_paces(session: ReadSession, run_ids: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """The median seconds of the newest steps and those since the last, by runs that train and have made a step."""
+    rows = await session.execute(_PACE, {"run_ids": list(run_ids)})
+    return {row.run_id: (row.median, row.since) for row in rows if row.median is not None}
+
+
+async def next_step(session: ReadSession, run_id: str, number: int, config: RunConfig) -> NextStep:
+    """The next step of a run as far as its groups have come. Args: number: that of the step"""
+    groups, size = config.sampling.groups_per_step, config.sampling.group_size
+    size += config.credit.baseline.type == "remax"  # A greedy sibling.
+    row = (await session.execute(_NEXT_STEP, {"run": run_id, "groups": groups})).one()
+    missing = (groups - row.groups) * size
+    return NextStep(
+        number=number, rollouts=row.rollouts + missing, ended=row.ended, graded=row.graded, credited=row.credited
+    )
 
 
 async def _rows(session: ReadSession, query: TextClause, scope: Mapping[str, Any]) -> list[tuple[int, str, float]]:

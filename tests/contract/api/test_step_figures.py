@@ -174,3 +174,79 @@ async def test_a_run_tells_why_rollouts_left_it_and_what_judges_used(
     found = (await api_http.get(f"/v1/runs/{run.id}")).json()
     assert (found["excluded"], found["judge_tokens"]) == ({"infra_error": 2, "tests: no verdict": 1}, 77)
     assert (found["judge_cost"], found["judge_unpriced_tokens"]) == (0.5, 7)
+
+
+async def add_made_step(database: Database, run: tables.Run, number: int, minutes_ago: float) -> None:
+    made = datetime.now(tz=UTC) - timedelta(minutes=minutes_ago)
+    async with database.session() as session:
+        session.add(
+            tables.Step(run_id=run.id, number=number, metrics={}, checkpoint="", started_at=made, created_at=made)
+        )
+
+
+async def progress_of(http: httpx.AsyncClient, run: tables.Run) -> dict[str, Any]:
+    answer = await http.get(f"/v1/runs/{run.id}")
+    assert answer.status_code == 200, answer.text
+    progress: dict[str, Any] = answer.json()["progress"]
+    return progress
+
+
+async def test_the_next_step_tells_how_many_of_its_rollouts_have_ended_are_graded_and_credited(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    sampling = {"group_size": 3, "groups_per_step": 4}
+    document = builders.run_document(sampling=sampling, training={"steps": 5})
+    run = await builders.add_run(database, config=document)
+    assert (await progress_of(api_http, run))["next_step"] == {
+        "number": 1, "rollouts": 12, "ended": 0, "graded": 0, "credited": 0,
+    }  # fmt: skip
+    used, excluded, cancelled, credited, graded, begun = [
+        await builders.add_group(database, run, number, size=3) for number in range(6)
+    ]
+    for _, rollouts in (used, excluded, cancelled, credited, graded):
+        for rollout in rollouts:
+            await builders.finish_rollout(database, rollout)
+    # The first ended and waits for a grade, the second runs, the third waits.
+    async with database.session() as session:
+        (await session.get_one(tables.Rollout, begun[1][0].id)).grading_attempt = 1
+    await builders.add_attempt(database, begun[1][1])
+    for group, _ in (used, credited):
+        await builders.add_credited_group(database, group)
+    await builders.add_credited_group(database, excluded[0], verdict="excluded")
+    await add_made_step(database, run, 1, 5)
+    async with database.session() as session:
+        session.add(tables.StepGroup(group_id=used[0].id, run_id=run.id, step=1, verdict="trained"))
+        (await session.get_one(tables.Group, cancelled[0].id)).state = "cancelled"
+    found = (await progress_of(api_http, run))["next_step"]
+    # Three groups of four are admitted.
+    assert found == {"number": 2, "rollouts": 12, "ended": 7, "graded": 6, "credited": 3}
+    by_sql = text("""SELECT count(*) FILTER (WHERE r.state = 'finished') AS graded,
+            count(*) FILTER (WHERE c.verdict = 'credited') AS credited
+        FROM rollouts r LEFT JOIN group_credits c USING (group_id) WHERE r.group_id = ANY(:groups)""")
+    async with database.read() as session:
+        row = (await session.execute(by_sql, {"groups": [credited[0].id, graded[0].id, begun[0].id]})).one()
+    assert tuple(row) == (found["graded"], found["credited"])
+    await builders.end_run(database, run)
+    assert (await progress_of(api_http, run))["next_step"] is None
+
+
+async def test_the_time_left_is_unknown_until_a_step_ended_and_then_by_the_median_of_the_last(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    document = builders.run_document(training={"steps": 10})
+    run = await builders.add_run(database, config=document)
+    assert (await progress_of(api_http, run))["seconds_left"] is None
+    async with database.session() as session:
+        status = await session.get_one(tables.RunStatus, run.id)
+        status.started_at = datetime.now(tz=UTC) - timedelta(minutes=1000)
+    await add_made_step(database, run, 1, 700)
+    # From the start to the only step 300 minutes, and the second one is late by 400: eight more.
+    assert (await progress_of(api_http, run))["seconds_left"] == pytest.approx(60 * 8 * 300, abs=600)
+    for number, ago in ((2, 600), (3, 100), (4, 40)):
+        await add_made_step(database, run, number, ago)
+    # Steps took 100, 500 and 60 minutes: six are left, and the next one has had 40.
+    found = [await progress_of(api_http, run)]
+    found += [one["progress"] for one in (await api_http.get("/v1/runs")).json()["items"]]
+    assert [one["seconds_left"] for one in found] == pytest.approx([60 * (5 * 100 + 60)] * 2, abs=600)
+    await builders.end_run(database, run)
+    assert (await progress_of(api_http, run))["seconds_left"] is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from playwright.sync_api import expect
@@ -45,6 +45,37 @@ def test_the_model_calls_of_a_run_are_counted(insert: Insert[str], open_page: Ca
     expect(tools.get_by_role("rowheader")).to_have_text(SHOWN)
     expect(tools.get_by_role("cell")).to_have_text(["5", "5", "0", "1.000"])
     assert visitor.violations() == []
+
+
+def test_a_run_shows_its_next_step_and_the_time_left(
+    insert: Insert[tuple[str, str]], open_page: Callable[[str], Visitor]
+) -> None:
+    async def add(database: Database) -> tuple[str, str]:
+        document = builders.run_document(name="works", training={"steps": 4})
+        new, run = [await builders.add_run(database, config=document) for _ in range(2)]
+        _, (first, _) = await builders.add_group(database, run)
+        await builders.finish_rollout(database, first)
+        async with database.session() as session:
+            (await session.get_one(tables.RunStatus, run.id)).started_at = datetime.now(tz=UTC) - timedelta(hours=5)
+            made = datetime.now(tz=UTC)
+            session.add(tables.Step(run_id=run.id, number=1, metrics={}, checkpoint="", started_at=made))
+        return new.id, run.id
+
+    new, run = insert(add)
+    visitor = open_page(f"/runs/{run}")
+    page = visitor.page
+    expect(page.get_by_text("Step 2, of 2 rollouts")).to_be_visible()
+    for name, count in (("ended", "1"), ("graded", "1"), ("credited", "0")):
+        expect(page.get_by_role("progressbar", name=f"Rollouts {name}")).to_have_attribute("value", count)
+    expect(page.get_by_text("about 15 h")).to_be_visible()
+    assert visitor.violations() == []
+    page.get_by_role("navigation", name="Main").get_by_role("link", name="Runs").focus()
+    page.keyboard.press("Enter")
+    rows = page.get_by_role("region", name="Runs").locator("tbody tr")
+    expect(rows.filter(has_text="1 / 4")).to_contain_text("15 h")
+    page.goto(page.url.split("#")[0] + f"#/runs/{new}")
+    expect(page.get_by_text("Step 1, of 2 rollouts")).to_be_visible()
+    expect(page.get_by_text("unknown", exact=True)).to_be_visible()
 
 
 def test_the_last_lines_of_a_trainer_that_ended_are_shown(

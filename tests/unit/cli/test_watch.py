@@ -20,7 +20,7 @@ from leyden.libs.cli.view import watch
 from leyden.libs.cli.view.watch import agent_table, line, step_table, summary
 from leyden.libs.client import Client, Unreachable
 from leyden.libs.client.transport import Transport
-from leyden.libs.contracts.api.runs import AgentProgress, Evaluation, Progress, Run, RunPolicy, Step
+from leyden.libs.contracts.api.runs import AgentProgress, Evaluation, NextStep, Progress, Run, RunPolicy, Step
 from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import RunConfig
 from tests.support.builders import run_document
@@ -59,6 +59,15 @@ def test_steps_are_rows_with_reward_shares_loss_entropy_kl_tokens_and_seconds() 
     assert two == ["2", "–", "–", "100%", "–", "–", "–", "–", "–", "–"]
     said = "step 1: reward 0.250 ± 0.125, memory_first 50%, calls 2.50, loss -0.0123, entropy 0.5, KL 0.002"
     assert line(first) == f"{said}, tokens 1,234, seconds 2.1"
+
+
+def test_a_run_tells_of_its_next_step_and_the_time_left_where_they_are_known() -> None:
+    next_step = NextStep(number=3, rollouts=16, ended=12, graded=10, credited=8)
+    progress = ended("run-a").progress.model_copy(update={"next_step": next_step, "seconds_left": 7300.0})
+    run = ended("run-a").model_copy(update={"progress": progress})
+    lines = summary(run).plain.splitlines()
+    assert lines[1:] == ["step 3: of 16 rollouts 12 ended, 10 graded, 8 credited, about 2 h left"]
+    assert len(summary(ended("run-a")).plain.splitlines()) == 1
 
 
 def test_an_agent_without_a_step_has_no_mean_reward() -> None:

@@ -21,6 +21,12 @@ export function bytes(value: number): string {
 
 export const time = (value: string | null | undefined) => (value ? new Date(value).toLocaleString() : "–");
 
+/** A time in one unit. */
+export function duration(seconds: number): string {
+  const [size, unit] = ([[86_400, "d"], [3600, "h"], [60, "min"]] as const).find(([least]) => seconds >= least) ?? [1, "s"];
+  return `${(seconds / size).toFixed(0)} ${unit}`;
+}
+
 export const link = (kind: "runs" | "groups" | "rollouts" | "datasets", id: string) => `#/${kind}/${encodeURIComponent(id)}`;
 
 /** A text of an agent, cut where it is long: a million characters would take the browser seconds. */

@@ -1,8 +1,9 @@
+import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { Alarms } from "../alarms";
 import { bestVersion, usePolled, type Evaluation, type Page, type Run } from "../api";
 import { useRunEvents } from "../live";
-import { AgentLine, Commands, Facts, Loaded, Select, State, Table, link, number, time } from "../parts";
+import { AgentLine, Commands, Facts, Loaded, Select, State, Table, duration, link, number, time } from "../parts";
 import { Actions } from "../run/actions";
 import { RunCharts } from "../run/charts";
 import { RunDocument } from "../run/document";
@@ -65,6 +66,7 @@ function Overview({ run }: { run: Run }) {
         facts={[
           ["State", <><State state={run.phase} />{wish}</>],
           ["Step", <>{step} of {steps ?? "?"} {steps !== null && <progress value={step} max={steps} aria-label="Steps made" />}</>],
+          ...health(run),
           ["Last reward", number(reward_mean)],
           ["Version", policy_version ?? "–"],
           ["Best version", `${bestVersion(run)}${run.best_version_reason ? `: ${run.best_version_reason}` : ""}`],
@@ -82,6 +84,19 @@ function Overview({ run }: { run: Run }) {
       <Commands commands={commands(run)} />
     </>
   );
+}
+
+/** How far the groups of the next step have come, and the time left. */
+function health({ progress: { next_step: next, seconds_left: left } }: Run): [string, ComponentChildren][] {
+  const facts: [string, ComponentChildren][] = [];
+  if (next) {
+    const counts = ([["ended", next.ended], ["graded", next.graded], ["credited", next.credited]] as const).map(([name, count]) => (
+      <span key={name}>{count} {name} <progress value={count} max={next.rollouts} aria-label={`Rollouts ${name}`} />{" "}</span>
+    ));
+    facts.push([`Step ${next.number}, of ${next.rollouts} rollouts`, counts]);
+    facts.push(["Time left", left == null ? "unknown" : `about ${duration(left)}`]);
+  }
+  return facts;
 }
 
 const hasTrainerEnd = (run: Run) => [run, ...Object.values(run.policies ?? {})].some((one) => one.last_trainer_end);

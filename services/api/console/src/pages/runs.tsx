@@ -1,13 +1,13 @@
 import { useState } from "preact/hooks";
 import { AlarmNames } from "../alarms";
 import { bestVersion, usePolled, type ApiError, type Page, type Run, type RunCurve } from "../api";
-import { AgentLine, Commands, Loaded, State, Table, link, number, time } from "../parts";
+import { AgentLine, Commands, Loaded, State, Table, duration, link, number, time } from "../parts";
 import { safeLine } from "../safe_text";
 import { Sparkline } from "../sparkline";
 import { MOST_RUNS, compareLink } from "./compare";
 
 const SHOWN = 100;
-const HEAD = ["Run", "State", "Step", "Last reward", "Reward", "Best version", "Alarms", "Agent", "Model", "Pool", "Created", "Compare"];
+const HEAD = ["Run", "State", "Step", "Time left", "Last reward", "Reward", "Best version", "Alarms", "Agent", "Model", "Pool", "Created", "Compare"];
 
 export function Runs() {
   const [chosen, setChosen] = useState<string[]>([]);
@@ -31,7 +31,7 @@ export function Runs() {
                   : <span class="quiet">Tick two runs or more to compare them.</span>}
               </p>
               {error && <p role="alert" class="problem">{safeLine(error.message)}</p>}
-              <Table label="Runs" head={HEAD} numbers={["Step", "Last reward"]}>
+              <Table label="Runs" head={HEAD} numbers={["Step", "Time left", "Last reward"]}>
                 {items.map((run) => (
                   <Row
                     key={run.id}
@@ -80,6 +80,7 @@ function Row({ run, curve, isChosen, isFull, choose }: RowProperties) {
         {run.config === null && run.reason && <p class="problem"><AgentLine text={run.reason} /></p>}
       </td>
       <td class="number">{run.progress.step} / {run.progress.steps ?? "?"}</td>
+      <td class="number">{run.progress.seconds_left == null ? "–" : duration(run.progress.seconds_left)}</td>
       <td class="number">{number(run.progress.reward_mean)}</td>
       <td>{curve ? <Sparkline points={curve.points} /> : "…"}</td>
       <td title={curve?.best_version_reason ?? ""}>{curve ? best(curve) : "…"}</td>
