@@ -42,14 +42,19 @@ SOLVE_RATE = f"avg(({REWARD} {SOLVED})::int)::double precision"
 
 # A success of a run whose rewards come from outside has 0 until one comes: unknown, not zero. Components of a run are
 # settled before a rollout finishes.
-_AWAITS = """runs.awaits_rewards AND rollouts.state = 'finished'
+_SUCCEEDED = """rollouts.state = 'finished'
     AND EXISTS (SELECT FROM outcomes o WHERE o.rollout_id = rollouts.id AND o.attempt = rollouts.attempt
                 AND o.kind = 'succeeded' AND o.reward IS NULL)"""
-UNGRADED = f"""({_AWAITS}
-    AND NOT EXISTS (SELECT FROM rewards w WHERE w.rollout_id = rollouts.id AND w.attempt = rollouts.attempt)
+_AWAITS = f"runs.awaits_rewards AND {_SUCCEEDED}"
+_NOT_GIVEN = """NOT EXISTS (SELECT FROM rewards w WHERE w.rollout_id = rollouts.id AND w.attempt = rollouts.attempt)
     AND NOT EXISTS (SELECT FROM external_rewards x
-                    WHERE x.rollout_id = rollouts.id AND coalesce(x.attempt, rollouts.attempt) = rollouts.attempt))"""  # noqa: S608  # constants alone
+                    WHERE x.rollout_id = rollouts.id AND coalesce(x.attempt, rollouts.attempt) = rollouts.attempt)"""
+UNGRADED = f"({_AWAITS} AND {_NOT_GIVEN})"
 """SQL over `rollouts` and their `runs`: whether the reward of a finished rollout is still to come."""
+
+KNOWN_REWARD = f"""(CASE WHEN NOT ((SELECT awaits_rewards FROM runs AS own WHERE own.id = rollouts.run_id)
+    AND {_SUCCEEDED} AND {_NOT_GIVEN}) THEN {REWARD} END)"""  # noqa: S608  # constants alone
+"""SQL over `rollouts`: the reward for people; null also while it is to come."""
 
 # Why: looking up what each of 10,000 rollouts was given takes three times as long as one pass over all of a run.
 GIVEN_OF_RUNS = """
@@ -63,6 +68,6 @@ GIVEN_OF_RUNS = """
 EARNED = f"CASE WHEN NOT ({_AWAITS} AND given.id IS NULL) THEN {_reward('coalesce(given.total, 0)')} END"
 """SQL over `rollouts`, their `runs` and their row of `GIVEN_OF_RUNS`, `given`: the reward; null while it is to come."""
 
-TRAINING_REWARD = "(rollouts.reward + coalesce(given.total, 0))"
-"""SQL over training `rollouts` and their row of `GIVEN_OF_RUNS`, `given`: as `REWARD`, whose further parts are of
-evaluations alone and take 9 microseconds a rollout."""
+TRAINING_REWARD = f"CASE WHEN NOT ({_AWAITS} AND given.id IS NULL) THEN rollouts.reward + coalesce(given.total, 0) END"
+"""SQL over training `rollouts`, their `runs` and their row of `GIVEN_OF_RUNS`, `given`: as `EARNED`, whose further
+parts are of evaluations alone and take 9 microseconds a rollout."""

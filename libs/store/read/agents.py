@@ -13,7 +13,7 @@ from leyden.libs.contracts.api.runs import AgentProgress, RunAgent
 from leyden.libs.contracts.conversation import Tool
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.paging import decode_cursor, page
-from leyden.libs.store.rewards import REWARD, SIBLING
+from leyden.libs.store.rewards import KNOWN_REWARD, SIBLING
 
 _NAMES = ", ".join(
     f"attributes ->> '{name}'"
@@ -63,7 +63,7 @@ _AGENTS = text(f"""
 _CONSUMED = f"""
     FROM step_groups JOIN groups ON groups.id = step_groups.group_id
     JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished' AND {SIBLING}
-    CROSS JOIN LATERAL (SELECT {REWARD} AS reward) AS earned
+    CROSS JOIN LATERAL (SELECT {KNOWN_REWARD} AS reward) AS earned
     WHERE step_groups.run_id = :run_id
 """  # constants alone
 

@@ -47,11 +47,13 @@ _TASKS = text(f"""
 _BEST_TRAINED = text(f"""
     WITH given AS MATERIALIZED ({GIVEN_OF_RUNS})
     SELECT DISTINCT ON (v.run_id) v.run_id, v.version, avg({TRAINING_REWARD}) AS reward FROM policy_versions v
+    JOIN runs ON runs.id = v.run_id
     JOIN groups ON groups.run_id = v.run_id AND groups.admitted_version = v.version AND groups.state = 'complete'
     JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished' AND {SIBLING}
     LEFT JOIN given ON given.id = rollouts.id
     WHERE v.run_id = ANY(:run_ids) AND v.version > 0 AND v.pruned_at IS NULL AND groups.evaluation_id IS NULL
-    GROUP BY v.run_id, v.version ORDER BY v.run_id, reward DESC NULLS LAST, v.version DESC
+    GROUP BY v.run_id, v.version HAVING count({TRAINING_REWARD}) > 0
+    ORDER BY v.run_id, reward DESC, v.version DESC
 """)  # noqa: S608  # constants alone
 
 

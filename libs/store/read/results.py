@@ -22,7 +22,7 @@ from leyden.libs.store.read import call_counts, step_figures
 from leyden.libs.store.read.agents import agents_rewards
 from leyden.libs.store.read.intervals import TaskSums, statistic
 from leyden.libs.store.read.paging import decode_cursor, page
-from leyden.libs.store.rewards import REWARD, SIBLING, UNGRADED
+from leyden.libs.store.rewards import KNOWN_REWARD, REWARD, SIBLING, UNGRADED
 
 MAX_TEXTS = 20
 """Shown values of a text fact, most frequent first."""
@@ -56,7 +56,7 @@ _EVALUATION_FACTS = text(f"""
     GROUP BY evaluation_id, name, is_text, text
 """)  # noqa: S608  # constants alone
 
-_EARNED = f"CROSS JOIN LATERAL (SELECT {REWARD} AS reward) AS earned"
+_EARNED = f"CROSS JOIN LATERAL (SELECT {KNOWN_REWARD} AS reward) AS earned"
 
 _REWARDS_OF_TASKS = f"""
     SELECT evaluation_id, agent, state, sum(rollouts)::bigint AS rollouts, min(version) AS version,

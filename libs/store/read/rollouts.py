@@ -16,14 +16,14 @@ from leyden.libs.store import tables
 from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.paging import BadCursor, decode_cursor, page
-from leyden.libs.store.rewards import REWARD
+from leyden.libs.store.rewards import KNOWN_REWARD
 
 RolloutSort = Literal["newest", "oldest", "highest", "lowest"]
 RolloutRow = Row[tables.Rollout, tables.Group, int | None, float | None, str]
 RolloutQuery = Select[tables.Rollout, tables.Group, int | None, float | None, str]
 
 _STATE: ColumnElement[str] = literal_column(ROLLOUT_STATE)
-_REWARD: ColumnElement[float | None] = literal_column(REWARD)
+_REWARD: ColumnElement[float | None] = literal_column(KNOWN_REWARD)
 
 # Tool calls and tasks are searched as JSON, which has line ends and quotes written out. Requests are not searched: each
 # repeats those before it.
@@ -222,7 +222,7 @@ def _sorted(query: RolloutQuery, sort: RolloutSort, cursor: str | None) -> Rollo
         columns = (created, key_id)
         return query.order_by(*((column.desc() for column in columns) if sort == "newest" else columns))
     sign = "-" if sort == "highest" else ""
-    place: ColumnElement[float] = literal_column(f"coalesce({sign}{REWARD}, 'Infinity'::float8)")
+    place: ColumnElement[float] = literal_column(f"coalesce({sign}{KNOWN_REWARD}, 'Infinity'::float8)")
     if key := decode_cursor(cursor, f"rollouts {sort}", str, str):
         query = query.where(tuple_(place, key_id) > tuple_(_float(key[0]), key[1]))
     return query.order_by(place, key_id)

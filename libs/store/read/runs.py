@@ -21,7 +21,7 @@ from leyden.libs.store.read.agents import agents_progress
 from leyden.libs.store.read.call_counts import of_run
 from leyden.libs.store.read.paging import decode_cursor, page
 from leyden.libs.store.read.policies import shown_policies
-from leyden.libs.store.rewards import REWARD, SIBLING
+from leyden.libs.store.rewards import KNOWN_REWARD, SIBLING
 from leyden.libs.store.runs.trainer_ends import trainer_ends
 
 
@@ -57,7 +57,7 @@ _PROGRESS = text(f"""
             ) AS states WHERE count > 0
         ), '{{}}') AS rollouts,
         (
-            SELECT avg({REWARD}) FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id
+            SELECT avg({KNOWN_REWARD}) FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id
             WHERE step_groups.run_id = runs.id AND step_groups.step = last_step.number AND rollouts.state = 'finished'
                 AND {SIBLING}
         ) AS reward_mean

@@ -10,7 +10,7 @@ from sqlalchemy import text
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.policies import policies_by_id
-from leyden.libs.store.rewards import REWARD, SIBLING
+from leyden.libs.store.rewards import KNOWN_REWARD, SIBLING
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ _STOP_GROUPS = text("""
 """)
 
 _STEP_REWARDS = text(f"""
-    SELECT s.step, avg({REWARD})
+    SELECT s.step, avg({KNOWN_REWARD})
     FROM step_groups s JOIN rollouts ON rollouts.group_id = s.group_id AND rollouts.state = 'finished'
         AND {SIBLING}
-    WHERE s.run_id = :run AND s.step IS NOT NULL GROUP BY 1 ORDER BY 1
+    WHERE s.run_id = :run AND s.step IS NOT NULL GROUP BY 1 HAVING count({KNOWN_REWARD}) > 0 ORDER BY 1
 """)  # noqa: S608  # constants alone
 
 _PHASES = text("""
@@ -159,7 +159,7 @@ async def cancel_training(session: Session, run_id: str) -> None:
 
 
 async def step_rewards(session: ReadSession, run_id: str) -> list[tuple[int, float]]:
-    """Steps with the mean rewards of their rollouts, in their order."""
+    """Steps with the mean rewards of their rollouts, in their order; none of which all are still to come."""
     return [(step, reward) for step, reward in await session.execute(_STEP_REWARDS, {"run": run_id})]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from sqlalchemy import update
+from sqlalchemy import text, update
 
 from leyden.libs.client.chains import Chains
 from leyden.libs.contracts import ids
@@ -19,10 +19,11 @@ from leyden.libs.contracts.conversation import Json, Turn, parse_turn, turn_json
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.policies import policy_columns
+from leyden.libs.store.runs.phases import step_rewards
 from tests.support import builders
 
 
-async def finish(database: Database, rollout: tables.Rollout, reward: float, facts: dict[str, Any]) -> None:
+async def finish(database: Database, rollout: tables.Rollout, reward: float | None, facts: dict[str, Any]) -> None:
     await builders.add_attempt(database, rollout, state="settled")
     await builders.add_outcome(database, rollout, reward=reward, facts=facts)
     async with database.session() as session:
@@ -555,6 +556,41 @@ async def test_an_evaluation_whose_rewards_come_from_outside_is_pending_until_th
         assert (await api_http.post(f"/v1/rollouts/{rollout.id}/rewards", json=reward)).status_code == 201
         found = await results()
         assert (found["pending"], found["complete"], found["reward"]["mean"]) == (pending, not pending, 0.5)
+
+
+async def test_a_reward_that_is_still_to_come_is_no_0_of_a_step(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(
+        database, config=builders.run_document(runner={"type": "process", "stdout_reward": False})
+    )
+    group, [*rollouts, reroll] = await builders.add_group(database, run, size=3)
+    for rollout in rollouts:
+        await finish(database, rollout, None, {})
+        async with database.session() as session:
+            (await session.get_one(tables.Rollout, rollout.id)).reward = 0.0
+    await finish(database, reroll, 1.0, {})
+    async with database.session() as session:
+        (await session.get_one(tables.Rollout, reroll.id)).rerolls_of = rollouts[0].id
+    await add_step(database, run, 1, {group.id: "trained"})
+
+    async def shown() -> tuple[Any, ...]:
+        [step] = (await get(api_http, f"/v1/runs/{run.id}/steps"))["items"]
+        names = (await get(api_http, f"/v1/runs/{run.id}/metrics"))["names"]
+        listed = (await get(api_http, f"/v1/rollouts?run={run.id}&sort=lowest"))["items"]
+        of_run = (await get(api_http, f"/v1/runs/{run.id}"))["progress"]["reward_mean"]
+        async with database.read() as session:
+            reports = text("SELECT reward_mean FROM reports.steps WHERE run_id = :run")
+            reported = await session.scalar(reports, {"run": run.id})
+            stops = await step_rewards(session, run.id)
+        rewards = {one["id"]: one["reward"] for one in listed}
+        means = (step["reward_mean"], of_run, reported)
+        return means, "reward_mean" in names, stops, [rewards[one.id] for one in rollouts]
+
+    assert await shown() == ((None, None, None), False, [], [None, None])
+    reward = {"key": "grade", "value": 0.5}
+    assert (await api_http.post(f"/v1/rollouts/{rollouts[0].id}/rewards", json=reward)).status_code == 201
+    assert await shown() == ((0.5, 0.5, 0.5), True, [(1, 0.5)], [0.5, None])
 
 
 async def test_a_reward_after_its_group_was_credited_is_refused_with_the_reason(
