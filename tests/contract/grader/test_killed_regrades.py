@@ -68,7 +68,7 @@ async def grader(
 
 
 def named(folder: Path) -> dict[str, str]:
-    return {"GRADER_LEASE_SECONDS": "1", "GRADER_WORK_FOLDER": str(folder / "work"), "GRADER_CODE_USER": "same"}
+    return {"GRADER_LEASE_SECONDS": "3", "GRADER_WORK_FOLDER": str(folder / "work"), "GRADER_CODE_USER": "same"}
 
 
 @pytest.fixture(autouse=True)

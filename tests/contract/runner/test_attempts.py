@@ -88,7 +88,7 @@ class Bench:
                 "RUNNER_GRACE_SECONDS": "0.2",
                 "RUNNER_POLL_SECONDS": "0.2",
                 "RUNNER_DRAIN_SECONDS": "0.2",
-                "RUNNER_LEASE_SECONDS": "1.5",
+                "RUNNER_LEASE_SECONDS": "4",
                 "PLATFORM_SECRET": SECRET,
                 **environment,
             },
