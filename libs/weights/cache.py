@@ -125,4 +125,8 @@ def _asked_at(folder: Path) -> float:
 
 
 def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    try:
+        return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    except FileNotFoundError:
+        # Another process removes it.
+        return 0

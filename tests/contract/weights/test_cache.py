@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.faults import FaultInjector
 from leyden.libs.weights import Damaged, VersionKey, WeightStore
 from leyden.libs.weights.cache import NodeCache
@@ -109,6 +110,26 @@ def test_the_versions_asked_for_longest_ago_go(bucket: dict[str, str], tmp_path:
     assert {one.name for one in node.iterdir() if one.name.startswith(".")} == {
         f".run-a-1-{keys[1].content_sha256}.lock"
     }
+
+
+def test_fetchers_of_a_small_folder_remove_versions_of_each_other_and_all_answer(tmp_path: Path) -> None:
+    store = WeightStore(f"file://{tmp_path}/store")
+    keys = []
+    for number in range(6):
+        folder = tmp_path / "made" / str(number)
+        folder.mkdir(parents=True)
+        for part in range(20):
+            (folder / f"part{part}.safetensors").write_bytes(bytes([number]) * 1000)
+        keys.append(VersionKey("run-a", number, weights_sha256(folder)))
+        store.publish(keys[-1], folder)
+
+    def ask(first: int) -> None:
+        cache = NodeCache(tmp_path / "node", store, 45_000)
+        for place in range(60):
+            cache.fetch(keys[(first + place * (first + 1)) % len(keys)])
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(ask, range(6)))
 
 
 def test_a_corrupt_object_leaves_nothing_in_the_folder(bucket: dict[str, str], version: Path, tmp_path: Path) -> None:
