@@ -103,7 +103,12 @@ class Server:
                 return
             self._next = (self._next + 1) % UIDS
             uid = UIDS_FROM + self._next
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError:
+                # Agents have used up the processes of the pod: it takes no more of them, and those that it has go on.
+                time.sleep(0.2)
+                return
             if pid == 0:
                 self._listener.close()
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)

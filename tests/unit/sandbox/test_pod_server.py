@@ -240,6 +240,20 @@ async def test_more_attempts_than_the_pod_has_room_for_wait(server: Any) -> None
     assert len({one["stdout"] for one in ended}) == 100
 
 
+def test_agents_that_use_up_the_pods_processes_do_not_end_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork() -> int:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fork)
+    monkeypatch.setattr(pod_server, "is_inside", lambda *_: False)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = pod_server.Server(listener, TOKEN, attempts=1, idle_seconds=0.5)
+        with socket.create_connection(listener.getsockname()) as runner:
+            server.run()
+            runner.settimeout(10)
+            assert runner.recv(1) == b""
+
+
 def test_connections_from_inside_the_pod_are_refused() -> None:
     own = "::ffff:10.0.0.7"
     assert all(pod_server.is_inside(peer, own) for peer in (own, "127.0.0.1", "::ffff:127.0.0.1", "::1"))
