@@ -82,7 +82,7 @@ NODE_PATH = PATH="$(abspath $(BIN)):$$PATH"
 CONSOLE_IF_POSSIBLE = $(MAKE) --silent console || echo "going on without the console: see the error above, then run make console"
 
 .DEFAULT_GOAL := help
-.PHONY: experiment test-experiments test-long test-gpu test-trackers help console screenshots structure audit oracle test-agents test-agents-few test-agents-newest test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang test-containers contract e2e check up down demo bench bench-gpu bench-swap bench-peers bench-page soak soak-grades growth fuzz docs migrate migration clean
+.PHONY: experiment test-experiments test-long test-gpu test-trackers help console screenshots structure audit oracle test-agents test-agents-few test-agents-newest test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang test-stores test-containers contract e2e check up down demo bench bench-gpu bench-swap bench-peers bench-page soak soak-grades growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -122,6 +122,13 @@ $(CACHE)/peers/.ready: tests/campaigns/peers/requirements.txt constraints.txt
 
 $(CACHE)/sglang/.ready: $(VENV)/.ready
 	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest $(CACHE)/sglang $(SGLANG_TYPES)
+	@touch $@
+
+# Clients and servers of Google's and Azure's object stores; of packages that both have, those of $(VENV) serve.
+$(CACHE)/stores/.ready: tests/stores/requirements.txt $(VENV)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --target $(CACHE)/stores/python \
+		--requirement tests/stores/requirements.txt
+	npm install --silent --no-audit --no-fund --prefix $(CACHE)/stores azurite@3.37.0
 	@touch $@
 
 # SGLang for a CPU: without the CUDA packages of its own requirements, and with what tests/sglang adds at start.
@@ -231,6 +238,9 @@ test: setup ## every test that takes no minutes
 test-sglang: setup $(SGLANG_VENV)/.ready ## the contract of engines, and a training, on a real SGLang on a CPU
 	TEST_SGLANG=1 $(BIN)/pytest --timeout=600 --durations=10 -k "[sglang or on_sglang" \
 		$(SGLANG_TESTS)
+
+test-stores: setup $(CACHE)/stores/.ready ## versions in object stores of Google's and Azure's kind
+	$(BIN)/pytest --timeout=600 tests/stores
 
 test-containers: setup $(CACHE)/busybox/.ready ## agents in containers, on an installed podman; CONTAINERS=docker for docker
 	@command -v $(CONTAINERS) >/dev/null || { echo "$(CONTAINERS) is missing: install it (Debian: apt-get install podman)"; exit 1; }

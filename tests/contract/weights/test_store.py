@@ -25,16 +25,25 @@ WeightStore(sys.argv[1]).publish(VersionKey("run-a", 1, sys.argv[3]), Path(sys.a
 NAMES = {"adapter/adapter_model.safetensors", "config.json", "model.safetensors"}
 
 
+def opened() -> tuple[fsspec.AbstractFileSystem, str]:
+    """The client of the store, and its place there."""
+    found: tuple[fsspec.AbstractFileSystem, str] = fsspec.url_to_fs(
+        os.environ["LEYDEN_WEIGHT_STORE"], use_listings_cache=False, skip_instance_cache=True
+    )
+    return found
+
+
 def objects() -> list[str]:
-    return sorted(fsspec.url_to_fs(STORE, use_listings_cache=False, skip_instance_cache=True)[0].find(STORE))
+    files, place = opened()
+    return sorted(files.find(place))
 
 
 def overwrite(path: str, content: bytes) -> None:
-    fsspec.url_to_fs(STORE, skip_instance_cache=True)[0].pipe_file(path, content)
+    opened()[0].pipe_file(path, content)
 
 
 def test_a_version_comes_back_as_it_was_published(bucket: dict[str, str], version: Path, tmp_path: Path) -> None:
-    store, key = WeightStore(STORE), key_of(version)
+    store, key = WeightStore(bucket["LEYDEN_WEIGHT_STORE"]), key_of(version)
     assert store.publish(key, version)
     assert not store.publish(key, version)
     store.fetch(key, tmp_path / "all")
@@ -47,9 +56,13 @@ def test_a_version_comes_back_as_it_was_published(bucket: dict[str, str], versio
 
 
 def test_a_killed_publisher_leaves_no_version(bucket: dict[str, str], version: Path, tmp_path: Path) -> None:
-    store, key, injector = WeightStore(STORE), key_of(version), FaultInjector(tmp_path / "faults")
+    store, key, injector = (
+        WeightStore(bucket["LEYDEN_WEIGHT_STORE"]),
+        key_of(version),
+        FaultInjector(tmp_path / "faults"),
+    )
     injector.arm("trainer.file_published")
-    command = [sys.executable, "-c", PUBLISH, STORE, str(version), key.content_sha256]
+    command = [sys.executable, "-c", PUBLISH, store.url, str(version), key.content_sha256]
     done = subprocess.run(command, env={**os.environ, **injector.environment}, timeout=120)
     assert done.returncode == -9
     assert len(objects()) == 1
@@ -61,7 +74,7 @@ def test_a_killed_publisher_leaves_no_version(bucket: dict[str, str], version: P
 
 
 def test_other_weights_of_the_same_version_lie_beside_it(bucket: dict[str, str], version: Path, tmp_path: Path) -> None:
-    store, key = WeightStore(STORE), key_of(version)
+    store, key = WeightStore(bucket["LEYDEN_WEIGHT_STORE"]), key_of(version)
     store.publish(key, version)
     (version / "model.safetensors").write_bytes(b"other")
     with pytest.raises(Damaged, match="restore it"):
@@ -80,11 +93,11 @@ def test_other_weights_of_the_same_version_lie_beside_it(bucket: dict[str, str],
 def test_a_corrupt_object_is_refused_with_the_remedy(
     bucket: dict[str, str], version: Path, tmp_path: Path, content: bytes | None
 ) -> None:
-    store, key = WeightStore(STORE), key_of(version)
+    store, key = WeightStore(bucket["LEYDEN_WEIGHT_STORE"]), key_of(version)
     store.publish(key, version)
     path = next(one for one in objects() if "adapter" in one)
     if content is None:
-        fsspec.url_to_fs(STORE, skip_instance_cache=True)[0].rm(path)
+        opened()[0].rm(path)
     else:
         overwrite(path, content)
     with pytest.raises(Damaged, match=r"adapter_model.safetensors is not what was published: remove .*publishes it"):
@@ -94,7 +107,7 @@ def test_a_corrupt_object_is_refused_with_the_remedy(
 def test_a_corrupt_manifest_is_refused_and_published_again(
     bucket: dict[str, str], version: Path, tmp_path: Path
 ) -> None:
-    store, key = WeightStore(STORE), key_of(version)
+    store, key = WeightStore(bucket["LEYDEN_WEIGHT_STORE"]), key_of(version)
     store.publish(key, version)
     path = next(one for one in objects() if "manifest" in one)
     for content in (b"", b'{"files": []}', b'{"files": [{"name": "../x", "size_bytes": 1, "sha256": "0"}]}'):
@@ -103,6 +116,12 @@ def test_a_corrupt_manifest_is_refused_and_published_again(
             store.manifest(key)
     assert store.publish(key, version)
     store.fetch(key, tmp_path / "got")
+
+
+def test_a_missing_bucket_is_named(bucket: dict[str, str], version: Path) -> None:
+    url = bucket["LEYDEN_WEIGHT_STORE"].replace("weights", "nowhere")
+    with pytest.raises(StoreUnusable, match=f"{url}/run-a/1/.*check its address, endpoint and credentials"):
+        WeightStore(url).publish(key_of(version), version)
 
 
 def test_errors_name_the_store_and_no_credential(
