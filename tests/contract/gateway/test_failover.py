@@ -96,7 +96,7 @@ async def test_a_stream_continues_on_the_other_engine_after_the_tokens_that_it_h
 @in_each_dialect
 @streamed_or_not
 async def test_a_call_that_no_engine_finishes_fails_and_never_looks_complete(tmp_path, database, dialect, stream):
-    async with two_engines(tmp_path, database, dialect, hold_seconds=0.5) as pair:
+    async with two_engines(tmp_path, database, dialect, hold_seconds=1.0) as pair:
         gone = (503, {"error": {"message": "gone"}})
 
         def pace(tokens: int) -> None:

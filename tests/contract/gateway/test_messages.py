@@ -298,7 +298,7 @@ async def test_a_wrong_body_is_refused_in_anthropics_shape(tmp_path, database, c
 
 
 async def test_refusals_have_anthropics_types_and_either_header_holds_the_key(tmp_path, database):
-    async with scene(tmp_path, database, max_body_bytes=5000, hold_seconds=0.1) as stage:
+    async with scene(tmp_path, database, max_body_bytes=5000, hold_seconds=1.0) as stage:
         gateway, rollout = stage.gateway, stage.rollout_id
         url = f"{gateway.base_url(rollout)}/messages"
         other, wrong = gateway.key(rollout, 2), gateway.key(rollout, scope=Scope.TELEMETRY)
@@ -362,8 +362,12 @@ async def test_a_stream_that_waits_starts_with_the_message_and_pings(tmp_path, d
 
 
 async def test_a_disconnect_aborts_the_call(tmp_path, database):
+    async def pace(tokens: int) -> None:
+        while tokens >= 3 and not stage.engine.aborted:
+            await asyncio.sleep(0.01)
+
     async with scene(
-        tmp_path, database, says="Hello.", engine={"pace_seconds": 0.05, "tokens_per_chunk": 1}, abandoned_seconds=0
+        tmp_path, database, says="Hello.", engine={"pace": pace}, abandoned_seconds=0
     ) as stage, stage.anthropic() as client:  # fmt: skip
         async with client.messages.stream(model="m", max_tokens=99, messages=HI) as stream:
             async for _ in stream.text_stream:

@@ -283,18 +283,20 @@ async def test_the_clients_own_stream_reader_builds_the_response(tmp_path, datab
 
 async def test_a_stream_that_fails_later_ends_with_a_failed_response(tmp_path, database):
     says = "a long answer that is cut"
+
+    def pace(tokens: int) -> None:
+        if tokens == 3:
+            stage.engine.refuses = (503, {"error": {"message": "gone"}})
+
     async with (
-        scene(tmp_path, database, says=says, engine={"dies_after": 3, "pace_seconds": 0.05}, hold_seconds=0.5) as stage,
+        scene(tmp_path, database, says=says, engine={"dies_after": 3, "pace": pace}, hold_seconds=0.5) as stage,
         http_of(stage) as http,
         http.stream("POST", "/responses", json={"model": "m", "input": "hi", "stream": True}) as answer,
     ):
-        text = ""
-        async for piece in answer.aiter_text():
-            text += piece
-            if "output_text.delta" in text:
-                stage.engine.refuses = (503, {"error": {"message": "gone"}})
+        text = "".join([piece async for piece in answer.aiter_text()])
         events = parsed(text)
         [call] = await stage.calls()
+    assert "output_text.delta" in text
     assert (events[-1].type, events[-1].response.status) == ("response.failed", "failed")
     assert events[-1].response.error.code == "server_error"
     assert not [event for event in events if event.type in {"response.completed", "response.output_item.done"}]
@@ -303,8 +305,13 @@ async def test_a_stream_that_fails_later_ends_with_a_failed_response(tmp_path, d
 
 async def test_a_stream_whose_client_hangs_up_is_aborted_at_the_engine(tmp_path, database):
     says = "a long answer that nobody waits for"
+
+    async def pace(tokens: int) -> None:
+        while tokens >= 3 and not stage.engine.aborted:
+            await asyncio.sleep(0.01)
+
     async with scene(
-        tmp_path, database, says=says, engine={"pace_seconds": 0.05}, abandoned_seconds=0
+        tmp_path, database, says=says, engine={"pace": pace}, abandoned_seconds=0
     ) as stage, stage.client() as client:  # fmt: skip
         async with await client.responses.create(model="m", input="hi", stream=True) as stream:
             async for event in stream:

@@ -51,14 +51,14 @@ async def test_a_text_whose_search_never_ends_is_no_way_out_of_a_penalty(
 
 async def test_a_component_that_takes_too_long_by_its_references_fails_alone() -> None:
     slow = {"type": "text_similarity", "measure": "fuzzy", "reference": "{task.answers}"}
-    pool = Pool(1, component_seconds=0.2)
+    pool = Pool(1, component_seconds=1.0)
     try:
         facts = AttemptFacts({"answers": ["ab" * 25_000] * 20}, "ba" * 25_000)
         late, last = await pool.grade(components(slow, WORDS), facts)
     finally:
         await pool.close()
     assert (late.grade.state, late.crashed, last.grade.value) == (ComponentState.FAILED, True, 1.0)
-    assert late.grade.explanation == "it took longer than 0.2 s"
+    assert late.grade.explanation == "it took longer than 1 s"
 
 
 async def test_an_error_of_a_grader_is_its_finding_and_no_crash(pool: Pool) -> None:

@@ -407,7 +407,7 @@ async def test_an_endless_refusal_is_read_in_part() -> None:
 @pytest.mark.parametrize("head", [[], [CHUNKED], [CHUNKED, chunk(event(7))]])
 async def test_an_engine_that_falls_silent_is_lost(head: Sequence[bytes], stream: bool) -> None:
     server = Server([*head, b"wait"], [CHUNKED, chunk(event(2, finish=STOP)), END] if stream else [HELLO])
-    async with server.serving(), client_of(server.url, silence_seconds=0.2) as engines:
+    async with server.serving(), client_of(server.url, silence_seconds=1.0) as engines:
         tokens = await engines.sample(stream=stream)
         server.go_on.set()
         await server.is_left.wait()
