@@ -38,7 +38,7 @@ async def add_duel(session: Session, run_id: str, asked: DuelRequest, given_by: 
     names = [one.name for one in asked.reward.components]
     ids = {one for pair in asked.pairs for one in (pair.rollout, pair.against)}
     found = {row.id: row for row in await session.execute(_ROLLOUTS, {"ids": sorted(ids)})}
-    pairs = []
+    pairs, seen = [], set[tuple[str, str]]()
     for number, pair in enumerate(asked.pairs):
         mine, rival = found.get(pair.rollout), found.get(pair.against)
         place = f"pairs.{number}"
@@ -48,6 +48,9 @@ async def add_duel(session: Session, run_id: str, asked: DuelRequest, given_by: 
             raise DuelRefused(f"{place}.against: it is none of evaluation {asked.against!r}")
         if (mine.dataset_id, mine.task) != (rival.dataset_id, rival.task):
             raise DuelRefused(f"{place}: the rollouts have different tasks: compare answers to one task")
+        if (pair.rollout, pair.against) in seen:
+            raise DuelRefused(f"{place}: it is there already, and would count twice: send each pair once")
+        seen.add((pair.rollout, pair.against))
         if sorted(pair.values) != sorted(names):
             raise DuelRefused(f"{place}.values: write one of each component of `reward`: {', '.join(names)}")
         pairs.append({**pair.model_dump(), "task": mine.task})

@@ -89,6 +89,15 @@ async def test_a_pair_that_is_none_is_refused(
     assert (await api_http.get(f"/v1/runs/{run.id}/duels")).json()["items"] == []
 
 
+async def test_a_pair_counts_once(api_http: httpx.AsyncClient, database: Database) -> None:
+    run, rollouts = await evaluated(database)
+    body = request_of(rollouts, 1.0, 0.5)
+    body["pairs"].append(body["pairs"][0])
+    answer = await api_http.post(f"/v1/runs/{run.id}/duels", json=body)
+    assert answer.status_code == 422
+    assert "pairs.2: it is there already, and would count twice" in answer.json()["detail"]
+
+
 async def test_only_judges_that_compare_have_duels(api_http: httpx.AsyncClient, database: Database) -> None:
     run, rollouts = await evaluated(database)
     body = request_of(rollouts, 1.0, 0.5)
