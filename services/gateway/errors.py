@@ -5,6 +5,7 @@ GatewayError             base: status, type, param, code; 500: the run's stored 
     ContextOverflow      400: the prompt leaves no room in the model's context
   KeyRefused             401 or 403: the capability is not valid for this address
   NotServed              404: no such address
+  OtherVersion           409: an engine serves another version than the one that was asked for
   TooSlow                408: the body came too slowly
   TooLarge               413: the body exceeds the limit
   TooManyCalls           429 with Retry-After: one attempt has the maximum of calls in flight
@@ -80,6 +81,13 @@ class NotServed(GatewayError):
     """No such address."""
 
     status = 404
+    type = "invalid_request_error"
+
+
+class OtherVersion(GatewayError):
+    """An engine serves another version than the one that was asked for."""
+
+    status = 409
     type = "invalid_request_error"
 
 

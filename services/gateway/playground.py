@@ -24,7 +24,7 @@ from leyden.services.gateway.calls.streaming import EventStream
 from leyden.services.gateway.dialects.chat_completions import ChatCompletions
 from leyden.services.gateway.engine.client import EngineClient
 from leyden.services.gateway.engine.sglang import EngineRequest
-from leyden.services.gateway.errors import GatewayError, TooManyCalls, Unavailable
+from leyden.services.gateway.errors import GatewayError, OtherVersion, TooManyCalls, Unavailable
 from leyden.services.gateway.prompt.answer import AnswerStream, finish_answer
 from leyden.services.gateway.prompt.models import PoolModels, ServedModel
 from leyden.services.gateway.prompt.reasoning import Piece
@@ -46,19 +46,22 @@ class Playground:
         self._engines = engines
         self._running = 0
 
-    async def ask(self, policy_id: str, body: bytes) -> AsyncGenerator[bytes]:
+    async def ask(self, policy_id: str, body: bytes, version: int | None = None) -> AsyncGenerator[bytes]:
         """Yields the events of an answer to a chat completion's body: `tokens` as they come, then `end` or `error`.
 
+        Args: version: alone answers; None: any that an engine serves
         Raises: GatewayError: before the first event
         """
         request = replace(CHAT_COMPLETIONS.parse(body, max_choices=1), stream=True, logprobs=True)
         with self._place():
             served = await self._models.of_run(policy_id)
-            choice = SampledTokens(call_id := new_call_id(), 0, seed_of_call(call_id))
+            call_id, seed = new_call_id(), request.sampling.seed
+            choice = SampledTokens(call_id, 0, seed_of_call(call_id) if seed is None else seed)
             prompt = (await served.prefixes.whole(("playground", call_id), request)).prompt
             check_vocabulary(served.chat, request, prompt)
             temperature = 1.0 if request.sampling.temperature is None else request.sampling.temperature
             asked = engine_request(served, request, prompt, (policy_id, call_id), temperature)
+            asked = replace(asked, version=version)
             async with aclosing(self._follow(served, request, prompt, asked, choice)) as events:
                 async for event in events:
                     yield event
@@ -86,10 +89,12 @@ class Playground:
             while not sampling.done():
                 await _wait(progress, began, choice)
                 progress.clear()
+                _check_version(asked.version, choice)
                 if not sampling.done() and any(text := shown.next_text()):
                     yield _tokens(text, shown, choice)
                     has_begun = True
             sampling.result()
+            _check_version(asked.version, choice)
             answer = finish_answer(served.chat, request, prompt, choice)
             yield _tokens(shown.rest(answer), shown, choice) + _end(answer, prompt, choice)
         except GatewayError as error:
@@ -105,15 +110,27 @@ async def play(request: Request) -> Response:
     """Answers a chat completion to a person, as a stream of events."""
     request.state.wire_format = CHAT_COMPLETIONS
     policy_id = request.app.state.auth.policy_of(request.headers)
+    version = request.query_params.get("version")
     with request.app.state.budget.share() as share:
         body = await body_of(request, share)
     playground: Playground = request.app.state.playground
-    events = playground.ask(policy_id, body)
+    events = playground.ask(policy_id, body, None if version is None else int(version))
     first = await anext(events)
     return EventStream("text/event-stream", first, events, on_loss=_ignore, on_end=_ignore)
 
 
 PLAYGROUND_ROUTES = (Route("/playground", play, methods=["POST"]),)
+
+
+def _check_version(version: int | None, choice: SampledTokens) -> None:
+    """Engines change their weights while they sample. Raises: OtherVersion: another one sampled a token."""
+    others = {one for one in choice.policy_versions if version is not None and one != version}
+    if others:
+        message = (
+            f"The engine serves version {max(others)} now, not {version}: ask that one, or copy the other by"
+            " `leyden policy export --version` and serve it."
+        )
+        raise OtherVersion(message, code="version_not_served")
 
 
 async def _wait(progress: asyncio.Event, began: float, choice: SampledTokens) -> None:

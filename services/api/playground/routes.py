@@ -19,7 +19,7 @@ from leyden.libs.contracts.capability import Scope as KeyScope
 from leyden.libs.contracts.states import ENDED
 from leyden.libs.service import Problem
 from leyden.libs.store.database import Database
-from leyden.libs.store.engines import has_engines, serving_engines
+from leyden.libs.store.engines import has_engines, newest_policy_version, serving_engines
 from leyden.libs.store.read import runs
 from leyden.services.api.attempts.context import AttemptContext, context_of
 from leyden.services.api.auth import GuardedRoute, Writer
@@ -53,10 +53,11 @@ async def ask_policy(
 
     Events: `tokens` with `content`, `reasoning` and `tokens` (text, log-probability, version), then `end` with
     `finish_reason`, `tool_calls`, `prompt_tokens` and `completion_tokens`, or `error`. A token has one question at a
-    time (429). 503 where no engine serves the policy; no engine is started for it.
+    time (429). 503 where no engine serves the policy, 409 where those that do serve another version than `version`; no
+    engine is started for it, and no other version answers.
     """
     context = context_of(request)
-    policy_id = await _served(store, run_id, asked.policy)
+    policy_id = await _served(store, run_id, asked)
     asking: set[str] = request.app.state.asking
     if caller in asking:
         raise Problem(429, "this token has a question in hand: wait for its answer, or leave it", cause="busy")
@@ -67,15 +68,34 @@ async def ask_policy(
         return _Passed(answer, stack.pop_all())
 
 
-async def _served(store: Database, run_id: str, policy: str | None) -> str:
-    """The policy's id. Raises: Problem: no engine serves it."""
+async def _served(store: Database, run_id: str, asked: PlaygroundRequest) -> str:
+    """The policy's id. Raises: Problem: no engine serves it, or none its version."""
     async with store.read() as session:
-        policy_id = await runs.policy_id(session, run_id, policy)
-        is_served = any(one.run_id == policy_id for one in await serving_engines(session))
-        if is_served or not await has_engines(session):
+        policy_id = await runs.policy_id(session, run_id, asked.policy)
+        served = {one.policy_version for one in await serving_engines(session) if one.run_id == policy_id}
+        if asked.version is not None:
+            newest = await newest_policy_version(session, policy_id)
+            if newest is not None and asked.version > newest:
+                raise Problem(
+                    404, f"run {run_id} has no version {asked.version}: its newest is {newest}", cause="not_found"
+                )
+        if served and asked.version is not None and asked.version not in served:
+            raise Problem(409, _other_version(run_id, asked, served), cause="version_not_served")
+        if served or not await has_engines(session):
             return policy_id
         run = await runs.get_run(session, run_id)
     raise Problem(503, _unserved(run_id, run.phase), cause="not_served")
+
+
+def _other_version(run_id: str, asked: PlaygroundRequest, served: set[int | None]) -> str:
+    """The sentence of a 409: an engine has the weights of one version of a run."""
+    versions = ", ".join(str(one) for one in sorted(one for one in served if one is not None)) or "none"
+    policy = "" if asked.policy is None else f" --policy {asked.policy}"
+    return (
+        f"engines serve version {versions} of run {run_id}, and each serves one at a time, so version {asked.version}"
+        " cannot answer: ask the served one, or copy the other by `leyden policy export"
+        f" {run_id}{policy} --version {asked.version} --to FOLDER` and serve that beside it"
+    )
 
 
 def _unserved(run_id: str, phase: str) -> str:
@@ -98,6 +118,7 @@ async def _ask(
             client.stream(
                 "POST",
                 f"{context.gateway_url}/playground",
+                params={} if asked.version is None else {"version": asked.version},
                 json=_completion(asked),
                 headers={"authorization": f"Bearer {key}"},
             )
@@ -115,8 +136,12 @@ async def _ask(
 def _completion(asked: PlaygroundRequest) -> dict[str, Any]:
     system = [{"role": "system", "content": asked.system}] if asked.system else []
     messages = [*system, {"role": "user", "content": asked.user}]
-    limits = {"temperature": asked.temperature, "max_tokens": asked.max_tokens}
-    return {"model": "policy", "messages": messages, **limits}
+    more: dict[str, Any] = {"temperature": asked.temperature, "max_tokens": asked.max_tokens}
+    if asked.tools:
+        more["tools"] = asked.tools
+    if asked.seed is not None:
+        more["seed"] = asked.seed
+    return {"model": "policy", "messages": messages, **more}
 
 
 def _refused(answer: httpx.Response) -> Problem:

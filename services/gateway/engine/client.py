@@ -97,7 +97,7 @@ class EngineClient:
         hold = HoldTimeout(self._hold_seconds)
         tries = failures = 0
         while tokens.finish is None:
-            endpoint = await self._pool.pick(request.run_id, request.rollout_id, hold, request.pool)
+            endpoint = await self._pool.pick(request.run_id, request.rollout_id, hold, request.pool, request.version)
             before, context_length = len(tokens.ids), self._context_lengths.get(endpoint.url)
             try:
                 await self._request(endpoint, request, tokens, _request_id(tokens.call_id, tries), on_progress)

@@ -126,20 +126,22 @@ class EnginePool:
         self._refreshed.set()
         self._refreshed.clear()
 
-    async def pick(self, run_id: str, rollout_id: str, hold: HoldTimeout, pool: str = DEFAULT_POOL) -> Endpoint:
-        """Returns the rollout's engine; waits while no engine of the pool serves the run.
+    async def pick(
+        self, run_id: str, rollout_id: str, hold: HoldTimeout, pool: str = DEFAULT_POOL, version: int | None = None
+    ) -> Endpoint:
+        """Returns the rollout's engine; waits while no engine of the pool serves the run, or that version of it.
 
         Raises: Unavailable: no engine served the run before the hold timeout
         """
         self._last_pick = asyncio.get_running_loop().time()
         self._requested.set()
-        endpoint = self._choose(run_id, rollout_id, pool)
+        endpoint = self._choose(run_id, rollout_id, pool, version)
         if endpoint is not None:
             return endpoint
         with HELD.track_inprogress():
             while endpoint is None:
                 await pause(self._refreshed, min(hold.remaining(), 2 * self._poll_seconds))
-                endpoint = self._choose(run_id, rollout_id, pool)
+                endpoint = self._choose(run_id, rollout_id, pool, version)
         return endpoint
 
     def mark_unhealthy(self, url: str, run_id: str) -> None:
@@ -149,8 +151,10 @@ class EnginePool:
         self._unhealthy_until = lasting | {(run_id, url): now + UNHEALTHY_SECONDS}
         self._requested.set()
 
-    def _choose(self, run_id: str, rollout_id: str, pool: str = DEFAULT_POOL) -> Endpoint | None:
+    def _choose(self, run_id: str, rollout_id: str, pool: str, version: int | None) -> Endpoint | None:
         serving = [one for one in self._endpoints if one.pool == pool and one.run_id in {run_id, None}]
+        if version is not None:
+            serving = [one for one in serving if one.policy_version in {version, None}]
         now = asyncio.get_running_loop().time()
         healthy = [endpoint for endpoint in serving if self._unhealthy_until.get((run_id, endpoint.url), 0.0) < now]
         return max(healthy or serving, key=lambda endpoint: _score(endpoint.url, rollout_id), default=None)

@@ -60,7 +60,8 @@ class EngineRequest:
 
     Args: prompt_ids: [T] every id is in the vocabulary, because SGLang crashes on any other; constraint: SGLang's
         parameter with the grammar of the answer, or nothing; stream: the client reads the tokens as they come;
-        routed_from: the engine returns the experts of the tokens from this position on; None: of none
+        routed_from: the engine returns the experts of the tokens from this position on; None: of none; version: alone
+        may sample, None: any
     """
 
     run_id: str
@@ -76,6 +77,7 @@ class EngineRequest:
     stream: bool
     constraint: dict[str, str] = field(default_factory=dict)
     routed_from: int | None = None
+    version: int | None = None
 
 
 def request_body(

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from leyden.libs.contracts.states import EngineState
+from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import EngineStatus, write_engines
 from leyden.services.api.app import create_app
@@ -95,6 +96,39 @@ async def test_a_run_that_no_engine_serves_is_refused_with_the_remedy(
     assert (refused.status_code, refused.json()["cause"]) == (503, "not_served")
     assert remedy in refused.json()["detail"]
     assert (await ask(http, stage.run_id)).status_code == 200
+
+
+async def test_tools_and_a_seed_reach_the_model_and_the_engine(stage: Scene, http: httpx.AsyncClient) -> None:
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
+    assert (await ask(http, stage.run_id)).status_code == 200
+    assert (await ask(http, stage.run_id, tools=[tool], seed=7)).status_code == 200
+    plain, with_tool = stage.engine.requests[-2:]
+    assert with_tool["sampling_params"]["sampling_seed"] == 7 != plain["sampling_params"]["sampling_seed"]
+    words = [stage.model.tokenizer.decode(one["input_ids"]) for one in (plain, with_tool)]
+    assert ["look_up" in one for one in words] == [False, True]
+    assert (await ask(http, stage.run_id, tools=[{"type": "function"}])).status_code == 400
+
+
+async def test_a_version_that_no_engine_serves_is_refused_with_the_remedy_and_never_answered(
+    stage: Scene, http: httpx.AsyncClient
+) -> None:
+    async with stage.database.read() as session:
+        run = await session.get_one(tables.Run, stage.run_id)
+    for version in range(3):
+        await builders.add_policy_version(stage.database, run, version)
+    async with stage.database.session() as session:
+        await write_engines(session, [EngineStatus(stage.engine.url, EngineState.SERVING, stage.run_id, 0)])
+    refused = await ask(http, stage.run_id, version=2)
+    assert (refused.status_code, refused.json()["cause"]) == (409, "version_not_served")
+    assert f"engines serve version 0 of run {stage.run_id}" in refused.json()["detail"]
+    assert f"leyden policy export {stage.run_id} --version 2 --to FOLDER" in refused.json()["detail"]
+    unknown = await ask(http, stage.run_id, version=3)
+    assert (unknown.status_code, unknown.json()["detail"]) == (
+        404,
+        f"run {stage.run_id} has no version 3: its newest is 2",
+    )
+    assert stage.engine.requests == []
+    assert (await ask(http, stage.run_id, version=0)).status_code == 200
 
 
 async def test_what_the_gateway_refuses_reaches_the_person(stage: Scene, http: httpx.AsyncClient) -> None:

@@ -120,6 +120,7 @@ API = {
     ("GET", "/v1/runs/{run_id}/evaluations"): READ,
     ("POST", "/v1/runs/{run_id}/evaluations"): Row(for_people(403, 404, 404), {"dataset": "nowhere"}),
     ("GET", "/v1/runs/{run_id}/evaluations/{number}"): Row(for_people(404, 404, 404)),
+    ("GET", "/v1/runs/{run_id}/causes"): READ,
     ("GET", "/v1/runs/{run_id}/duels"): READ,
     # The rollouts are none of these evaluations.
     ("POST", "/v1/runs/{run_id}/duels"): Row(for_people(403, 422, 422), DUEL),

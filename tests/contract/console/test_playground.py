@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ from tests.fakes.served import served
 from tests.fakes.served_api import TOKEN
 from tests.support import builders
 from tests.support.browser import Visitor
+
+TOOLS = '[{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}]'
 
 
 @pytest.fixture
@@ -92,3 +95,46 @@ def test_a_token_that_only_reads_is_told_what_it_needs(run: str, open_page: Call
     expect(visitor.page.get_by_text("they need a token with scope write")).to_be_visible()
     expect(visitor.page.get_by_role("button", name="Ask")).to_have_count(0)
     assert visitor.violations() == []
+
+
+def test_two_versions_are_asked_side_by_side_and_the_wrong_one_never_answers(page: Visitor) -> None:
+    visitor, browser_page = page, page.page
+    browser_page.get_by_label("Tools").fill(TOOLS)
+    browser_page.get_by_label("Seed").fill("7")
+    browser_page.get_by_label("Version", exact=True).fill("4")
+    browser_page.get_by_label("Beside version").fill("4")
+    ask(browser_page, HOSTILE)
+    answers = browser_page.get_by_role("region", name="Answer of version 4")
+    expect(answers.get_by_role("status")).to_have_text([re.compile(r"Version 4, \d+ tokens")] * 2)
+    # The same seed, question and version.
+    first, second = (answers.nth(place).locator(".turn").all_inner_texts() for place in (0, 1))
+    assert first == second
+    assert visitor.violations() == []
+
+    browser_page.get_by_label("Beside version").fill("3")
+    browser_page.get_by_role("button", name="Ask").click()
+    refused = browser_page.get_by_role("region", name="Answer of version 3")
+    expect(refused.get_by_role("alert")).to_contain_text("The engine serves version 4 now, not 3")
+    expect(refused.locator(".turn")).to_have_count(0)
+    expect(answers.get_by_role("status")).to_have_text(re.compile(r"Version 4, \d+ tokens"))
+    assert visitor.violations() == []
+    # The browser tells of the answer 409.
+    assert [line for line in visitor.complaints if "409" not in line] == []
+
+
+def test_a_question_is_saved_as_a_task_and_tools_that_are_no_list_are_refused(page: Visitor) -> None:
+    browser_page = page.page
+    browser_page.get_by_label("System message").fill("Be brief.")
+    browser_page.get_by_label("Message", exact=True).fill(HOSTILE)
+    browser_page.get_by_label("Tools").fill(TOOLS)
+    with browser_page.expect_download() as download:
+        browser_page.get_by_role("button", name="Save for a dataset").click()
+    assert download.value.suggested_filename == "task.jsonl"
+    row = json.loads(download.value.path().read_text())
+    assert row["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": HOSTILE}]
+    assert row["tools"] == json.loads(TOOLS)
+    for words, problem in (("{}", "Tools: write a list"), ("[", "Tools: this is no JSON")):
+        browser_page.get_by_label("Tools").fill(words)
+        browser_page.get_by_role("button", name="Ask").click()
+        expect(browser_page.get_by_role("alert")).to_contain_text(problem)
+    assert page.violations() == []

@@ -17,6 +17,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.services.gateway import playground
 from tests.fakes.gateway import Scene, scene
+from tests.support import builders
 from tests.support.waiting import eventually
 
 CHAT = {"model": "policy", "messages": [{"role": "user", "content": "Hi?"}], "max_tokens": 40, "temperature": 0.5}
@@ -61,6 +62,41 @@ async def test_an_answer_streams_with_tokens_and_their_version_and_leaves_no_row
             for table in (tables.ModelCall, tables.Delivery)
         ]
     assert counts == [0, 0]
+
+
+async def test_another_version_than_the_asked_one_never_answers(stage: Scene) -> None:
+    def asked(version: int) -> dict[str, Any]:
+        return {**ask(stage), "params": {"version": version}}
+
+    async with httpx.AsyncClient(timeout=60) as client:
+        assert events((await client.post(**asked(0))).text)[-1][0] == "end"
+        refused = await client.post(**asked(1))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "version_not_served")
+        assert "serves version 0 now, not 1" in refused.json()["error"]["message"]
+
+        for version in (0, 1):
+            await builders.add_policy_version(stage.database, await stage_run(stage), version)
+        goes_on, text = asyncio.Event(), ""
+
+        async def change(count: int) -> None:
+            if count == 4:
+                await goes_on.wait()
+                stage.engine.weight_version = f"{stage.run_id}:1"
+
+        stage.engine.weight_version = f"{stage.run_id}:0"
+        stage.engine.pace, stage.engine.tokens_per_chunk = change, 1
+        async with client.stream("POST", **asked(0)) as answer:
+            async for piece in answer.aiter_text():
+                text += piece
+                goes_on.set()
+        *pieces, (name, error) = events(text)
+    assert (name, error["error"]["code"]) == ("error", "version_not_served")
+    assert {token["version"] for _, shown in pieces for token in shown["tokens"]} == {0}
+
+
+async def stage_run(stage: Scene) -> tables.Run:
+    async with stage.database.read() as session:
+        return await session.get_one(tables.Run, stage.run_id)
 
 
 async def test_keys_of_attempts_do_not_open_it_and_its_key_opens_nothing_else(stage: Scene) -> None:

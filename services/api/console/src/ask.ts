@@ -8,6 +8,10 @@ export interface Question {
   temperature: number;
   max_tokens: number;
   policy: string | null;
+  /** The one that answers; null: the one that engines serve. */
+  version: number | null;
+  tools: unknown[];
+  seed: number | null;
 }
 
 export interface SaidToken {

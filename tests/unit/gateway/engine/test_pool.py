@@ -140,3 +140,14 @@ async def test_the_table_is_read_rarely_while_no_calls_arrive(monkeypatch: pytes
     await picks(pool, rollouts=1)
     await eventually(lambda: table.reads > 2)
     refreshing.cancel()
+
+
+async def test_a_call_for_one_version_waits_for_an_engine_that_serves_it() -> None:
+    older = Endpoint("http://older", "run-a", 2)
+    pool, table = await pool_of(A, older)
+    for version, url in ((2, older.url), (3, A.url)):
+        assert (await pool.pick("run-a", "person", HoldTimeout(60), version=version)).url == url
+    table.endpoints = (A,)
+    await pool.refresh()
+    with pytest.raises(Unavailable):
+        await pool.pick("run-a", "person", HoldTimeout(0.05), version=2)

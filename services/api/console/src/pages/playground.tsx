@@ -1,10 +1,12 @@
-// One question to the policy that a run's engines serve now. Nothing of it is recorded, and nothing trains.
+// A question to the policy that a run's engines serve, answered by one version or two side by side. Nothing of it is
+// recorded, and nothing trains.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ApiError, usePolled, type Engine, type Page, type Run, type Session } from "../api";
 import { ask, NOTHING, type Said, type SaidToken } from "../ask";
 import { AgentLine, AgentText, Commands, Fold, Select, number } from "../parts";
 import { safeLine } from "../safe_text";
+import { save } from "./rollout_download";
 
 const MOST_TOKENS = 2048;
 const BOUNDS = [0.9, 0.5, 0.1, 0.01];
@@ -39,31 +41,64 @@ function served(engines: Engine[], run: string): string {
   return `Engines serve ${[...new Set(versions)].sort().join(", ")} now.`;
 }
 
+interface Asked {
+  /** The version of the answer; empty: the served one. */
+  version: string;
+  said: Said;
+  problem: string;
+}
+
+/** Words of a field as a number; null where it is empty. */
+const whole = (words: string) => (words === "" ? null : Number(words));
+
 function Questions({ run, policies }: { run: string; policies: string[] }) {
   const [system, setSystem] = useState("");
   const [user, setUser] = useState("");
+  const [tools, setTools] = useState("");
   const [temperature, setTemperature] = useState(1);
   const [tokens, setTokens] = useState(512);
+  const [seed, setSeed] = useState("");
+  const [versions, setVersions] = useState(["", ""]);
   const [policy, setPolicy] = useState("");
-  const [said, setSaid] = useState<Said>();
+  const [asked, setAsked] = useState<Asked[]>([]);
   const [problem, setProblem] = useState("");
   const asking = useRef<AbortController | null>(null);
   const [isBusy, setBusy] = useState(false);
   useEffect(() => () => asking.current?.abort(), []);
+  /** One after the other: a token has one question at a time. */
   async function send(event: Event): Promise<void> {
     event.preventDefault();
+    const offered = readTools(tools);
+    setProblem(typeof offered === "string" ? offered : "");
+    if (typeof offered === "string") return;
     const stop = (asking.current = new AbortController());
-    setSaid(NOTHING);
-    setProblem("");
+    // A second version makes two answers, an empty one none.
+    const wanted = versions[1] === "" ? versions.slice(0, 1) : versions;
+    const answers = wanted.map((version): Asked => ({ version, said: NOTHING, problem: "" }));
+    const show = (place: number, change: Partial<Asked>) => {
+      Object.assign(answers[place] ?? {}, change);
+      setAsked([...answers]);
+    };
+    setAsked([...answers]);
     setBusy(true);
-    try {
-      await ask(run, { system, user, temperature, max_tokens: tokens, policy: policy || null }, stop.signal, setSaid);
-    } catch (error) {
-      const why = error instanceof ApiError ? error.message : `the answer broke off (${error instanceof Error ? error.message : "no connection"}): ask again`;
-      setProblem(stop.signal.aborted ? "You stopped it." : why);
+    for (const [place, version] of wanted.entries()) {
+      if (stop.signal.aborted) break;
+      const question = { system, user, temperature, max_tokens: tokens, policy: policy || null, version: whole(version), tools: offered, seed: whole(seed) };
+      try {
+        await ask(run, question, stop.signal, (said) => show(place, { said }));
+      } catch (error) {
+        const why = error instanceof ApiError ? error.message : `the answer broke off (${error instanceof Error ? error.message : "no connection"}): ask again`;
+        show(place, { problem: stop.signal.aborted ? "You stopped it." : why });
+      }
     }
     setBusy(false);
   }
+  const short = (id: string, label: string, value: string, onInput: (value: string) => void) => (
+    <>
+      <label for={id}>{label}</label>
+      <input id={id} class="short" type="number" min={0} max={2 ** 31 - 1} step={1} value={value} onInput={(event) => onInput(event.currentTarget.value)} />
+    </>
+  );
   return (
     <>
       <form class="question" aria-label="Question" onSubmit={(event) => void send(event)}>
@@ -71,35 +106,66 @@ function Questions({ run, policies }: { run: string; policies: string[] }) {
         <textarea id="system" rows={2} maxLength={32_000} value={system} onInput={(event) => setSystem(event.currentTarget.value)} />
         <label for="user">Message</label>
         <textarea id="user" rows={4} required maxLength={32_000} value={user} onInput={(event) => setUser(event.currentTarget.value)} />
+        <label for="tools">Tools, a JSON list as in chat completions; nobody runs them</label>
+        <textarea id="tools" rows={2} maxLength={64_000} value={tools} onInput={(event) => setTools(event.currentTarget.value)} />
         <p class="pages">
           <label for="temperature">Temperature</label>
           <input id="temperature" class="short" type="number" min={0} max={2} step="any" value={temperature} onInput={(event) => setTemperature(Number(event.currentTarget.value))} />
           <label for="tokens">Tokens at most</label>
           <input id="tokens" class="short" type="number" min={1} max={MOST_TOKENS} value={tokens} onInput={(event) => setTokens(Number(event.currentTarget.value))} />
+          {short("seed", "Seed", seed, setSeed)}
+          {short("version", "Version", versions[0] ?? "", (value) => setVersions([value, versions[1] ?? ""]))}
+          {short("beside", "Beside version", versions[1] ?? "", (value) => setVersions([versions[0] ?? "", value]))}
           {policies.length > 0 && (
             <Select id="policy" label="Policy" value={policy} options={[["", "the run's own model"], ...policies.map((name): [string, string] => [name, safeLine(name)])]} onChange={setPolicy} />
           )}
           <button type="submit" disabled={isBusy || user === ""}>Ask</button>
           <button type="button" disabled={!isBusy} onClick={() => asking.current?.abort()}>Stop</button>
+          <button type="button" disabled={user === "" || typeof readTools(tools) === "string"} onClick={() => saveTask(system, user, readTools(tools))}>Save for a dataset</button>
         </p>
       </form>
       {problem && <p role="alert" class="problem">{safeLine(problem)}</p>}
-      {said && <Answer said={said} isBusy={isBusy} />}
+      <div class="beside">
+        {asked.map((one, place) => (
+          <section key={place} aria-label={`${place === 0 ? "Answer" : "Second answer"}${one.version && ` of version ${one.version}`}`}>
+            {asked.length > 1 && <h2>{one.version === "" ? "The served version" : `Version ${one.version}`}</h2>}
+            {one.problem ? <p role="alert" class="problem">{safeLine(one.problem)}</p> : <Answer said={one.said} isBusy={isBusy} />}
+          </section>
+        ))}
+      </div>
     </>
   );
+}
+
+/** The tools of a field, or the sentence that says what is wrong with it. */
+function readTools(words: string): unknown[] | string {
+  if (words.trim() === "") return [];
+  try {
+    const read: unknown = JSON.parse(words);
+    return Array.isArray(read) ? read : "Tools: write a list, as in chat completions.";
+  } catch (error) {
+    return `Tools: this is no JSON (${error instanceof Error ? error.message : String(error)}).`;
+  }
+}
+
+/** A row for `leyden dataset upload`. */
+function saveTask(system: string, user: string, tools: unknown[] | string): void {
+  const messages = [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: user }];
+  const row = { messages, ...(tools.length > 0 ? { tools } : {}) };
+  save(new Blob([`${JSON.stringify(row)}\n`], { type: "application/x-ndjson" }), "task.jsonl");
 }
 
 function Answer({ said, isBusy }: { said: Said; isBusy: boolean }) {
   const versions = [...new Set(said.tokens.map((one) => one.version))];
   const by = versions.length > 0 ? `${versions.map((one) => `Version ${one}`).join(", then ")}, ${said.tokens.length} tokens.` : "";
   return (
-    <section aria-label="Answer">
-      <p role="status">{isBusy ? "Answering …" : `${by} ${ENDS[said.finish_reason ?? ""] ?? ""}`}</p>
+    <>
+      <p role="status">{isBusy && said.finish_reason === undefined ? "Answering …" : `${by} ${ENDS[said.finish_reason ?? ""] ?? ""}`}</p>
       {said.reasoning && <Fold title="Reasoning" open>{() => <AgentText text={said.reasoning} />}</Fold>}
       {said.content && <div class="turn assistant"><AgentText text={said.content} /></div>}
       {said.tool_calls.map((call, place) => <AgentText key={place} text={`${call.name} ${call.arguments}`} />)}
       {said.finish_reason && said.tokens.length > 0 && <Fold title="Tokens by probability">{() => <Tokens tokens={said.tokens} />}</Fold>}
-    </section>
+    </>
   );
 }
 

@@ -72,7 +72,7 @@ async function allLines(asked: string, line: (one: Rollout) => string, signal: A
   }
 }
 
-function save(file: Blob, name: string): void {
+export function save(file: Blob, name: string): void {
   const anchor = document.createElement("a");
   anchor.href = URL.createObjectURL(file);
   anchor.download = name;
