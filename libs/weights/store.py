@@ -212,7 +212,8 @@ class WeightStore:
         shown = f"{self._named(key)}/{MANIFEST}" if name == MANIFEST else self._named(key, name)
         return Damaged(
             f"{shown} is not what was published: remove {self._named(key)}, and the run's trainer publishes it again"
-            " from its own folder at its next step or start"
+            " from its own folder at its next step or start; of a run that has ended, export it from the claim with"
+            " `leyden policy export --context`"
         )
 
 
