@@ -114,12 +114,16 @@ def _row(found: WinRate) -> tuple[object, ...]:
 
 
 def _pairs(leyden: Client, evaluation: str, against: str) -> Iterator[tuple[Rollout, Rollout]]:
-    """The finished rollouts of both evaluations by task and number of the sibling."""
-    others = {(one.dataset_id, one.task_number, one.sibling): one for one in _finished(leyden, against)}
+    """The finished rollouts of both evaluations by task, agent and number of the sibling."""
+    others = {_place(one): one for one in _finished(leyden, against)}
     for mine in _finished(leyden, evaluation):
-        rival = others.get((mine.dataset_id, mine.task_number, mine.sibling))
+        rival = others.get(_place(mine))
         if rival is not None:
             yield mine, rival
+
+
+def _place(one: Rollout) -> tuple[str, int, str | None, int]:
+    return one.dataset_id, one.task_number, one.agent, one.sibling
 
 
 def _finished(leyden: Client, evaluation: str) -> Iterator[Rollout]:
