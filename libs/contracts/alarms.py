@@ -36,7 +36,10 @@ class AlarmRule:
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that holds now: why, and the figures by which it was judged. `subject`: the tool, component or field."""
+    """A rule that holds now: why, and the figures by which it was judged.
+
+    `subject`: the tool, component, field or phase.
+    """
 
     name: str
     reason: str
@@ -61,6 +64,15 @@ _RULES = (
         "seconds since the last step, in medians of the time between two steps",
         *(3, 20, "steps", 4),
         "see what is missing: `leyden status` for engines and queue, `leyden logs trainer` and `leyden logs runner`",
+        lasts=False,
+    ),
+    AlarmRule(
+        "phase_slow",
+        "warning",
+        "A phase of the next step (sample, grade, credit or train) is open for far longer than in earlier steps.",
+        "seconds for which the phase is open, in medians of its longest part in earlier steps; at least 60",
+        *(6, 20, "steps", 3),
+        "see which service the phase waits for: `leyden status`, `leyden logs runner`, `grader`, `credit` or `trainer`",
         lasts=False,
     ),
     AlarmRule(

@@ -22,7 +22,7 @@ class Alarm(Body):
     name: str
     """The rule."""
     subject: str | None = None
-    """The tool, component or field that it is about; null for the run as a whole."""
+    """The tool, component, field or phase that it is about; null for the run as a whole."""
     severity: Severity
     since: datetime
     ended_at: datetime | None = None

@@ -15,6 +15,7 @@ from leyden.libs.contracts.states import RunPhase
 from leyden.libs.store.alarms.attempts import MAX_CAUSE
 from leyden.libs.store.alarms.canaries import of_canaries
 from leyden.libs.store.alarms.hacking import of_trends
+from leyden.libs.store.alarms.phases import of_phases
 from leyden.libs.store.alarms.steps import FIRST, NEWEST, MadeStep, judge_steps, seconds_between
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read import step_figures
@@ -134,6 +135,10 @@ async def of_progress(session: ReadSession, run: JudgedRun) -> AsyncIterator[Fin
         yield finding
     async for finding in _of_time(session, run, steps):
         yield finding
+    is_due = run.phase is RunPhase.RUNNING and steps and steps[-1].number < run.config.training.steps
+    if is_due and run.config.algorithm.type != "sft":
+        async for finding in of_phases(session, run.id, run.config):
+            yield finding
     async for finding in _of_trainers(session, run, steps):
         yield finding
     async for finding in of_canaries(session, run.id):
