@@ -21,6 +21,7 @@ from leyden.libs.cli.errors import Exit
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, write_pools
+from tests.contract.api.test_comparison import trained_step
 from tests.fakes.served_api import TOKEN
 from tests.support import builders
 
@@ -205,6 +206,30 @@ def test_statuses_distinguish_missing_things_and_missing_rights(leyden: Leyden) 
     assert leyden("run", "show", "nobody").exit_code == Exit.NOT_FOUND
     assert leyden("rollout", "show", "nobody").exit_code == Exit.NOT_FOUND
     assert leyden("run", "list", token="wrong").exit_code == Exit.NOT_ALLOWED
+
+
+def test_a_list_of_runs_has_curve_best_version_agent_model_and_pool(leyden: Leyden, postgres_dsn: str) -> None:
+    async def add() -> tuple[str, str]:
+        database = Database(postgres_dsn)
+        try:
+            new = await builders.add_run(database)
+            trained = await builders.add_run(database, config=builders.run_document(model="/models/small", pool="big"))
+            for version in (0, 1):
+                await builders.add_policy_version(database, trained, version)
+            for number, rewards in enumerate([(0.0, 1.0), (1.0, 1.0)], start=1):
+                await trained_step(database, trained, number, rewards)
+            return new.id, trained.id
+        finally:
+            await database.close()
+
+    new, trained = asyncio.run(add())
+    lines = {run: line for line in leyden("run", "list").stdout.splitlines() for run in (new, trained) if run in line}
+    for words in ("▁█", "1: 0.75 in training", "{python} /agents/agent.py", "small", "big"):
+        assert words in lines[trained], lines
+    assert "none yet" in lines[new]
+    curves = {one["id"]: one["curve"] for one in json.loads(leyden("run", "list", "--json").stdout)}
+    assert (curves[trained]["points"], curves[trained]["best_reward"]) == ([[1, 0.5], [2, 1.0]], 0.75)
+    assert (curves[new]["points"], curves[new]["best_version"], curves[new]["best_reward"]) == ([], None, None)
 
 
 def test_a_trajectory_is_shown_call_by_call_with_credit_and_tools(leyden: Leyden, postgres_dsn: str) -> None:
