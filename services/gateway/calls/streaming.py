@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, closing
 
 from starlette.responses import StreamingResponse
 from starlette.types import Send
@@ -36,10 +36,12 @@ class EventStream(StreamingResponse):
         on_loss: Callable[[], None],
         on_end: Callable[[], None],
     ) -> None:
+        self._first = first
         self._events = events
         self._on_loss = on_loss
+        self._on_end = on_end
         super().__init__(
-            _chain(first, events, on_end),
+            events,
             media_type=media_type,
             headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
         )
@@ -48,7 +50,12 @@ class EventStream(StreamingResponse):
         """Sends the events; Starlette cancels it when the client disconnects."""
         async with aclosing(self._events):
             try:
-                await super().stream_response(send)
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                await send({"type": "http.response.body", "body": self._first, "more_body": True})
+                async for event in self._events:
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                self._on_end()
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
             except GatewayError:
                 return
             except BaseException:
@@ -56,11 +63,39 @@ class EventStream(StreamingResponse):
                 raise
 
 
-async def _chain(first: bytes, events: AsyncIterator[bytes], on_end: Callable[[], None]) -> AsyncIterator[bytes]:
-    yield first
-    async for event in events:
-        yield event
-    on_end()
+class Silence:
+    """Wakes a listener that has waited for some time.
+
+    Why: a timeout for each token took 7 % of the CPU of a streamed token. This timer stays where it is put off, and
+    compares the time when it fires.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, seconds: float) -> None:
+        """Puts the end off to so many seconds from now."""
+        self._ends_at = self._loop.time() + seconds
+        if self._timer is None or self._ends_at < self._timer.when():
+            self.close()
+            self._timer = self._loop.call_at(self._ends_at, self._look)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time has passed."""
+        return self._loop.time() >= self._ends_at
+
+    def _look(self) -> None:
+        self._timer = None if self.is_over else self._loop.call_at(self._ends_at, self._look)
+        if self._timer is None:
+            self._wake()
+
+    def close(self) -> None:
+        """Ends the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 async def replay(
@@ -94,20 +129,18 @@ async def follow(
     progress.set()
     patience = keepalive_after_seconds
     has_started = False
-    with call.listening(progress.set):
+    with call.listening(progress.set), closing(Silence(progress.set)) as silence:
         assert call.task is not None
         streams = [AnswerStream(model, call.context.request, call.context.prompt, choice) for choice in call.choices]
         while not call.task.done():
-            try:
-                async with asyncio.timeout(patience):
-                    await progress.wait()
-            except TimeoutError:
-                yield writer.keepalive
-                has_started, patience = True, keepalive_seconds
-                continue
+            silence.begin(patience)
+            await progress.wait()
             progress.clear()
-            if not call.task.done() and (events := b"".join(_text_event(writer, stream) for stream in streams)):
-                yield events
+            if call.task.done():
+                break
+            events = b"".join(_text_event(writer, stream) for stream in streams)
+            if events or silence.is_over:
+                yield events or writer.keepalive
                 has_started, patience = True, keepalive_seconds
         try:
             completion = call.result()
