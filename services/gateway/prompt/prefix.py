@@ -311,6 +311,13 @@ class PrefixIndex:
     ) -> int | None:
         """Returns the position in the text after the first `end` turns, of which the last is the call's answer."""
         turns, tools, options = conversation
+        answer = turns[end - 1]
+        written = answer.content + closing
+        is_plain = bool(closing) and answer.reasoning is None and not answer.tool_calls
+        is_followed = end < len(turns) and turns[end].role != "assistant"
+        # Why: the rendering below took 2 of the prompt's 5 ms (bench row "turn 100 of a session").
+        if is_plain and is_followed and text.startswith(written, call.text_length):
+            return call.text_length + len(written)
         upto = self._model.render(turns[:end], tools, options, add_generation_prompt=False)
         if text.startswith(upto) and upto.endswith(closing):
             return len(upto)
@@ -320,8 +327,8 @@ class PrefixIndex:
         if place < 0:
             return None
         shown = text[call.text_length : place].replace(TEXT_MARK, "")
-        shows, rest = self._model.shows_reasoning(turns[end - 1], shown)
-        return place + len(closing) if shows and _is_answer_text(turns[end - 1], rest) else None
+        shows, rest = self._model.shows_reasoning(answer, shown)
+        return place + len(closing) if shows and _is_answer_text(answer, rest) else None
 
     def _unsampled(self, rest: str, last: int) -> str:
         """Returns the text after the sampled tokens, of which the last may be the end-of-turn token that begins it.
