@@ -65,9 +65,13 @@ async def add_token(
 
 
 async def list_tokens(session: ReadSession) -> list[Token]:
-    """Every token, newest first; they are few."""
-    rows = await session.scalars(select(tables.ApiToken).order_by(tables.ApiToken.created_at.desc()).limit(1000))
-    return [Token.model_validate(row, from_attributes=True) for row in rows]
+    """Every token, newest first, with its last change; they are few."""
+    token, entry = tables.ApiToken, tables.AuditEntry
+    # The index begins with the name.
+    own = (entry.token_name == token.name, entry.token_id == token.id)
+    changed = select(func.max(entry.created_at)).where(*own).correlate(token).scalar_subquery()
+    rows = await session.execute(select(token, changed).order_by(token.created_at.desc()).limit(1000))
+    return [Token.model_validate(row, from_attributes=True).model_copy(update={"changed_at": at}) for row, at in rows]
 
 
 async def revoke_token(session: Session, token_id: str) -> bool | None:

@@ -52,10 +52,14 @@ def list_tokens(ctx: typer.Context, as_json: AsJson = False) -> None:
     with context_of(ctx).client() as leyden:
         found = list(leyden.tokens())
     rows = [
-        (one.id, one.name, " ".join(one.scopes), one.created_at, _moment(one.expires_at), _moment(one.revoked_at))
+        (
+            *(one.id, one.name, " ".join(one.scopes), one.created_at),
+            *map(_moment, (one.expires_at, one.revoked_at, one.changed_at)),
+        )
         for one in found
     ]
-    print_result(as_json, found, table(("token", "name", "scopes", "created", "expires", "revoked"), rows))
+    head = ("token", "name", "scopes", "created", "expires", "revoked", "last change")
+    print_result(as_json, found, table(head, rows))
 
 
 @app.command("rotate")

@@ -56,6 +56,8 @@ class Token(Body):
     """The API refuses the token from then on; ahead while a rotated token has its grace."""
     expires_at: datetime | None = None
     """The API refuses the token from then on; null: it has no end."""
+    changed_at: datetime | None = None
+    """The last change that it asked for, in lists alone; null: none. Reads are recorded nowhere."""
 
 
 class IssuedToken(Token):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import datetime
 
 import httpx
 import pytest
 from openapi_spec_validator import validate
+from sqlalchemy import func, select
 
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
 from leyden.services.api.app import create_app, openapi_document
 from leyden.services.api.settings import Settings
 from tests.support import builders
@@ -64,6 +68,25 @@ async def test_a_token_is_shown_once_and_never_listed(api_http: httpx.AsyncClien
     listed = await api_http.get("/v1/tokens")
     assert made["authorization"].removeprefix("Bearer ") not in listed.text
     assert [item["scopes"] for item in listed.json()["items"]] == [["read"]]
+
+
+async def test_a_list_has_the_last_change_that_each_token_asked_for(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    first, second = [await token(api_http, "write") for _ in range(2)]
+    run = await builders.add_run(database)
+    for _ in range(2):
+        answer = await api_http.post(f"/v1/runs/{run.id}/pause", headers={"authorization": first["authorization"]})
+        assert answer.status_code == 200
+        await api_http.post(f"/v1/runs/{run.id}/resume", headers={"authorization": first["authorization"]})
+    await api_http.get("/v1/runs", headers={"authorization": second["authorization"]})
+    async with database.read() as session:
+        query = select(func.max(tables.AuditEntry.created_at)).where(tables.AuditEntry.token_id == first["id"])
+        last = await session.scalar(query)
+    found = {one["id"]: one["changed_at"] for one in (await api_http.get("/v1/tokens")).json()["items"]}
+    assert last is not None
+    assert datetime.fromisoformat(found[first["id"]]) == last
+    assert found[second["id"]] is None
 
 
 async def test_a_repeated_token_request_gets_the_same_secret_and_another_key_another(

@@ -2,6 +2,7 @@
 
 import { usePolled, type Health, type Page, type Platform, type Pool } from "../api";
 import { AgentLine, Commands, Facts, Loaded, State, Table, bytes, link, time } from "../parts";
+import { Tokens } from "../platform/tokens";
 
 export function PlatformPage() {
   const platform = usePolled<Platform>("v1/platform");
@@ -13,6 +14,7 @@ export function PlatformPage() {
       <Loaded answer={platform}>{(data) => <Overview platform={data} health={health.data} />}</Loaded>
       <h2>Pools</h2>
       <Loaded answer={pools}>{({ items }) => <>{items.map((pool) => <PoolOf key={pool.name} pool={pool} />)}</>}</Loaded>
+      <Tokens />
       <p class="quiet" role="status">{platform.at ? `as of ${platform.at.toLocaleTimeString()}` : ""}</p>
       <Commands commands={["leyden status", "leyden pools"]} />
     </>
