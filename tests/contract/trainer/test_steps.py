@@ -120,7 +120,7 @@ class Case:
         return group.id
 
     async def train(self, stop: asyncio.Event | None = None, **changes: object) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             await worker.run_trainer(self.settings(**changes), stop or asyncio.Event(), Checks())
 
     async def alarms(self) -> list[str]:
@@ -163,7 +163,7 @@ def flip_a_bit(file: Path) -> None:
 
 
 async def until_rows(case: Case, table: type[tables.Base], count: int) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while len(await case.rows(table)) < count:
             await asyncio.sleep(0.05)
 
@@ -490,7 +490,7 @@ async def test_a_checkpoint_waits_a_while_but_not_beyond_the_next_update_or_the_
     async def step(number: int) -> None:
         for group in (2 * number, 2 * number + 1):
             await case.add_group(group, version=number - 1)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while len(await case.rows(tables.Step)) < number:
                 await asyncio.sleep(0.02)
 
@@ -638,7 +638,7 @@ async def test_a_trainer_exports_its_newest_version_again_where_the_folder_is_go
         await case.add_group(number)
     stop = asyncio.Event()
     trainer = asyncio.create_task(case.train(stop))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while 1 not in await case.versions():
             await asyncio.sleep(0.02)
     version = (await case.versions())[1]
@@ -727,7 +727,7 @@ async def test_a_trainer_that_lost_its_run_before_the_checkpoint_writes_nothing_
         for number in range(2):
             await subject.add_group(number)
     training_ = asyncio.create_task(case.train(checkpoint_delay_seconds=3600))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while 1 not in await case.versions():
             await asyncio.sleep(0.02)
     await wait_for_row(
@@ -755,7 +755,7 @@ async def test_a_trainer_that_lost_its_run_before_the_checkpoint_writes_nothing_
 
 async def wait_for_row(query: str, dsn: str) -> None:
     """Returns when a query finds a row."""
-    async with asyncio.timeout(60), await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+    async with asyncio.timeout(240), await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         while await (await connection.execute(query)).fetchone() is None:
             await asyncio.sleep(0.02)
 
@@ -908,7 +908,7 @@ async def test_a_killed_trainer_is_replaced_and_a_stopped_one_exits_cleanly(case
                 assert b'"step":1' in line
                 break
         stopped.terminate()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             await stopped.communicate()
     finally:
         if stopped.returncode is None:
