@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from leyden.libs.capability import KeyRing, verify
 from leyden.libs.contracts.capability import Scope
@@ -31,6 +31,11 @@ if late:
     while 'go ' not in notes.read_text(): time.sleep(0.01)
     say('said')
 print(json.dumps({{'reward': 0.0 if late else 1.0}}))
+"""
+
+OTHER_TRANSACTIONS = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND xact_start IS NOT NULL AND pid <> pg_backend_pid()
 """
 
 # A second after the start of the process its clocks have always been this far off.
@@ -72,6 +77,20 @@ async def noted(bench: Bench, notes: Path, text: str) -> None:
     await bench.until(lambda: asyncio.to_thread(lambda: notes.read_text() == text))
 
 
+async def pause(bench: Bench, runner: asyncio.subprocess.Process) -> None:
+    """Stops a runner between two transactions: inside one it would hold the row of its attempt for minutes."""
+
+    async def stands_still() -> bool:
+        runner.send_signal(signal.SIGSTOP)
+        async with bench.database.read() as session:
+            if not await session.scalar(text(OTHER_TRANSACTIONS)):
+                return True
+        runner.send_signal(signal.SIGCONT)
+        return False
+
+    await bench.until(stands_still)
+
+
 async def settled_unless_overdue(bench: Bench, rollout: tables.Rollout) -> tables.Outcome | None:
     """The outcome of attempt 1; fails where its lease ran out meanwhile."""
     async with bench.database.session() as session:
@@ -85,7 +104,7 @@ async def test_a_runner_paused_beyond_its_lease_writes_no_outcome(bench: Bench, 
     late = await bench.start(RUNNER_CONCURRENCY="1")
     [rollout] = await bench.enqueue(LATE_AGENT.format(notes=str(notes)), timeout_seconds=120)
     await noted(bench, notes, "here ")
-    late.send_signal(signal.SIGSTOP)
+    await pause(bench, late)
     # The agent's verdict is there before the lease is over; nobody is awake to settle it.
     with notes.open("a") as file:
         file.write("go ")
@@ -108,7 +127,7 @@ async def test_an_attempt_that_continues_after_its_lease_was_lost_is_stopped_wit
     late = await bench.start(RUNNER_CONCURRENCY="1")
     [rollout] = await bench.enqueue(LATE_AGENT.format(notes=str(notes)), timeout_seconds=120)
     await noted(bench, notes, "here ")
-    late.send_signal(signal.SIGSTOP)
+    await pause(bench, late)
     async with stopped(await bench.start()):
         assert (await bench.second_outcome(rollout)).reward == 1.0
     late.send_signal(signal.SIGCONT)
