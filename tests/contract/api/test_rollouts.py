@@ -119,6 +119,9 @@ async def test_steps_carry_metrics_rewards_facts_and_verdicts_and_make_series(
         "policy_version": None,
         "rollouts": {"finished": 4},
         "reward_mean": 1.0,
+        "next_step": {"number": 3, "rollouts": 2, "ended": 0, "graded": 0, "credited": 0},
+        # The third step is late, and 97 more take 60 seconds each.
+        "seconds_left": 97 * 60.0,
     }
 
 

@@ -35,7 +35,11 @@ def test_the_client_creates_pauses_and_cancels_a_run(leyden: Client, tmp_path: P
     assert [task.payload["question"] for task in leyden.tasks("questions")] == [1, 2]
     made = leyden.create_run(RunConfig.model_validate(run_document(name="first")), key="k")
     assert leyden.create_run(run_document(name="first"), key="k") == made
-    assert leyden.find_run("first") == leyden.find_run(made.id) == made
+    assert leyden.find_run("first") == made
+    found = leyden.find_run(made.id)
+    next_step = found.progress.next_step
+    assert next_step is not None and (next_step.number, next_step.ended) == (1, 0)
+    assert found == made.model_copy(update={"progress": made.progress.model_copy(update={"next_step": next_step})})
     assert leyden.pause_run(made.id).intent == "paused"
     assert leyden.resume_run(made.id).intent == "running"
     evaluation = leyden.evaluate_run(made.id, EvaluationRequest(policy_version=0))
