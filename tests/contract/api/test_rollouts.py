@@ -111,10 +111,7 @@ async def test_steps_carry_metrics_rewards_facts_and_verdicts_and_make_series(
         "fact.memory_first", "groups_stale", "loss", "queued_rollouts", "reward_mean", "reward_std", "wait_seconds"
     ]  # fmt: skip
     assert metrics["series"][0] == {"name": "loss", "points": [[1, 30.0, 0.5], [2, 90.0, 0.25]]}
-    progress = (await get(api_http, f"/v1/runs/{run.id}"))["progress"]
-    assert progress.pop("next_step")["number"] == 3
-    assert progress.pop("seconds_left") > 0
-    assert progress == {
+    assert (await get(api_http, f"/v1/runs/{run.id}"))["progress"] == {
         "step": 2,
         "steps": 100,
         "policy_version": None,
