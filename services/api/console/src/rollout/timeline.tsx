@@ -29,7 +29,7 @@ export function Timeline({ rollout, calls, isWhole, isLive }: Properties) {
       {({ items, next_cursor }) => {
         // The numbers of calls are those of the list below, which has every attempt.
         const bars = callTree(calls, items).filter((one) => one.place === undefined || calls[one.place - 1]?.attempt === number);
-        if (bars.length === 0) return <p>Attempt {number} has no call and no tool yet.</p>;
+        if (bars.length === 0) return <p>No call and no tool has begun in it yet.</p>;
         return (
           <>
             <Bars bars={bars} begin={started ? Date.parse(started) : undefined} />
