@@ -333,7 +333,11 @@ async def test_an_engine_that_aborts_a_request_gets_it_again_and_stays_healthy()
     server = Server(first, [CHUNKED, chunk(event(2, finish=STOP)), END])
     before = lost("aborted")
     async with server.serving(), client_of(server.url, "http://127.0.0.1:9") as engines:
-        rollout = next(name for name in map(str, range(99)) if engines.pool._choose("run-a", name).url == server.url)
+        rollout = next(
+            name
+            for name in map(str, range(99))
+            if engines.pool._choose("run-a", name, "default", None).url == server.url
+        )
         tokens = await engines.sample(rollout_id=rollout)
     assert (tokens.ids, server.bodies[1]["input_ids"], lost("aborted") - before) == ([7, 2], [1, 7], 1)
 
