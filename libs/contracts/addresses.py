@@ -34,6 +34,13 @@ def address(pattern: str, example: str) -> AfterValidator:
 
 
 HttpAddress = Annotated[str, address(rf"https?://([^@\s]*@)?{_HOST}{_PORT}(/[^\s?#]*)?", "http://host:4318")]
+EngineAddress = Annotated[
+    str,
+    address(
+        rf"https?://{_HOST}{_PORT}(/[^\s?#]*)?",
+        "http://engine:30000, without user and password, which alarms and metrics would show: engines have an API key",
+    ),
+]
 PostgresAddress = Annotated[
     str,
     address(

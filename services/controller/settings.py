@@ -9,8 +9,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from leyden.libs.contracts.addresses import EngineAddress
 from leyden.libs.contracts.config import DEFAULT_POOL, PoolName
-from leyden.libs.service import HttpAddress, ServiceSettings
+from leyden.libs.service import ServiceSettings
 from leyden.libs.weights import StoreSettings
 
 
@@ -23,7 +24,7 @@ class PoolSettings(BaseModel):
     """Hugging Face folder of the model, the same for trainers, gateways and engines. `default` may do without."""
     context_length: int | None = Field(default=None, ge=16)
     """Tokens of prompt and answer together, where the engines allow fewer than the model's config.json."""
-    engine_urls: frozenset[HttpAddress] = frozenset()
+    engine_urls: frozenset[EngineAddress] = frozenset()
     engine_service: str | None = None
     adapters: int | None = Field(default=None, ge=1, le=1000)
     """So many runs share the engines, each with a LoRA adapter of its own: SGLang with `--enable-lora` and room for
@@ -48,7 +49,7 @@ class Settings(ServiceSettings, StoreSettings):
 
     tick_seconds: float = Field(default=0.3, gt=0)
     """Longest pause between two ticks; a notification shortens it."""
-    engine_urls: list[HttpAddress] = Field(default_factory=lambda: ["http://127.0.0.1:30000"])
+    engine_urls: list[EngineAddress] = Field(default_factory=lambda: ["http://127.0.0.1:30000"])
     """Every engine of the platform, as a JSON list; no trailing slashes."""
     pools: dict[PoolName, PoolSettings] | None = Field(default=None, min_length=1)
     """Pools of engines as a JSON object by name, such as `{"small": {"model_path": "/models/small", "engine_urls":

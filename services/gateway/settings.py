@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from leyden.libs.contracts.addresses import EngineAddress
 from leyden.libs.contracts.config import PoolName
 from leyden.libs.contracts.conversation import CONVERSATION
 from leyden.libs.service import HttpAddress, HttpSettings
@@ -34,7 +35,7 @@ class Settings(HttpSettings):
     does a run's own `model`."""
     render_seconds: float = Field(default=2.0, gt=0)
     """CPU time that the chat template may take for one prompt; beyond it 400 with `template_timeout`."""
-    engine_urls: list[HttpAddress] = Field(default_factory=list)
+    engine_urls: list[EngineAddress] = Field(default_factory=list)
     """Engines to use while the controller has registered none, as a JSON list of URLs."""
     engine_api_key: SecretStr | None = None
     """API key of the engines' inference routes, sent as a bearer token."""

@@ -42,10 +42,11 @@ async def publish_late(settings: Settings, database: Database, damaged: set[str]
 
     Args: damaged: runs with a folder that is not what was recorded, which is not read again; a new one is added
     """
-    store = await asyncio.to_thread(settings.open_weight_store)
-    assert store is not None
     async with database.read() as session:
         runs = [one for one in await ended_unpublished_runs(session) if one not in damaged]
+    store = await asyncio.to_thread(settings.open_weight_store) if runs else None
+    if store is None:
+        return
     for run_id in runs:
         # A trainer may still be ending: it holds this lock while it writes.
         lock = AdvisoryLock(settings.database_url, f"trainer:{run_id}", answer_seconds=settings.database_answer_seconds)

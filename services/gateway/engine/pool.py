@@ -68,8 +68,7 @@ class HoldTimeout:
 
     def lose(self, url: str, cause: str) -> None:
         """Notes why the last engine lost the request, for the record of a call that fails."""
-        # Without user and password.
-        self._lost = f" The last one, {url.rpartition('@')[2]}, lost the request: {cause[:200]}"
+        self._lost = f" The last one, {url}, lost the request: {cause[:200]}"
 
     def remaining(self) -> float:
         """Seconds until the timeout, always above 0.

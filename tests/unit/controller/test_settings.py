@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,18 @@ def test_pools_come_from_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
         *("small", "/models/small"),
         *({"http://a:1"}, 4096),
     )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"engine_urls": ["http://user:secret@a:1"]},
+        {"pools": {"small": {"model_path": "/m", "engine_urls": ["http://user:secret@a:1"]}}},
+    ],
+)
+def test_the_address_of_an_engine_has_no_password(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="without user and password"):
+        Settings(**settings)
 
 
 def test_pools_that_cannot_work_are_refused_with_the_remedy() -> None:
