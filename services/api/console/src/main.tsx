@@ -81,6 +81,8 @@ function App({ problem }: { problem: string }) {
     const onSignedOut = () => setSignedIn(false);
     window.addEventListener("hashchange", onMove);
     window.addEventListener(SIGNED_OUT, onSignedOut);
+    // The address may have changed since the first rendering.
+    onMove();
     return () => {
       window.removeEventListener("hashchange", onMove);
       window.removeEventListener(SIGNED_OUT, onSignedOut);
