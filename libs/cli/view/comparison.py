@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePath
 
 from rich.table import Table
 
@@ -21,8 +20,6 @@ from leyden.libs.cli.view.output import (
 from leyden.libs.contracts.api.comparison import Comparison, RunCurve, TaskComparison, whole_evaluations
 from leyden.libs.contracts.api.runs import Evaluation, Run
 
-NAMES = 60
-"""Shown characters of the agents of a run."""
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -39,15 +36,11 @@ def run_table(runs: Sequence[Run], curves: Mapping[str, RunCurve]) -> Table:
             sparkline([reward for _, reward in curves[run.id].points]) if run.id in curves else None,
             best_of(curves[run.id]) if run.id in curves else None,
             ", ".join(dict.fromkeys(one.name for one in run.alarms)) or None,
-            ", ".join(run.agent_names)[:NAMES] or None,
-            PurePath(run.model).name if run.model else None,
-            run.config.pool if run.config else None,
             run.created_at,
         )
         for run in runs
     ]
-    head = ("run", "name", "phase", "step", "left", "reward", "by step", "best version", "alarms")
-    return table((*head, "agent", "model", "pool", "made"), rows)
+    return table(("run", "name", "phase", "step", "left", "reward", "by step", "best version", "alarms", "made"), rows)
 
 
 def sparkline(values: Sequence[float | None]) -> str | None:
