@@ -55,6 +55,7 @@ def test_one_line_tries_the_agent_and_trains_it(platform: Platform, tmp_path: Pa
 
     trained = train(tmp_path, *reward, "--override", "temperature=1", "--steps", "2")
     assert trained.returncode == 0, trained.stderr
+    assert f"{platform.facts.url('api')}/#sign-in=" in trained.stdout
     with Client(platform.facts.url("api"), platform.token) as client:
         run = client.find_run("bandit")
         assert (run.phase, run.progress.step, len(list(client.steps(run.id)))) == ("completed", 2, 2)

@@ -17,6 +17,7 @@ from leyden.libs.cli.context import Context, context_of
 from leyden.libs.cli.document import Document, set_values
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.trial import is_cured_by_override, replaced_by, try_agents
+from leyden.libs.cli.view.console_link import run_line
 from leyden.libs.cli.view.output import AsJson, as_text, console, error_console
 from leyden.libs.cli.view.watch import watch_run
 from leyden.libs.contracts.config.graders import Grader
@@ -89,11 +90,13 @@ def _train(context: Context, document: Document, tasks: Path, *, as_json: bool) 
             raise CommandError(f"{found}\n{shown}\nTo train all the same: leyden run create {path} --watch")
         run = leyden.create_run(document)
         screen.print(as_text(f"the trial worked; run {run.id} trains, and Ctrl-C leaves it running"), soft_wrap=True)
+        # A forwarded port closes with this command.
+        if not context.on_cluster:
+            screen.print(run_line(leyden, context.address()[0].rstrip("/"), run.id), crop=False, soft_wrap=True)
         ended = watch_run(leyden, run.id, screen, as_json=as_json)
     if ended.phase != "completed":
         raise CommandError(f"run {ended.id} is {ended.phase}: {ended.reason or 'see `leyden logs controller`'}")
     for words in (
-        f"See it in a browser with: leyden console {ended.id}",
         f"See its steps with: leyden run show {ended.id}",
         f"See its rollouts with: leyden rollout list --run {ended.id}",
         f"Take its weights with: leyden policy export {ended.id} --to FOLDER",

@@ -7,7 +7,7 @@ from urllib.parse import quote
 from rich.console import Group
 from rich.text import Text
 
-from leyden.libs.client import Client
+from leyden.libs.client import Client, Forbidden
 from leyden.libs.contracts.api.tokens import ApiScope
 
 HOURS = 12
@@ -20,6 +20,14 @@ def console_link(client: Client, url: str, page: str = "/") -> str:
     """
     issued = client.create_token("console", [ApiScope.READ], expires_seconds=HOURS * 3600)
     return f"{url}/#sign-in={issued.token}&to={quote(page)}"
+
+
+def run_line(client: Client, url: str, run_id: str) -> Group | str:
+    """The link to a run's page, or the command that makes one where the client's token may make no tokens."""
+    try:
+        return link_line(console_link(client, url, f"/runs/{run_id}"))
+    except Forbidden:
+        return f"See it in a browser with an administrator's: leyden console {run_id}"
 
 
 def link_line(link: str) -> Group:
