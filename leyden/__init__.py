@@ -14,6 +14,7 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from leyden.libs.client import (
+        AsyncClient,
         Attempt,
         Client,
         Conflict,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AsyncClient",
     "Attempt",
     "Client",
     "Conflict",
