@@ -16,7 +16,7 @@ from leyden.libs.grading.grade import Grade, cut
 from leyden.libs.grading.pool import Graded, Pool
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database, Refused, StoreAway
-from leyden.libs.store.read.trajectory import conversations_of
+from leyden.libs.store.read.trajectory.conversations import conversations_of
 from leyden.libs.store.records.artifacts import Artifact, artifacts_of
 from leyden.libs.store.runs.grading import add_judge_use
 from leyden.libs.telemetry import logger

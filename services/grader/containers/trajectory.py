@@ -14,7 +14,7 @@ from leyden.libs.grading.facts import AttemptFacts
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read import views
-from leyden.libs.store.read.trajectory import conversation_bytes
+from leyden.libs.store.read.trajectory.conversations import conversation_bytes
 from leyden.libs.store.records.artifacts import Artifact
 from leyden.services.grader.containers.verification import PackedTooLarge, packed
 

@@ -16,7 +16,7 @@ from leyden.libs.service import Checks
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database
-from leyden.libs.store.read.trajectory import conversations_of
+from leyden.libs.store.read.trajectory.conversations import conversations_of
 from leyden.libs.store.runs.grading import Lane, lease_gradings
 from leyden.libs.store.runs.trials import TrialFailed, graded_by_trial
 from leyden.services.grader.worker import work
