@@ -57,6 +57,7 @@ from leyden.libs.contracts.api.runs import (
 )
 from leyden.libs.contracts.api.tasks import RunTask
 from leyden.libs.contracts.api.tokens import ApiScope, AuditEntry, IssuedToken, RotateRequest, Token, TokenRequest
+from leyden.libs.contracts.api.trajectory import Transition
 from leyden.libs.contracts.api.waiting import Platform, WaitingRollout
 from leyden.libs.contracts.config import Reward as RewardConfig
 from leyden.libs.contracts.config import RunConfig
@@ -431,6 +432,10 @@ class Client:
         """Returns a window of a call's tokens, from the first sampled one when `start` is left out."""
         path = f"/v1/rollouts/{_part(rollout_id)}/calls/{_part(call_id)}/tokens"
         return CallTokens.model_validate_json(self._http.get(path, {"start": start, "limit": limit}))
+
+    def trajectory(self, rollout_id: str) -> Iterator[Transition]:
+        """Lists the transitions of the attempt that counts, or else of the newest one, by time."""
+        return self._pages(f"/v1/rollouts/{_part(rollout_id)}/trajectory", Transition, {}, page=CALL_PAGE)
 
     def artifact(self, rollout_id: str, path: str, *, attempt: int | None = None) -> bytes:
         """Returns a file that an agent left. Args: attempt: None for the one that counts"""

@@ -140,6 +140,7 @@ API = {
     ("GET", "/v1/rollouts/{rollout_id}/calls"): READ,
     ("GET", "/v1/rollouts/{rollout_id}/spans"): READ,
     ("GET", "/v1/rollouts/{rollout_id}/artifacts/{path}"): Row(for_people(404, 404, 404)),
+    ("GET", "/v1/rollouts/{rollout_id}/trajectory"): READ,
     ("GET", "/v1/rollouts/{rollout_id}/calls/{call_id}/tokens"): Row(for_people(404, 404, 404)),
     ("GET", "/v1/groups/{group_id}"): READ,
     # A run must be named.
