@@ -260,6 +260,7 @@ class AsyncClient:
     rollout = _answer(Client.rollout)
     calls = _list(Client.calls)
     call_tokens = _answer(Client.call_tokens)
+    trajectory = _list(Client.trajectory)
     artifact = _answer(Client.artifact)
     spans = _list(Client.spans)
     give_reward = _answer(Client.give_reward)
