@@ -46,7 +46,7 @@ def config_error(settings: type, monkeypatch: pytest.MonkeyPatch, **environment:
         (GatewaySettings, "GATEWAY_HEADER_SECONDS", "inf", "should be a finite number"),
         (GatewaySettings, "GATEWAY_HEADER_SECONDS", "0", "should be greater than 0"),
         (GatewaySettings, "GATEWAY_ENGINE_URLS", "http://127.0.0.1:1", "should be JSON"),
-        (GatewaySettings, "GATEWAY_ENGINE_URLS", '["localhost:1"]', "should be an address such as http://host:4318"),
+        (GatewaySettings, "GATEWAY_ENGINE_URLS", '["localhost:1"]', "should be an address such as http://engine:30000"),
         # Paths are appended to it; a key in it would be sent in the wrong place, and stand in logs.
         (GatewaySettings, "GATEWAY_EMBEDDINGS_URL", "http://host/v1?key=a", "should be an address such as http://host"),
         (GatewaySettings, "GATEWAY_EMBEDDINGS_URL", "http://host/v1#key", "should be an address such as http://host"),
