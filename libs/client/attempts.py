@@ -66,7 +66,7 @@ class Attempt:
         self._is_entered = False
         self._over = threading.Event()
         self._heart: threading.Thread | None = None
-        # Of an `async with`. The loop's own threads are few: waits for tasks would fill them, and no end would be sent.
+        # An `async with` runs in it. Waits for tasks would fill the few threads of the loop, so that no end is sent.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="attempt")
         self.output = ""
         self.reward: float | None = None

@@ -11,7 +11,7 @@ from tests.contract.weights.test_store import (
     test_other_weights_of_the_same_version_lie_beside_it,
 )
 
-# Of the clients themselves: they send bytes in one piece, and leave connections to the collector.
+# The clients warn: they send bytes in one piece, and the garbage collector closes their connections.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 __all__ = [

@@ -156,7 +156,7 @@ async def test_rollouts_are_found_by_the_cause_for_which_they_do_not_count(leyde
     for cause, wanted in expected.items():
         assert await asyncio.to_thread(found, cause=cause) == sorted(wanted)
     assert await asyncio.to_thread(found, cause="agent_error", step=2) == [ids[4]]
-    # What counts is no cause, and no other run's is.
+    # Neither the verdict of a rollout that counts nor a cause of another run finds one.
     for nothing in ("trained", "another", "", "%"):
         assert await asyncio.to_thread(found, cause=nothing) == []
     assert len(await asyncio.to_thread(found, cause="succeeded")) == 5
