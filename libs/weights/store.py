@@ -29,6 +29,8 @@ MANIFEST, FILES = "manifest.json", "files"
 CHUNK_BYTES = 2**20
 BLOCK_BYTES = 8 * 2**20
 """A stream reads so much in one request."""
+PART_BYTES, PARTS_AT_ONCE = 16 * 2**20, 4
+"""An upload to S3 holds so many parts in memory, with a copy of each; its client's defaults would hold 1 GB."""
 
 
 class StoreUnusable(OSError):
@@ -93,6 +95,8 @@ class WeightStore:
             self._files, self._root = fsspec.url_to_fs(
                 self.url, use_listings_cache=False, skip_instance_cache=True, **options
             )
+        is_s3 = "s3" in self._files.protocol
+        self._upload = {"chunksize": PART_BYTES, "max_concurrency": PARTS_AT_ONCE} if is_s3 else {}
 
     def publish(self, key: VersionKey, folder: Path) -> bool:
         """Publishes the files of a version and of its adapter. Returns whether it was new.
@@ -110,7 +114,7 @@ class WeightStore:
             raise Damaged(f"{folder} is not what the store recorded of version {key.version}: restore it")
         for one in manifest.files:
             with _reporting(self._named(key, one.name)):
-                self._files.put_file(str(folder / one.name), self._object(key, one.name))
+                self._files.put_file(str(folder / one.name), self._object(key, one.name), **self._upload)
             fault_point("trainer.file_published")
         with _reporting(self._named(key)):
             self._files.pipe_file(f"{self._place(key)}/{MANIFEST}", manifest.model_dump_json().encode())

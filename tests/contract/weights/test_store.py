@@ -22,6 +22,10 @@ from pathlib import Path
 from leyden.libs.weights import VersionKey, WeightStore
 WeightStore(sys.argv[1]).publish(VersionKey("run-a", 1, sys.argv[3]), Path(sys.argv[2]))
 """
+PEAK = """
+import resource
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
 NAMES = {"adapter/adapter_model.safetensors", "config.json", "model.safetensors"}
 
 
@@ -53,6 +57,17 @@ def test_a_version_comes_back_as_it_was_published(bucket: dict[str, str], versio
     assert [b"".join(store.stream(key, one)) for one in store.manifest(key).files] == [
         (version / name).read_bytes() for name in sorted(NAMES)
     ]
+
+
+def test_a_publisher_holds_a_part_of_a_file(bucket: dict[str, str], version: Path) -> None:
+    peaks = []
+    for size in (0, 400 * 2**20):
+        with (version / "model.safetensors").open("wb") as file:
+            file.truncate(size)
+        command = [sys.executable, "-c", PUBLISH + PEAK, bucket["LEYDEN_WEIGHT_STORE"], str(version)]
+        command.append(key_of(version).content_sha256)
+        peaks.append(int(subprocess.run(command, capture_output=True, check=True, timeout=120).stdout) * 2**10)
+    assert peaks[1] - peaks[0] < 250 * 2**20
 
 
 def test_a_killed_publisher_leaves_no_version(bucket: dict[str, str], version: Path, tmp_path: Path) -> None:
