@@ -339,8 +339,8 @@ image-tag: ## print the tag of images and chart
 chart: $(CACHE)/tools/.ready ## lint, render and validate the Helm chart
 	$(BIN)/pytest tests/contract/chart
 
-test-cluster: $(CACHE)/tools/.ready ## install the chart on a node and train there: make test-cluster CLUSTER=program (see tests/cluster)
-	$(BIN)/python -m tests.cluster --cluster "$(CLUSTER)"
+test-cluster: $(CACHE)/tools/.ready ## install the chart on a node and train there: make test-cluster CLUSTER=program [ONLY=versions] (see tests/cluster)
+	$(BIN)/python -m tests.cluster --cluster "$(CLUSTER)" $(if $(ONLY),--only "$(ONLY)")
 
 test-cluster-long: $(CACHE)/tools/.ready ## the same with every fault, upgrade, rollback and scaling (nightly)
 	$(BIN)/python -m tests.cluster --cluster "$(CLUSTER)" --long

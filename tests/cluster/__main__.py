@@ -1,13 +1,15 @@
 """`make test-cluster CLUSTER=…`: installs the chart on a real node, trains there, breaks things, and uninstalls.
 
 Each module beside this one answers one question. The output says how long each part took. `--long` adds what takes
-too long for every change. The make variable CPU_TORCH of `make images` may come from the environment.
+too long for every change, and `--only` asks one of those questions alone. The make variable CPU_TORCH of `make images`
+may come from the environment.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from leyden.libs.client import Client
@@ -18,6 +20,12 @@ from tests.support.tools import fetch
 
 RUN_SECONDS = 1800.0
 FEW_STEPS = 2
+LONG: dict[str, tuple[str, Callable[[Release, Client], None]]] = {
+    "grading": ("containers that grade", grading.check),
+    "sharing": ("pods that attempts share", sharing.check),
+    "versions": ("versions in an object store", versions.check),
+}
+"""What takes too long for every change, by the name of `--only`."""
 
 
 def main() -> int:
@@ -30,16 +38,22 @@ def main() -> int:
     parser.add_argument(
         "--long", action="store_true", help="also every fault, upgrade, rollback and scaling; an image for each service"
     )
+    parser.add_argument("--only", choices=sorted(LONG), help="install the chart and ask this question alone")
     arguments = parser.parse_args()
     fetch()
     node = Node(arguments.cluster)
     try:
         with step("all"):
             if not arguments.built:
-                start(node, arguments.long)
+                start(node, arguments.long, _needs_store(arguments))
             release = Release(node, one_image=not arguments.long)
             install(release, arguments)
-            check(release, arguments.steps, arguments.long)
+            if arguments.only:
+                with release.client() as client:
+                    training.upload(client)
+                    LONG[arguments.only][1](release, client)
+            else:
+                check(release, arguments.steps, arguments.long)
     except Exception as error:
         error.add_note(node.state())
         raise
@@ -49,10 +63,17 @@ def main() -> int:
     return 0
 
 
-def start(node: Node, long: bool) -> None:
-    """The node, with every image."""
+def start(node: Node, long: bool, store: bool) -> None:
+    """The node, with every image; the object store's only where one is asked for."""
     node.up()
     node.images(SERVICES, each=long)
+    if store:
+        node.store_image()
+
+
+def _needs_store(arguments: argparse.Namespace) -> bool:
+    """Whether a question needs the image of the object store's server."""
+    return arguments.long or arguments.only == "versions"
 
 
 def install(release: Release, arguments: argparse.Namespace) -> None:
@@ -63,7 +84,7 @@ def install(release: Release, arguments: argparse.Namespace) -> None:
         if arguments.built or release.has_a_store():
             raise
         print(f"no store became ready, so the node is started again: {error}\n{release.node.state()}", flush=True)
-        start(release.node, arguments.long)
+        start(release.node, arguments.long, _needs_store(arguments))
         release.install()
 
 
@@ -87,12 +108,9 @@ def check(release: Release, steps: int, long: bool) -> None:
                 train_with_faults(release, client, steps)
             with step("a run through upgrade and rollback"):
                 train_through_upgrade(release, client, steps)
-            with step("containers that grade"):
-                grading.check(release, client)
-            with step("pods that attempts share"):
-                sharing.check(release, client)
-            with step("versions in an object store"):
-                versions.check(release, client)
+            for title, ask in LONG.values():
+                with step(title):
+                    ask(release, client)
             with step("scaling"):
                 scaling.check(release)
         client.create_run(training.document("uninstall", 1))

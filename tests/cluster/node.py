@@ -86,17 +86,22 @@ class Node:
             variables = [f"BUILD={self.program} build", f"BUILD_ARGS={arguments}", "IMAGES=cpu"]
             if arguments:
                 variables.append("CPU_TORCH=" + os.environ.get("CPU_TORCH", ""))
-            if each:
-                file = Path(__file__).parent / "versions" / "s3.Dockerfile"
-                run(self.program, "build", *shlex.split(arguments), "-t", S3, "-f", str(file), ".", cwd=ROOT)
-            else:
+            if not each:
                 variables.append("SERVICES=")
                 extras = f"SERVICE={','.join(services)}"
-                options = ["-t", SERVICES_IMAGE, "-f", "docker/service.Dockerfile", "--build-arg", extras]
-                run(self.program, "build", *shlex.split(arguments), *options, ".", cwd=ROOT)
+                self._build(SERVICES_IMAGE, "docker/service.Dockerfile", "--build-arg", extras)
             run("make", "images", *variables, f"IMAGE_PREFIX={PREFIX}", f"IMAGE_TAG={TAG}", cwd=ROOT)
             if replaced := before - _images():
                 run("buildah", "rmi", "--force", *sorted(replaced))
+
+    def store_image(self) -> None:
+        """Builds the server of S3 that tests/cluster/versions asks for."""
+        with step("image of the object store"):
+            self._build(S3, "tests/cluster/versions/s3.Dockerfile")
+
+    def _build(self, tag: str, file: str, *options: str) -> None:
+        arguments = shlex.split(" ".join(build_arguments()))
+        run(self.program, "build", *arguments, "-t", tag, "-f", file, *options, ".", cwd=ROOT)
 
     def helm(self, *arguments: str) -> str:
         """The output of Helm."""
