@@ -47,20 +47,20 @@ def field_problem(model: type[BaseModel], location: Location, kind: str, message
 
 
 def _walk(model: type[BaseModel], location: Location) -> tuple[str, list[str]]:
-    """The path without the tags that choose a variant of a union, and the fields known at its end."""
+    """The path without the tags and classes that choose a variant of a union, and the fields known at its end."""
     models, path = [model], []
     for part in location[:-1]:
         fields = [m.model_fields[part] for m in models if isinstance(part, str) and part in m.model_fields]
         if fields:
             path.append(str(part))
             models = [found for field in fields for found in _models_in(field.annotation)]
-        elif chosen := [m for m in models if _tag(m) == part]:
+        elif chosen := [m for m in models if part in _choices(m)]:
             models = chosen
         else:
             path.append(str(part))
     known = sorted({name for m in models for name in m.model_fields})
-    is_tag = bool(location) and location[-1] not in known and any(_tag(m) == location[-1] for m in models)
-    return ".".join([*path, *(str(part) for part in location[-1:] if not is_tag)]), known
+    last = [str(part) for part in location[-1:] if part in known or not _is_choice(part, models)]
+    return ".".join([*path, *last]), known
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -70,8 +70,13 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models_in(part)
 
 
-def _tag(model: type[BaseModel]) -> object:
-    return model.model_fields["type"].default if "type" in model.model_fields else None
+def _choices(model: type[BaseModel]) -> tuple[object, ...]:
+    """The parts of an error's location that choose this variant: the values of its `type`, or its name."""
+    return (*(get_args(model.model_fields["type"].annotation) if "type" in model.model_fields else ()), model.__name__)
+
+
+def _is_choice(part: int | str, models: Sequence[type[BaseModel]]) -> bool:
+    return str(part).startswith("literal[") or any(part in _choices(model) for model in models)
 
 
 def _unknown_field(name: str, known: Sequence[str]) -> str:

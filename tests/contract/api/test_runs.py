@@ -321,6 +321,11 @@ async def test_a_run_is_created_with_partitions_and_planned_evaluations(
         ({"agent": {"command": []}}, "agent.command", "at least 1 item"),
         ({"sampling": {"group_size": 1, "min_siblings": 1}}, "sampling.group_size", "write 2 or more"),
         ({"sampling": {"temperature": 0.0}}, "sampling.temperature", "write 1, or leave it out"),
+        (
+            {"reward": {"components": [{"name": "f1", "grader": {"type": "token_f1"}}]}},
+            "reward.components.0.grader.reference",
+            "required",
+        ),
     ],
 )
 async def test_a_refused_run_config_names_the_field_and_the_remedy(
@@ -331,6 +336,13 @@ async def test_a_refused_run_config_names_the_field_and_the_remedy(
     assert (response.status_code, response.headers["content-type"]) == (422, "application/problem+json")
     assert [error["path"] for error in problem["errors"]] == [path]
     assert words in problem["errors"][0]["message"]
+
+
+async def test_the_path_of_an_error_in_a_choice_is_one_of_the_document(api_http: httpx.AsyncClient) -> None:
+    document = builders.run_document(sampling={"override": {"temprature": 1}})
+    errors = (await api_http.post("/v1/runs", json=document)).json()["errors"]
+    assert [error["path"] for error in errors] == ["sampling.override.temprature", "sampling.override"]
+    assert "write 'temperature'" in errors[0]["message"]
 
 
 async def test_settings_that_do_not_mean_what_they_say_are_alarms_of_the_run(
