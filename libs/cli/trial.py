@@ -18,6 +18,8 @@ from leyden.libs.contracts.config import Override
 from leyden.libs.contracts.states import CONTEXT_EXCEEDED, ENDED
 
 POLL_SECONDS = 0.5
+LINE_LENGTH = 300
+"""Characters of an agent's line in a message."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,9 @@ def problems_of(rollout: RolloutDetail, calls: Sequence[Call], replaced: Collect
         yield f"the platform, not the agent, failed: {cause}"
         return
     if outcome.kind != "succeeded":
-        yield f"the agent ended as {outcome.kind}: {outcome.detail or f'exit status {outcome.exit_code}'}"
+        last = next((line.strip() for line in reversed(outcome.stderr_tail.splitlines()) if line.strip()), "")
+        said = f"; the last line of its stderr: {last[:LINE_LENGTH]}" if last else ""
+        yield f"the agent ended as {outcome.kind}: {outcome.detail or f'exit status {outcome.exit_code}'}{said}"
     if rollout.reason == "no_reward":
         yield 'it gave no reward: end its output with a line such as {"reward": 1.0}, or name graders in `reward`'
     for one in rollout.components:

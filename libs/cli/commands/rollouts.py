@@ -76,7 +76,9 @@ app.command("export")(export)
 def list_(
     ctx: typer.Context,
     run: Annotated[str | None, typer.Option(help="Id or name of a run.")] = None,
-    state: Annotated[str | None, typer.Option(help="queued, running, finished, excluded or cancelled.")] = None,
+    state: Annotated[
+        str | None, typer.Option(help="queued, running, grading, finished, excluded or cancelled.")
+    ] = None,
     evaluation: OfEvaluation = None,
     step: OfStep = None,
     version: OfVersion = None,

@@ -71,6 +71,7 @@ def train(
     document |= agent_in_image(command, image, _place(context_of(ctx))) if image else agent_here(command, folder)
     if rewards:
         document["reward"] = reward_of(rewards)
+        refuse_names(document["reward"], first_task(tasks))
     _train(context_of(ctx), set_values(document, amendments), tasks, as_json=as_json)
 
 
@@ -172,6 +173,31 @@ def _needed_value(kind: str, value: str) -> Document:
         raise ValueError(f"{kind} has no short form: write JSON with its fields {', '.join(fields)}")
     [name] = needed
     return {name: value if fields[name].annotation is str else json.loads(value)}
+
+
+def refuse_names(reward: Document, task: Document) -> None:
+    """Raises: CommandError: a reference is the bare name of a field of the task, which every answer would be
+    compared with
+    """
+    for one in reward["components"]:
+        if isinstance(reference := one["grader"].get("reference"), str) and reference in task:
+            raise CommandError(
+                f"--reward: the reference of {one['name']} is the text {reference!r} itself: write"
+                f" {{task.{reference}}} for that field of each task",
+                Exit.USAGE,
+            )
+
+
+def first_task(tasks: Path) -> Document:
+    """The first task of the file; empty where it cannot be read, which the upload refuses with the line."""
+    try:
+        with tasks.open(encoding="utf-8") as lines:
+            first = next((line for line in lines if line.strip()), "")
+        found = json.loads(tasks.read_bytes() if first.lstrip().startswith("[") else first)
+    except ValueError:
+        return {}
+    found = found[0] if isinstance(found, list) and found else found
+    return found if isinstance(found, dict) else {}
 
 
 def name_of(command: Sequence[str], folder: Path) -> str:

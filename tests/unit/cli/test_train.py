@@ -55,6 +55,23 @@ def test_a_wrong_grader_names_what_to_write(text: str, remedy: str) -> None:
     assert remedy in str(refused.value)
 
 
+@pytest.mark.parametrize("text", ['{"question": "q", "answer": "a"}\n', '[{"question": "q", "answer": "a"}]'])
+def test_a_reference_that_is_the_bare_name_of_a_field_is_refused(tmp_path: Path, text: str) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text(text)
+    with pytest.raises(CommandError) as refused:
+        train.refuse_names(reward_of(["token_f1:answer"]), train.first_task(tasks))
+    assert "write {task.answer}" in str(refused.value)
+    for one in ("token_f1:{task.answer}", "string_check:yes", "regex:answer"):
+        train.refuse_names(reward_of([one]), train.first_task(tasks))
+
+
+@pytest.mark.parametrize("text", ["", "{broken", "7", '["a"]', "[]"])
+def test_tasks_that_cannot_be_read_are_left_to_the_upload(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tasks.jsonl").write_text(text)
+    assert train.first_task(tmp_path / "tasks.jsonl") == {}
+
+
 def test_the_command_means_the_program_that_the_shell_would_start(tmp_path: Path) -> None:
     (tmp_path / "my agent.py").touch()
     assert agent_here(["sh", "my agent.py"], tmp_path) == {

@@ -45,6 +45,10 @@ def test_failures_silence_and_greedy_calls_are_problems() -> None:
     greedy, broken = call("sampled with temperature"), call(status="failed")
     [failed] = problems_of(rollout("agent_error", exit_code=3, detail="exit status 3"), [call()])
     assert failed == "the agent ended as agent_error: exit status 3"
+    [crashed] = problems_of(
+        rollout("agent_error", detail="exit status 1", stderr_tail="at a.py\nKeyError: 'x'\n\n"), [call()]
+    )
+    assert crashed == "the agent ended as agent_error: exit status 1; the last line of its stderr: KeyError: 'x'"
     [no_reward, no_call] = problems_of(rollout(reason="no_reward", reward=None), [])
     assert ("no reward" in no_reward, "OPENAI_BASE_URL" in no_call) == (True, True)
     assert list(problems_of(rollout(), [greedy, call(), greedy, broken])) == [
