@@ -168,7 +168,7 @@ def judge_groups(
         remedy = f"write a smaller one: the rewards of {near} of these groups differ by less"
         yield Finding(rule.name, f"{reason}: none of them teaches", {**figures, "near": near}, remedy)
     elif zero == len(equal):
-        remedy = "all of them are 0: the tasks are too hard or the agent fails; read one with `leyden rollout show`"
+        remedy = "the tasks are too hard or the agent fails; read one with `leyden rollout show`"
         yield Finding(rule.name, f"{reason}; they are all 0", figures, remedy)
     else:
         yield Finding(rule.name, reason, figures)
