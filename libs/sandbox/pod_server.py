@@ -46,7 +46,7 @@ TOKEN, ATTEMPTS, IDLE_SECONDS = "LEYDEN_POD_TOKEN", "LEYDEN_POD_ATTEMPTS", "LEYD
 """Variables of the server that agents do not get."""
 UIDS_FROM, UIDS = 30_000, 20_000
 """Below 65,536, which a pod in a user namespace has."""
-PROGRAM = ("__init__.py", "output.py", "pod_server.py", "sandbox.py", "supervisor.py", "system_calls.py")
+PROGRAM = ("__init__.py", "output.py", "pod_server.py", "sandbox.py", "supervisor.py", "system_calls.py", "view.py")
 START = "import sys; sys.path.append(sys.argv[1]); from sandbox.pod_server import main; main()"
 """Started from the folder with PROGRAM, where `leyden` is unknown."""
 MAX_ORDERS_BYTES = 64 << 20
@@ -320,7 +320,7 @@ def _orders(asked: dict[str, Any], root: str, uid: int) -> Orders:
             "writable": None,
             "filter": can_filter(),
             "network": True,
-            "shown_at": None,
+            "view": None,
         },
     }
 

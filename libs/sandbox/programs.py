@@ -15,7 +15,7 @@ from leyden.libs.sandbox import supervisor
 from leyden.libs.sandbox.artifacts import read_artifacts
 from leyden.libs.sandbox.ended import Ended, ended_of
 from leyden.libs.sandbox.fresh import FreshWorkspaces
-from leyden.libs.sandbox.mounts import can_show
+from leyden.libs.sandbox.mounts import place_of_workspaces, rights_to_show, texts_with_paths, view_of
 from leyden.libs.sandbox.place import Place, open_work_folder
 from leyden.libs.sandbox.program import Program
 from leyden.libs.sandbox.sandbox import SIGNAL_LANDLOCK, USABLE_LANDLOCK, landlock_abi
@@ -29,6 +29,7 @@ from leyden.libs.telemetry import logger
 if TYPE_CHECKING:
     from leyden.libs.sandbox.sandbox import Sandbox
     from leyden.libs.sandbox.supervisor import Orders
+    from leyden.libs.sandbox.view import View
 
 log = logger()
 
@@ -58,7 +59,14 @@ class Programs:
                 " memory is short",
                 own_users=self._users.first is not None,
             )
-        self._can_show = can_show(self._workspaces.place)
+        self._seen_at = place_of_workspaces(self._workspaces.room)
+        own_users = self._users.first is not None
+        self._rights = rights_to_show(self._workspaces.room, self._workspaces.root, own_users=own_users)
+        if self._rights is None:
+            log.warning(
+                f"{place.names.program}s share /tmp, and the path of their working folder differs in each: this process"
+                " may neither mount nor make user namespaces (`leyden doctor` names the remedy)"
+            )
         self._can_filter = can_filter()
         if not self._can_filter:
             log.warning(
@@ -131,10 +139,11 @@ class Programs:
         command = [self._place.python if first == "{python}" else first, *rest]
         if user.uid is not None:
             self._check_reachable(user.uid, command, workspace)
-        seen = workspace.shown_at(self._workspaces.place) if self._can_show else workspace
+        seen = workspace if self._rights is None else workspace.shown_at(self._seen_at)
+        environment = self._environment(program, seen, user)
         return {
             "command": command,
-            "environment": self._environment(program, seen, user),
+            "environment": environment,
             "stdin": str(workspace.task_file) if program.document_on_stdin else os.devnull,
             "folder": str(seen.work),
             "timeout_seconds": program.timeout_seconds,
@@ -143,7 +152,9 @@ class Programs:
             "memory_bytes": program.memory_bytes,
             "memory_poll_seconds": supervisor.MEMORY_POLL_SECONDS,
             "limits": self._limits(program, user),
-            "sandbox": self._sandbox(program, workspace, user),
+            "sandbox": self._sandbox(
+                program, user, seen, self._view(workspace, texts_with_paths(command, environment))
+            ),
         }
 
     def _check_reachable(self, uid: int, command: list[str], workspace: Workspace) -> None:
@@ -181,16 +192,21 @@ class Programs:
             bounds.append((resource.RLIMIT_NPROC, place.max_processes, place.max_processes))
         return [(number, soft, hard) for number, soft, hard in bounds if soft is not None and hard is not None]
 
-    def _sandbox(self, program: Program, workspace: Workspace, user: SandboxUser) -> Sandbox:
+    def _view(self, workspace: Workspace, texts: list[str]) -> View | None:
+        if self._rights is None:
+            return None
+        return view_of(workspace.root, workspace.scratch, self._seen_at, texts, self._workspaces.room, self._rights)
+
+    def _sandbox(self, program: Program, user: SandboxUser, seen: Workspace, view: View | None) -> Sandbox:
         # Without capabilities root still owns every file of root: by `/proc/sys` alone it could take the machine over.
         stays_root = user.uid is None and os.geteuid() == 0
         return {
             "uid": user.uid,
             "landlock": self._landlock >= USABLE_LANDLOCK,
             "hidden": [path for path in self._hidden if Path(path).exists()],
-            "visible": os.path.realpath(workspace.root),
+            "visible": os.path.realpath(seen.root),
             "filter": self._can_filter,
             "network": program.network,
-            "shown_at": os.path.realpath(self._workspaces.place) if self._can_show else None,
+            "view": view,
             "writable": [os.path.realpath(folder) for folder in WRITABLE_BY_ROOT] if stays_root else None,
         }

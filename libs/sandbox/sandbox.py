@@ -13,6 +13,7 @@ import struct
 
 # Relative: in its own process this file is no part of `leyden`.
 from .system_calls import refuse_system_calls  # noqa: TID251
+from .view import TMP, check, show  # noqa: TID251
 
 TYPE_CHECKING = False
 """mypy takes it for true. Importing `typing` costs a third of the start of a supervisor."""
@@ -20,14 +21,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypedDict
 
+    from .view import View  # noqa: TID251
+
     class Sandbox(TypedDict):
         """Bounds of one agent.
 
         `uid`: the user and group that it becomes, which no other attempt has; None for the runner's. `landlock`:
         whether to use Landlock, which closes the paths `hidden` but for the folder `visible`. `writable`: the folders
         outside of `visible` in which it may write, None for no such bound. `filter`: whether to close user namespaces
-        and io_uring, by seccomp; `network`: whether it leaves sockets open. `shown_at`: the folder where the program
-        finds `visible`, by a mount of its own; None where it finds it where it is.
+        and io_uring, by seccomp; `network`: whether it leaves sockets open. `view`: the files that it sees, in which
+        `visible` has its path; None for those of the machine.
         """
 
         uid: int | None
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
         writable: list[str] | None
         filter: bool
         network: bool
-        shown_at: str | None
+        view: View | None
 
 
 PR_SET_NO_NEW_PRIVS = 38
@@ -53,9 +56,6 @@ USABLE_LANDLOCK = 2
 SIGNAL_LANDLOCK = 6
 """The first version that confines signals to a sandbox."""
 
-CLONE_NEWNS = 0x20000
-MS_BIND, MS_REC, MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
-
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -64,31 +64,20 @@ def enter(sandbox: Sandbox) -> None:
 
     Raises: OSError: the kernel refuses; the agent must not start then
     """
-    if sandbox["shown_at"] is not None:
-        show(sandbox["visible"], sandbox["shown_at"])
+    if sandbox["view"] is not None:
+        show(sandbox["view"])
     # Before the change of user: afterwards some folders can no longer be opened.
     ruleset = landlock_ruleset(sandbox) if sandbox["landlock"] else None
     if sandbox["uid"] is not None:
         become(sandbox["uid"])
         kill_all_of_this_user()
     drop_capabilities()
-    _check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     if ruleset is not None:
-        _check(_libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
+        check(_libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
         os.close(ruleset)
     if sandbox["filter"]:
         refuse_system_calls(network=sandbox["network"])
-
-
-def show(folder: str, place: str) -> None:
-    """Mounts a folder at a place that only this process and its descendants see.
-
-    Raises: OSError: the kernel refuses: it asks for CAP_SYS_ADMIN
-    """
-    _check(_libc.unshare(CLONE_NEWNS), "unshare")
-    # No mount of this process reaches the machine.
-    _check(_libc.mount(None, b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None), "mount /")
-    _check(_libc.mount(folder.encode(), place.encode(), None, ctypes.c_ulong(MS_BIND), None), f"mount {place}")
 
 
 def become(uid: int) -> None:
@@ -112,7 +101,7 @@ def drop_capabilities() -> None:
     Raises: OSError: the kernel refuses
     """
     header = struct.pack("=Ii", CAPABILITY_VERSION_3, 0)
-    _check(_libc.capset(header, bytes(24)), "capset")
+    check(_libc.capset(header, bytes(24)), "capset")
 
 
 def landlock_abi() -> int:
@@ -135,11 +124,14 @@ def landlock_ruleset(sandbox: Sandbox) -> int:
     handled = (1 << 13) - 1 & ~READ_DIR | REFER | (TRUNCATE if abi >= 3 else 0)
     scoped = SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL if abi >= SIGNAL_LANDLOCK else 0
     attributes = struct.pack("QQQ", handled, 0, scoped)[: 24 if abi >= SIGNAL_LANDLOCK else 8]
-    ruleset = _check(
+    ruleset = check(
         _libc.syscall(LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0),
         "landlock_create_ruleset",
     )
-    hidden, writable = sandbox["hidden"], sandbox["writable"]
+    hidden, writable = (
+        [path for path in sandbox["hidden"] if not _is_covered(path, sandbox["view"])],
+        sandbox["writable"],
+    )
     for path in _siblings("/", [*hidden, "/proc"]):
         _allow(ruleset, path, handled if writable is None else EXECUTE | READ_FILE)
     for folder in writable or ():
@@ -148,6 +140,11 @@ def landlock_ruleset(sandbox: Sandbox) -> int:
     _allow(ruleset, "/proc", EXECUTE | READ_FILE)
     _allow(ruleset, sandbox["visible"], handled)
     return ruleset
+
+
+def _is_covered(path: str, view: View | None) -> bool:
+    """Whether the program's own /tmp has no such path: it may write there, directly above it, too."""
+    return view is not None and path.startswith(f"{TMP}/") and not os.path.lexists(path)
 
 
 def _siblings(folder: str, hidden: list[str]) -> list[str]:
@@ -177,12 +174,5 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     if not os.path.isdir(f"/proc/self/fd/{descriptor}"):
         rights &= EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE
     rule = struct.pack("=Qi", rights, descriptor)
-    _check(_libc.syscall(LANDLOCK_ADD_RULE, ruleset, LANDLOCK_RULE_PATH_BENEATH, rule, 0), f"landlock_add_rule {path}")
+    check(_libc.syscall(LANDLOCK_ADD_RULE, ruleset, LANDLOCK_RULE_PATH_BENEATH, rule, 0), f"landlock_add_rule {path}")
     os.close(descriptor)
-
-
-def _check(result: int, what: str) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
-    return result

@@ -87,9 +87,9 @@ class Workspaces:
         parent.mkdir(parents=True, exist_ok=True, mode=0o711)
         _check_own(parent, setting)
         self.root = parent / owner
-        self.place = parent / "attempt"
-        """Each program finds its workspace here, if this process may mount: siblings' paths are then equal."""
-        self.place.mkdir(exist_ok=True, mode=0o711)
+        self.room = parent / "attempt"
+        """Empty on the disk. Views are built here, and have the workspace here if the machine has a `/work`."""
+        self.room.mkdir(exist_ok=True, mode=0o711)
         with (parent / ".starting").open("w") as starting:
             # One process at a time: before we hold its lock, another that starts would take our folder for abandoned.
             fcntl.flock(starting, fcntl.LOCK_EX)

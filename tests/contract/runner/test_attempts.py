@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -23,10 +24,11 @@ from sqlalchemy import select, update
 from leyden.libs.capability import KeyRing, verify, write_keys
 from leyden.libs.contracts.capability import Scope
 from leyden.libs.queue.stream import RolloutQueue
-from leyden.libs.sandbox.mounts import can_show
+from leyden.libs.sandbox.mounts import place_of_workspaces, rights_to_show
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from tests.support import builders, queues
+from tests.support.waiting import eventually
 from tests.unit.sandbox.test_supervisor import FORKS, alive, read_pids
 
 SECRET = "a secret of the platform"
@@ -195,6 +197,15 @@ async def stopped(process: asyncio.subprocess.Process) -> AsyncIterator[None]:
         assert await process.wait() == 0
 
 
+def can_show(bench: Bench) -> bool:
+    """Whether a runner of this machine gives each agent files of its own."""
+    other = bench.folder / "other"
+    other.mkdir(exist_ok=True)
+    room = bench.folder / "attempts" / "attempt"
+    room.mkdir(parents=True, exist_ok=True)
+    return rights_to_show(room, other, own_users=False) is not None
+
+
 async def test_agents_run_in_fresh_folders_with_their_own_environment_and_outcomes(bench: Bench) -> None:
     code = """
 import json, os
@@ -230,15 +241,16 @@ print(json.dumps({
             assert capability.greedy == (rollout is rollouts[2])
             assert capability.expires_at > time.time() + 20
         paths = {tuple(outcome.facts["paths"]) for outcome in outcomes}
-        place = bench.folder / "attempts" / "attempt"
-        if can_show(place):
+        room = bench.folder / "attempts" / "attempt"
+        place = place_of_workspaces(room)
+        if can_show(bench):
             # A text that an agent makes of them differs in no sibling and names none.
             assert paths == {(f"{place}/work", f"{place}/tmp", f"{place}/task.json")}
         else:
             assert len(paths) == 3
         assert {tuple(sorted(outcome.facts["seen"])) for outcome in outcomes} == {("task.json", "tmp", "work")}
         # The mounts were the agents' own.
-        assert list(place.iterdir()) == []
+        assert list(room.iterdir()) == []
         attempt = await bench.attempt(rollouts[0], "settled")
         assert attempt.started_at is not None
         assert await bench.queue.depth() == 0
@@ -356,6 +368,34 @@ async def test_a_killed_runner_leaves_no_process_and_its_rollout_runs_again(benc
         rows = (await session.execute(select(tables.Attempt.number, tables.Attempt.state))).all()
     assert sorted(map(tuple, rows)) == [(1, "expired"), (2, "settled")]
     assert not list((bench.folder / "attempts").glob("runner-*"))
+
+
+LEAVES_A_FILE = """
+import os, sys, time
+open(sys.argv[1], 'x').close()
+if os.environ['LEYDEN_ATTEMPT'] == '1': time.sleep(60)
+print('{"reward": 1}')
+"""
+
+
+async def test_of_an_agent_whose_runner_was_killed_nothing_is_left_in_tmp(bench: Bench) -> None:
+    if not can_show(bench):
+        pytest.skip("agents share /tmp here")
+    left = Path("/tmp", f"left-{bench.folder.name}")
+    # A work folder in /tmp would close /tmp itself to agents.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as attempts:
+        runner = await bench.start(RUNNER_WORK_FOLDER=attempts)
+        [rollout] = await bench.enqueue(LEAVES_A_FILE, str(left))
+        [file] = await eventually(lambda: [*Path(attempts).glob(f"*/*/tmp/{left.name}")])
+        assert not left.exists()
+        runner.kill()
+        await runner.wait()
+        async with stopped(await bench.start(RUNNER_WORK_FOLDER=attempts)):
+            # It creates that file itself.
+            assert (await bench.second_outcome(rollout)).kind == "succeeded"
+            assert not file.exists()
+        assert sorted(path.name for path in Path(attempts).iterdir()) == [".starting", "attempt"]
+    assert not left.exists()
 
 
 async def test_a_lost_lease_kills_the_agent_and_writes_no_outcome(bench: Bench) -> None:

@@ -153,12 +153,13 @@ def test_a_user_of_its_own_has_a_name_and_a_bound_on_its_processes(
     workspace = backend._programs._workspaces.make("r.0.0", {}, None)
     orders = backend._programs._orders(program_of(spec("/bin/sh")), workspace, STRANGER)
     assert orders["environment"]["USER"] == "agent"
-    place = Path(orders["sandbox"]["shown_at"] or workspace.root)
+    place = Path(orders["sandbox"]["visible"])
+    view = orders["sandbox"]["view"]
+    assert place == (Path(view["place"]) if view else workspace.root.resolve())
     assert orders["environment"]["LEYDEN_TASK_FILE"] == str(place / "task.json")
     assert orders["folder"] == str(place / "work")
     assert (resource.RLIMIT_NPROC, 512, 512) in orders["limits"]
     assert orders["sandbox"]["hidden"] == [os.path.realpath(workspace.root.parents[1])]
-    assert orders["sandbox"]["visible"] == os.path.realpath(workspace.root)
 
 
 async def test_a_work_folder_unreachable_for_agents_is_replaced_by_a_reachable_one(

@@ -41,7 +41,7 @@ def orders(code: str, folder: Path, **changes: object) -> Orders:
             "landlock": False,
             "hidden": [],
             "visible": str(folder),
-            "shown_at": None,
+            "view": None,
             "writable": None,
             "filter": True,
             "network": True,
