@@ -8,13 +8,13 @@ import typer
 from typer.core import TyperGroup
 
 from leyden.libs.cli.commands import agents, datasets, local, prompts, rewards, rollouts, runs, tokens
+from leyden.libs.cli.commands.alarms import alarms
 from leyden.libs.cli.commands.check import check
 from leyden.libs.cli.commands.console import console
 from leyden.libs.cli.commands.demo import demo
 from leyden.libs.cli.commands.doctor import doctor
 from leyden.libs.cli.commands.logs import logs
-from leyden.libs.cli.commands.pools import pools
-from leyden.libs.cli.commands.recipes import recipes
+from leyden.libs.cli.commands.offers import pools, recipes
 from leyden.libs.cli.commands.track import track
 from leyden.libs.cli.commands.train import train
 from leyden.libs.cli.context import Context, Home, make_context
@@ -86,6 +86,7 @@ app.command()(demo)
 app.command()(train)
 app.command()(pools)
 app.command()(recipes)
+app.command()(alarms)
 app.command()(logs)
 app.command()(tokens.audit)
 app.add_typer(tokens.app, name="token")

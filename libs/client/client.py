@@ -19,7 +19,7 @@ from leyden.libs.client.errors import NotFound, Refused
 from leyden.libs.client.export import Export
 from leyden.libs.client.transport import Content, Parameters, Transport, file_chunks
 from leyden.libs.client.weights import check_free, unpack_version
-from leyden.libs.contracts.api.alarms import Alarm
+from leyden.libs.contracts.api.alarms import ListedAlarm
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.call_tokens import CallTokens
 from leyden.libs.contracts.api.comparison import Comparison, RunCurve
@@ -217,9 +217,14 @@ class Client:
         parameters: Parameters = {"names": list(names), "policy": policy}
         return Metrics.model_validate_json(self._http.get(f"/v1/runs/{_part(run_id)}/metrics", parameters))
 
-    def alarms(self, run_id: str) -> Iterator[Alarm]:
-        """Lists the alarms of a run, newest first; those that have ended, too."""
-        return self._pages(f"/v1/runs/{_part(run_id)}/alarms", Alarm)
+    def alarms(
+        self, run: str | None = None, *, name: str | None = None, state: str | None = None
+    ) -> Iterator[ListedAlarm]:
+        """Lists the alarms of all runs, or of one with its further policies: active ones first, ended ones too.
+
+        Args: run: id or name; name: a rule, such as `tool_fails`; state: active, lasted (until its run's end) or ended
+        """
+        return self._pages("/v1/alarms", ListedAlarm, {"run": run, "name": name, "state": state})
 
     def compare_runs(self, run_ids: Sequence[str], names: Sequence[str] = ()) -> Comparison:
         """Compares runs with the first one.

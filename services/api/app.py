@@ -37,6 +37,7 @@ from leyden.services.api.attempts.context import attempt_context
 from leyden.services.api.duels import routes as duels
 from leyden.services.api.playground import routes as playground
 from leyden.services.api.read import (
+    alarms,
     call_tokens,
     causes,
     comparison,
@@ -123,7 +124,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings = settings
     app.state.weight_store = settings.open_weight_store()
     app.state.first_admin_token = settings.first_admin_token()
-    read = (call_tokens, causes, groups, comparison, events, tasks, trajectory, waiting, weights)
+    read = (alarms, call_tokens, causes, groups, comparison, events, tasks, trajectory, waiting, weights)
     modules = (datasets, runs, duels, attempts, playground, rollouts, *read, platform, access, session, audit)
     for router in (*(module.router for module in modules), session.signed_in, docs_page.router, console_page.router):
         # Why: `include_router` builds each route again at the application's first request, for 0.1 s of CPU time.

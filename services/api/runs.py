@@ -31,7 +31,6 @@ from leyden.libs.contracts.judgements import Judgement, Machine, judge
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.queue.external import EXTERNAL
 from leyden.libs.service import JsonResponse, Problem
-from leyden.libs.store.alarms.stored import list_alarms
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.datasets import find_dataset
 from leyden.libs.store.engines import read_pools
@@ -320,15 +319,6 @@ async def get_metrics(
     async with store.read() as session:
         found = await results.get_metrics(session, await runs.policy_id(session, run_id, policy), names or [])
     return found.model_copy(update={"run_id": run_id, "policy": policy})
-
-
-@router.get("/{run_id}/alarms")
-async def get_alarms(
-    store: Store, caller: Reader, run_id: str, policy: PolicyName = None, cursor: Cursor = None, limit: Limit = 100
-) -> Page[Alarm]:
-    """List the alarms of a run with reason, evidence and remedy, newest first; those that have ended, too."""
-    async with store.read() as session:
-        return await list_alarms(session, await runs.policy_id(session, run_id, policy), cursor=cursor, limit=limit)
 
 
 @router.get("/{run_id}/agents")

@@ -14,6 +14,7 @@ from leyden.libs.cli.commands.filters import OfEvaluation
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.document import read_document, set_values
 from leyden.libs.cli.errors import CommandError, Exit
+from leyden.libs.cli.view.alarms import alarm_lines
 from leyden.libs.cli.view.comparison import comparison_parts, run_table
 from leyden.libs.cli.view.output import (
     AsJson,
@@ -33,7 +34,6 @@ from leyden.libs.cli.view.output import (
 from leyden.libs.cli.view.run_report import write_report
 from leyden.libs.cli.view.watch import (
     agent_table,
-    alarm_lines,
     call_lines,
     evaluation_table,
     policy_table,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
+from leyden.libs.cli.view.alarms import alarms_of
 from leyden.libs.cli.view.output import (
     Part,
     best_words,
@@ -35,7 +36,7 @@ def run_table(runs: Sequence[Run], curves: Mapping[str, RunCurve]) -> Table:
             run.progress.reward_mean,
             sparkline([reward for _, reward in curves[run.id].points]) if run.id in curves else None,
             best_of(curves[run.id]) if run.id in curves else None,
-            ", ".join(dict.fromkeys(one.name for one in run.alarms)) or None,
+            ", ".join(dict.fromkeys(one.name for _, one in alarms_of(run))) or None,
             run.created_at,
         )
         for run in runs

@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from leyden.libs.cli.view.alarms import Alarms, alarm_lines, alarm_news
 from leyden.libs.cli.view.output import (
     as_text,
     best_words,
@@ -21,7 +22,6 @@ from leyden.libs.cli.view.output import (
     table,
 )
 from leyden.libs.client import Client, Unreachable
-from leyden.libs.contracts.api.alarms import Alarm
 from leyden.libs.contracts.api.runs import Evaluation, Run, RunPolicy, Step
 from leyden.libs.contracts.call_counts import CallCounts, why_nothing_trains
 from leyden.libs.contracts.states import ENDED
@@ -46,7 +46,7 @@ def watch_run(leyden: Client, run_id: str, console: Console, *, as_json: bool = 
     A terminal shows one table that is drawn again at every poll; other outputs get one line a step. `as_json` prints
     each step as one JSON object on one line of standard output, then each evaluation, then the run.
     """
-    printed, shown = 0, set[int]()
+    printed, alarms = 0, Alarms()
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
             run, steps, evaluations = _poll(leyden, run_id, console)
@@ -55,9 +55,8 @@ def watch_run(leyden: Client, run_id: str, console: Console, *, as_json: bool = 
             if console.is_terminal:
                 live.update(view(run, steps, evaluations), refresh=True)
             else:
-                for alarm in (one for one in run.alarms if one.number not in shown):
-                    console.print(as_text(alarm_line(alarm)), soft_wrap=True)
-                shown |= {one.number for one in run.alarms}
+                for news in alarm_news(run, alarms):
+                    console.print(news, soft_wrap=True)
                 for step in [] if as_json else steps[printed:]:
                     console.print(as_text(line(step)), soft_wrap=True)
             for step in steps[printed:] if as_json else []:
@@ -116,22 +115,6 @@ def policy_words(policy: RunPolicy) -> str:
     """The progress of a further policy, in a few words."""
     version = "no version yet" if policy.policy_version is None else f"version {policy.policy_version}"
     return f"step {steps_words(policy, ' of ')}, {version}" if policy.trains else f"frozen, {version}"
-
-
-def alarm_lines(run: Run) -> list[Text]:
-    """A line for each alarm of a run and of its policies that lasts."""
-    alarms = [("", one) for one in run.alarms]
-    alarms += [(f"policy {name}: ", one) for name, policy in run.policies.items() for one in policy.alarms]
-    return [
-        as_text(prefix + alarm_line(one), "red" if one.severity == "critical" else "yellow") for prefix, one in alarms
-    ]
-
-
-def alarm_line(alarm: Alarm) -> str:
-    """Rule, reason and remedy of an alarm, and since when it lasts."""
-    where = f" ({alarm.subject})" if alarm.name == "setting" else ""
-    since = alarm.since.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    return f"alarm {alarm.name}{where}, {alarm.severity} since {since}: {alarm.reason}: {alarm.remedy}"
 
 
 def call_lines(counts: CallCounts) -> list[Text]:

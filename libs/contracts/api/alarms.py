@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from leyden.libs.contracts.api.body import Body
+from leyden.libs.contracts.api.body import Body, Page
 
 Severity = Literal["warning", "critical"]
 """`critical`: the run makes no progress. `warning`: it learns less than it could, or may soon make none."""
@@ -31,6 +31,31 @@ class Alarm(Body):
     evidence: dict[str, float | str] = Field(default_factory=dict)
     """The figures by which the rule judged last, by name."""
     remedy: str
+
+
+AlarmState = Literal["active", "lasted", "ended"]
+"""`active`: the rule holds, and the run goes on. `lasted`: the alarm lasted until the end of its run. `ended`: the rule
+did not hold any more."""
+
+
+class ListedAlarm(Alarm):
+    """An alarm with its run, in the list of the alarms of all runs."""
+
+    run_id: str
+    """The run, of whichever of its policies the alarm is."""
+    policy: str | None
+    """The further policy of the run whose alarm it is; null for the run itself."""
+    run_name: str
+    run_finished_at: datetime | None
+    """The end of an alarm that lasted until the end of its run."""
+    state: AlarmState
+
+
+class AlarmPage(Page[ListedAlarm]):
+    """A page of alarms: active ones first, then those that began last."""
+
+    names: dict[str, int] | None = None
+    """Alarms by rule that match the filter, its name apart; on the first page alone."""
 
 
 EventName = Literal["completed", "failed", "stalled", "alarm"]

@@ -9,10 +9,8 @@ from typing import cast
 from sqlalchemy import select, text
 
 from leyden.libs.contracts.api.alarms import Alarm, Severity
-from leyden.libs.contracts.api.body import Page
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
-from leyden.libs.store.read.paging import decode_cursor, page
 
 _COUNTS = text("""
     SELECT a.name, a.severity, count(DISTINCT a.run_id) AS runs
@@ -30,16 +28,6 @@ async def lasting_alarms(session: ReadSession, run_ids: Sequence[str]) -> Mappin
     for row in await session.scalars(query.order_by(table.severity, table.number)):
         found[row.run_id].append(alarm(row))
     return found
-
-
-async def list_alarms(session: ReadSession, run_id: str, *, cursor: str | None, limit: int) -> Page[Alarm]:
-    """Every alarm of a run, those that have ended included, newest first."""
-    table, name = tables.Alarm, f"alarms of {run_id}"
-    query = select(table).where(table.run_id == run_id).order_by(table.number.desc()).limit(limit + 1)
-    if key := decode_cursor(cursor, name, int):
-        query = query.where(table.number < cast(int, key[0]))
-    rows = (await session.scalars(query)).all()
-    return page(name, rows, limit, alarm, lambda row: (row.number,))
 
 
 async def runs_by_alarm(session: ReadSession) -> dict[tuple[str, str], int]:

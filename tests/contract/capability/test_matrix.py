@@ -132,6 +132,7 @@ API = {
     ("GET", "/v1/runs/{run_id}/tasks"): READ,
     ("GET", "/v1/runs/{run_id}/policies/{number}/files"): Row(for_people(404, 404, 404)),
     ("GET", "/v1/runs/{run_id}/policies/{number}/weights"): Row(for_people(404, 404, 404)),
+    ("GET", "/v1/alarms"): READ,
     ("GET", "/v1/feedback"): READ,
     ("GET", "/v1/platform"): READ,
     ("GET", "/v1/runs/{run_id}/samples"): READ,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
 import socket
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -17,9 +18,11 @@ from leyden.libs.cli.local.platform import rotate_log
 from leyden.libs.cli.local.record import PlatformRecord, Process, ServiceRecord, read_record, write_record
 from leyden.libs.cli.local.services import PORTS, SERVICES, STOP_ORDER, Listeners, open_listeners
 from leyden.libs.cli.view import watch
+from leyden.libs.cli.view.alarms import Alarms, alarm_news
 from leyden.libs.cli.view.watch import agent_table, line, step_table, summary
 from leyden.libs.client import Client, Unreachable
 from leyden.libs.client.transport import Transport
+from leyden.libs.contracts.api.alarms import Alarm
 from leyden.libs.contracts.api.runs import AgentProgress, Evaluation, NextStep, Progress, Run, RunPolicy, Step
 from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import RunConfig
@@ -126,6 +129,26 @@ def test_a_watch_survives_an_api_that_does_not_answer_for_a_while(monkeypatch: p
     monkeypatch.setattr(watch, "OUTAGE_SECONDS", -1.0)
     with pytest.raises(Unreachable):
         watch.watch_run(cast(Client, SlowApi(1)), "run-a", output)
+
+
+def test_a_watch_that_writes_lines_tells_once_that_an_alarm_began_and_once_that_it_ended() -> None:
+    def alarm(run_id: str, number: int, name: str) -> Alarm:
+        figures: dict[str, Any] = {"severity": "warning", "since": NOW, "reason": "why", "remedy": "what"}
+        return Alarm(run_id=run_id, number=number, name=name, **figures)
+
+    def run(*own: Alarm, of_policy: list[Alarm] | None = None) -> Run:
+        policy = RunPolicy(id="run-b", trains=True, step=1, steps=2, policy_version=1, alarms=of_policy or [])
+        return ended("run-a").model_copy(update={"alarms": list(own), "policies": {"checker": policy}})
+
+    first, second, of_policy = alarm("run-a", 1, "kl_high"), alarm("run-a", 2, "stalled"), alarm("run-b", 1, "kl_high")
+    told: Alarms = {}
+    [began] = alarm_news(run(first), told)
+    assert re.fullmatch(r"alarm kl_high, warning since 2026-01-0\d [\d:]{8}: why: what", began.plain)
+    assert alarm_news(run(first.model_copy(update={"reason": "why now"})), told) == []
+    found = [one.plain for one in alarm_news(run(second, of_policy=[of_policy]), told)]
+    assert found[0] == "alarm kl_high has ended"
+    assert [one.split(",")[0] for one in found[1:]] == ["alarm stalled", "policy checker: alarm kl_high"]
+    assert [one.plain for one in alarm_news(run(second), told)] == ["policy checker: alarm kl_high has ended"]
 
 
 def test_a_request_that_timed_out_is_repeated() -> None:
