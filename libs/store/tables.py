@@ -378,9 +378,11 @@ class WebhookEvent(Base):
     judges its end. It is delivered at least once, or given up after many tries."""
 
     __tablename__ = "webhook_events"
-    id: Mapped[str] = mapped_column(primary_key=True, comment="<run>.completed, <run>.failed or <run>.alarm.<number>")
+    id: Mapped[str] = mapped_column(
+        primary_key=True, comment="<run>.completed, <run>.failed, <run>.alarm.<number>, and with .ended its end."
+    )
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"), comment="The run.")
-    event: Mapped[str] = mapped_column(comment="completed, failed, stalled or alarm.")
+    event: Mapped[str] = mapped_column(comment="completed, failed, stalled, alarm or alarm_ended.")
     body: Mapped[Json] = mapped_column(comment="The JSON that is sent.")
     tries: Mapped[int] = mapped_column(server_default="0", comment="Deliveries that failed.")
     due_at: Mapped[datetime | None] = mapped_column(

@@ -88,8 +88,8 @@ class Settings(ServiceSettings, StoreSettings):
     retention_days: float | None = Field(default=None, gt=0)
     """Days after its end that a run keeps its calls, spans, credits, samples and outputs; unset: for ever."""
     webhook_url: SecretStr | None = None
-    """Address to which the controller posts events of runs as JSON: `completed`, `failed`, `stalled` and `alarm`. Each
-    is delivered at least once, with an id, or given up after two hours. Unset: no events."""
+    """Address to which the controller posts events of runs as JSON: `completed`, `failed`, `stalled`, `alarm` and
+    `alarm_ended`. Each is delivered at least once, with an id, or given up after two hours. Unset: no events."""
     namespace: str | None = None
     """Kubernetes: the namespace of the platform: of trainers' Jobs and of the engines' Service."""
     release: str = Field(default="leyden", pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")

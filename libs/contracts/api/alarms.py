@@ -58,7 +58,7 @@ class AlarmPage(Page[ListedAlarm]):
     """Alarms by rule that match the filter, its name apart; on the first page alone."""
 
 
-EventName = Literal["completed", "failed", "stalled", "alarm"]
+EventName = Literal["completed", "failed", "stalled", "alarm", "alarm_ended"]
 
 
 class RunEvent(Body):
@@ -76,4 +76,4 @@ class RunEvent(Body):
     reason: str | None
     """The reason of the run's phase."""
     alarm: Alarm | None = None
-    """The alarm that began; null for `completed` and `failed`."""
+    """The alarm that began or ended; null for `completed` and `failed`."""

@@ -46,9 +46,9 @@ class Due:
 
 
 async def record_events(session: Session, run_id: str, judged: Judgement) -> None:
-    """Writes the events of a judgement in its transaction: alarms that began, and the end of the run.
+    """Writes the events of a judgement in its transaction: alarms that began or ended, and the end of the run.
 
-    A repeat writes no second one; idempotency key: the run with its end, or with the number of the alarm.
+    A repeat writes no second one; idempotency key: the run with its end, or with the number of the alarm and its end.
     """
     run, status = await session.get_one(tables.Run, run_id), await session.get_one(tables.RunStatus, run_id)
     policy = (await policies_by_id(session, [run_id]))[run_id]
@@ -57,6 +57,7 @@ async def record_events(session: Session, run_id: str, judged: Judgement) -> Non
     told: list[tuple[str, str, tables.Alarm | None]] = [
         (f"{run_id}.alarm.{row.number}", "stalled" if row.name == "stalled" else "alarm", row) for row in judged.raised
     ]
+    told += [(f"{run_id}.alarm.{row.number}.ended", "alarm_ended", row) for row in judged.ended]
     if ends:
         told.append((f"{run_id}.{status.phase}", status.phase, None))
     for event_id, event, row in told:

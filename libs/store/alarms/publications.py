@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import text
+from sqlalchemy import func, select, text
 
+from leyden.libs.store import tables
+from leyden.libs.store.alarms.judging import Judgement
 from leyden.libs.store.database import ReadSession, Session
 
 # The judgement of its end may raise the alarm.
@@ -14,16 +16,17 @@ _ENDED = text("""
     ORDER BY s.finished_at
 """)
 
-_END = text("""
-    UPDATE alarms SET ended_at = clock_timestamp() WHERE run_id = :run AND name = 'not_published' AND ended_at IS NULL
-""")
-
 
 async def ended_unpublished_runs(session: ReadSession) -> list[str]:
     """Runs that ended and have versions that the store may lack, the longest ended first."""
     return list(await session.scalars(_ENDED))
 
 
-async def end_unpublished(session: Session, run_id: str) -> None:
+async def end_unpublished(session: Session, run_id: str) -> Judgement:
     """Ends the alarm of a run: the store has its versions. A repeat changes nothing."""
-    await session.execute(_END, {"run": run_id})
+    table = tables.Alarm
+    lasting = (table.run_id == run_id, table.name == "not_published", table.ended_at.is_(None))
+    rows = (await session.scalars(select(table).where(*lasting).with_for_update())).all()
+    for row in rows:
+        row.ended_at = await session.scalar(select(func.clock_timestamp()))
+    return Judgement([], rows)

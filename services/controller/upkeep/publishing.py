@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from leyden.libs.store.alarms.events import record_events
 from leyden.libs.store.alarms.publications import end_unpublished, ended_unpublished_runs
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.locks import AdvisoryLock
@@ -52,7 +53,7 @@ async def publish_late(settings: Settings, database: Database, damaged: set[str]
         lock = AdvisoryLock(settings.database_url, f"trainer:{run_id}", answer_seconds=settings.database_answer_seconds)
         try:
             if await lock.acquire():
-                await _publish(store, database, run_id)
+                await _publish(store, database, run_id, with_events=settings.webhook_url is not None)
         except (OSError, Refused) as error:
             limited_log.warning("versions not published", run_id=run_id, cause=str(error))
         except Damaged as error:
@@ -62,12 +63,14 @@ async def publish_late(settings: Settings, database: Database, damaged: set[str]
             await lock.release()
 
 
-async def _publish(store: WeightStore, database: Database, run_id: str) -> None:
+async def _publish(store: WeightStore, database: Database, run_id: str, *, with_events: bool) -> None:
     """Raises: StoreUnusable; Damaged; OSError: a file cannot be read"""
     async with database.read() as session:
         retained = await retained_versions(session, run_id)
     wanted = {VersionKey(run_id, one.version, one.content_sha256): Path(one.path) for one in retained}
     late = await asyncio.to_thread(store.reconcile, run_id, wanted)
     async with database.session() as session:
-        await end_unpublished(session, run_id)
+        ended = await end_unpublished(session, run_id)
+        if with_events:
+            await record_events(session, run_id, ended)
     log.info("versions published late", run_id=run_id, versions=[key.version for key in late])

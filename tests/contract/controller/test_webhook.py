@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +16,9 @@ from leyden.services.controller.upkeep.alarms import judge_all
 from leyden.services.controller.upkeep.webhook import MOST_TRIES, deliver_due
 from tests.contract.controller.test_kills import Case
 from tests.fakes.scripted_engine import ScriptedEngine, running
+from tests.fakes.webhook import Webhook, running_webhook
 from tests.support import builders
+from tests.support.alarms import add_alarm
 from tests.support.waiting import eventually
 
 POINTS = ("controller.alarm_raised", "controller.alarm_committed", "controller.event_posted")
@@ -27,40 +26,10 @@ TROUBLE = {"algorithm": {"type": "gspo", "correction": {"type": "bypass"}}}
 """A setting that is an alarm from the first judgement on."""
 
 
-class Webhook:
-    """An operator's receiver. `status`: its answer; `received`: the bodies, in their order."""
-
-    def __init__(self) -> None:
-        self.status, self.received, self.keys = 204, list[dict[str, Any]](), list[str | None]()
-        webhook = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                webhook.received.append(json.loads(body))
-                webhook.keys.append(self.headers["idempotency-key"])
-                self.send_response(webhook.status)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/events?key=secret"
-
-    def ids(self) -> list[str]:
-        return [one["id"] for one in self.received]
-
-
 @pytest.fixture
 def webhook() -> Iterator[Webhook]:
-    made = Webhook()
-    thread = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield made
-    made.server.shutdown()
-    thread.join()
-    made.server.server_close()
+    with running_webhook() as made:
+        yield made
 
 
 async def rows(database: Database) -> list[tables.WebhookEvent]:
@@ -88,6 +57,28 @@ async def test_alarms_and_the_end_of_a_run_are_posted_with_what_they_tell(databa
     assert {"reason", "evidence", "remedy", "since"} <= alarm["alarm"].keys()
     assert (failed["event"], failed["phase"], failed["alarm"]) == ("failed", "failed", None)
     assert [(one.delivered_at is not None, one.due_at) for one in await rows(database)] == [(True, None)] * 2
+
+
+async def test_the_end_of_an_alarm_is_posted_once_with_the_alarm_and_that_of_one_that_lasted_is_the_runs(
+    database: Database, webhook: Webhook
+) -> None:
+    run = await builders.add_run(database, config=builders.run_document(**TROUBLE))
+    await add_alarm(database, run.id, "kl_high", number=7)
+    async with httpx.AsyncClient() as http:
+        await judge_all(database, with_events=True)
+        async with database.session() as session:
+            # Its rule does not hold; nor has it for longer than a pause.
+            (await session.get_one(tables.Alarm, (run.id, 7))).seen_at -= timedelta(minutes=5)
+        for _ in range(2):
+            await judge_all(database, with_events=True)
+            await deliver_due(http, webhook.url, database)
+        await builders.end_run(database, run)
+        await judge_all(database, with_events=True)
+        await deliver_due(http, webhook.url, database)
+    assert webhook.ids() == [f"{run.id}.alarm.8", f"{run.id}.alarm.7.ended", f"{run.id}.completed"]
+    ended = webhook.received[1]
+    assert (ended["event"], ended["alarm"]["name"], ended["alarm"]["number"]) == ("alarm_ended", "kl_high", 7)
+    assert ended["alarm"]["ended_at"] is not None and ended["alarm"]["reason"] == "kl_high holds"
 
 
 async def test_no_event_is_written_without_a_webhook(database: Database) -> None:
