@@ -12,8 +12,10 @@ import io
 import math
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 
 import aiohttp
 import orjson
@@ -21,6 +23,7 @@ import orjson
 from leyden.libs.contracts.states import CONTEXT_EXCEEDED
 from leyden.libs.telemetry import inject, logger
 from leyden.services.gateway.calls.context import SampledTokens, Stalls
+from leyden.services.gateway.calls.silence import Silence
 from leyden.services.gateway.engine.pace import Pace
 from leyden.services.gateway.engine.pool import Endpoint, EnginePool, HoldTimeout
 from leyden.services.gateway.engine.sglang import (
@@ -79,7 +82,7 @@ class EngineClient:
             connector=aiohttp.TCPConnector(limit=0),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"accept-encoding": "identity", "content-type": "application/json"},
-            timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=silence_seconds),
+            timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
         )
 
     async def close(self) -> None:
@@ -186,12 +189,13 @@ class EngineClient:
     async def _generate(self, endpoint: Endpoint, body: bytes, builder: SampleBuilder) -> None:
         try:
             async with await self._post(endpoint, "/generate", body) as response:
-                if response.status != 200:
-                    raise refusal(response.status, await _error_text(response))
-                async for data in _events(response):
-                    long = len(data) > LONG_EVENT_BYTES
-                    event = await asyncio.to_thread(read_event, data) if long else read_event(data)
-                    await self._add_event(builder, endpoint, event)
+                with _listening(response, self._silence_seconds) as on_piece:
+                    if response.status != 200:
+                        raise refusal(response.status, await _error_text(response, on_piece))
+                    async for data in _events(response, on_piece):
+                        long = len(data) > LONG_EVENT_BYTES
+                        event = await asyncio.to_thread(read_event, data) if long else read_event(data)
+                        await self._add_event(builder, endpoint, event)
         except (aiohttp.ClientError, OSError) as error:
             raise EngineLost("connection", f"{type(error).__name__}: {error}") from error
 
@@ -234,7 +238,7 @@ class EngineClient:
         return headers
 
     async def _post(self, endpoint: Endpoint, path: str, body: bytes) -> aiohttp.ClientResponse:
-        # aiohttp's `sock_read` starts only after the body is sent. Bodies are BytesIO: aiohttp warns about large bytes.
+        # Until the answer begins; `_listening` begins there. Bodies are BytesIO: aiohttp warns about large bytes.
         async with asyncio.timeout(self._silence_seconds):
             return await self._session.post(
                 f"{endpoint.url}{path}",
@@ -258,11 +262,31 @@ def _restart(request: EngineRequest, tokens: SampledTokens) -> None:
     tokens.stalls = Stalls()
 
 
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+@contextmanager
+def _listening(response: aiohttp.ClientResponse, silence_seconds: float) -> Iterator[Callable[[], None]]:
+    """Closes an answer without any byte for so long; the block calls the function that it gets after each piece.
+
+    Why: aiohttp's `sock_read` starts and cancels a timer for each piece, 0.9 us of CPU; this costs 0.3.
+
+    Raises: TimeoutError: the answer was closed
+    """
+    with closing(Silence(response.close)) as silence:
+        on_piece = partial(silence.begin, silence_seconds)
+        on_piece()
+        try:
+            yield on_piece
+        except aiohttp.ClientError as error:
+            if silence.is_over:
+                raise TimeoutError(f"no byte for {silence_seconds:g} seconds") from error
+            raise
+
+
+async def _events(response: aiohttp.ClientResponse, on_piece: Callable[[], None]) -> AsyncIterator[bytes]:
     """Yields the data of server-sent events, without `[DONE]`."""
     # Pieces of one long line are joined once: an event with the experts of many tokens has megabytes.
     parts: list[bytes] = []
     async for piece in response.content.iter_any():
+        on_piece()
         parts.append(piece)
         if b"\n" not in piece:
             continue
@@ -274,9 +298,10 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
                 yield data
 
 
-async def _error_text(response: aiohttp.ClientResponse) -> str:
+async def _error_text(response: aiohttp.ClientResponse, on_piece: Callable[[], None]) -> str:
     body = b""
     async for piece in response.content.iter_any():
+        on_piece()
         body += piece
         if len(body) >= ERROR_BYTES:
             break
