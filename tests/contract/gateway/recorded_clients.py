@@ -1,11 +1,11 @@
-"""Clients in Go, Rust and Java, and those of Ollama and Google in Python, as data: `clients/NAME.json` has the requests
-and the parser.
+"""Clients in Go, Rust and Java, and those of Azure, Ollama and Google in Python, as data: `clients/NAME.json` has the
+requests and the parser.
 
 The files were written from measurements of the real packages: headers in order, fields, how an answer comes back in the
 next turn, marks of retries. A turn lists the messages that it adds; `$text`, `$id0`, `$name0`, `$arguments0` and the
 like stand for parts of the answer before it, `$contents` for its chunks as contents. `sse` has the limits of the
-client's reader of streams, `needs` the fields without which it refuses an answer. `tree` says how each call continues
-an earlier one, `untrainable` why none trains.
+client's reader of streams, `at_root` says that its address has no version, `needs` the fields without which it refuses
+an answer. `tree` says how each call continues an earlier one, `untrainable` why none trains.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ class Client:
         url = urlsplit(self.base_url)
         assert url.hostname is not None
         self.connection = self.connection or http.client.HTTPConnection(url.hostname, url.port, timeout=SECONDS)
-        # Ollama's clients have their address without the version.
-        base = url.path.removesuffix("/v1") if recorded["dialect"] == "ollama_chat" else url.path
+        base = url.path.removesuffix("/v1") if recorded.get("at_root") else url.path
         path = recorded.get("streamed_path", recorded["path"]) if self.streams else recorded["path"]
         self.connection.putrequest("POST", base + path, skip_accept_encoding=True)
         for name, value in recorded["headers"]:

@@ -1,4 +1,5 @@
-"""OpenAI's client for Azure against the gateway, with the variables that the runner gives to agents."""
+"""OpenAI's client for Azure against the gateway, with the variables that the runner gives to agents;
+`clients/azure-openai.json` has its wire."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from openai import AsyncAzureOpenAI, AsyncOpenAI
 from tests.contract.gateway.test_calls import ids
 from tests.fakes.chat_model import CHATML_WITH_TOOLS
 from tests.fakes.gateway import Scene, attempt_environment, scene
+from tests.frameworks.training import Trained, trained
 
 VERSION = {"OPENAI_API_VERSION": "2025-04-01-preview"}
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -51,6 +53,7 @@ async def test_a_conversation_with_tools_has_the_deployment_as_its_model(tmp_pat
                     {"role": "tool", "tool_call_id": one.id, "content": "rain"} for one in message.tool_calls or ()
                 ]
         first, last = await stage.calls()
+        credited = await trained(database, stage.rollout)
     assert [answer.model for answer in answers] == [deployment or "m"] * 2
     assert answers[0].choices[0].message.tool_calls[0].function.arguments == '{"city":  "Rome"}'
     assert answers[1].choices[0].message.content == "It rains."
@@ -59,6 +62,7 @@ async def test_a_conversation_with_tools_has_the_deployment_as_its_model(tmp_pat
     }
     assert first.request["model"] == (deployment or "m")
     assert [ids(call.sampled_ids) for call in (first, last)] == list(stage.engine.sampled.values())
+    assert credited == Trained(sorted(ids(first.sampled_ids) + ids(last.sampled_ids)), {})
     # The second prompt begins with every token of the first call.
     known = ids(first.prompt_ids) + ids(first.sampled_ids)
     assert ids(last.prompt_ids)[: len(known)] == known

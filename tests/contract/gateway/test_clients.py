@@ -1,4 +1,4 @@
-"""The gateway serves clients in Go, Rust and Java over a socket: `clients/` has the requests of each as data."""
+"""The gateway serves clients in Go, Rust, Java and Python over a socket: `clients/` has the requests of each."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tests.contract.gateway.recorded_clients import CLIENTS, Answer, Client, Jso
 from tests.contract.gateway.test_trouble import held_table
 from tests.fakes.chat_model import CHATML_WITH_TOOLS
 from tests.fakes.gateway import Scene, scene
+from tests.frameworks.training import Trained, trained
 from tests.support.waiting import eventually
 
 RAIN, TIME = r"Par\u00efs <&> \/", r"Rome"
@@ -31,11 +32,14 @@ RETRYING = [name for name, recorded in CLIENTS.items() if len(recorded["retries"
 
 @each_form
 @each_client
-async def test_a_task_of_two_questions_with_parallel_tools_is_served_and_recorded(tmp_path, database, name, stream):
+async def test_a_task_of_two_questions_with_parallel_tools_is_served_recorded_and_trained(
+    tmp_path, database, name, stream
+):
     recorded = CLIENTS[name]
     async with playing(tmp_path, database, recorded, stream=stream) as (stage, client):
         answers = await play(client)
         calls = await stage.calls()
+        credited = await trained(database, stage.rollout)
     assert [answer.text for answer in answers[1::2]] == [FIRST_ANSWER, SECOND_ANSWER]
     first, failing = answers[0].calls, answers[2].calls
     assert [call.name for call in [*first, *failing]] == ["get_weather", "get_time", "get_weather"]
@@ -46,6 +50,9 @@ async def test_a_task_of_two_questions_with_parallel_tools_is_served_and_recorde
     assert {call.untrainable_reason for call in calls} == {recorded["untrainable"]}
     assert tokens(calls) == engine_tokens(stage)
     assert tree(calls) == recorded["tree"]
+    sampled = sorted(token for _, answer in engine_tokens(stage) for token in answer)
+    reason = recorded["untrainable"]
+    assert credited == (Trained([], {reason: len(calls)}) if reason else Trained(sampled, {}))
 
 
 @each_form
