@@ -20,6 +20,7 @@ from leyden.libs.store.database import Database
 from leyden.services.gateway.embeddings import bundled
 from tests.contract.gateway.test_process import client_of, gateway_process
 from tests.fakes.gateway import scene
+from tests.fakes.sglang_types import embedding_types
 from tests.support import builders
 from tests.support.shared import free_port, refusing_port
 from tests.support.waiting import eventually
@@ -119,6 +120,38 @@ async def test_a_run_names_the_provider_and_the_model(tmp_path, database):
         "leyden.embeddings.inputs": 1,
         "leyden.embeddings.texts": [],
     }
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+async def test_an_sglang_with_an_embedding_model_is_a_provider_and_each_request_a_span(tmp_path, database, encoding):
+    types, vectors, seen = embedding_types(), [[0.5, -0.25], [1.0, 0.0]], list[Any]()
+
+    def answer(body: Any) -> web.Response:
+        # By the types of `sglang serve --is-embedding`, which names its model by a path.
+        asked = types["EmbeddingRequest"].model_validate(body)
+        written = [base64.b64encode(np.array(one, "<f4").tobytes()).decode() for one in vectors]
+        given = vectors if asked.encoding_format == "float" else written
+        made = [{"embedding": one, "index": number} for number, one in enumerate(given[: len(asked.input)])]
+        document = {"data": made, "model": "/models/e", "usage": {"prompt_tokens": 7, "total_tokens": 7}}
+        return web.json_response(types["EmbeddingResponse"].model_validate(document).model_dump())
+
+    run = builders.run_document(embeddings={"provider": "sglang"})
+    key = tmp_path / "key"
+    key.write_text("theirs")
+    key.chmod(0o600)
+    async with embedder(answer, seen) as url:
+        providers = {"sglang": {"url": url, "api_key_file": str(key)}}
+        async with scene(tmp_path, database, run=run, providers=providers) as stage, stage.client() as client:
+            # Without a format the SDK asks for base64.
+            asked: Any = {"encoding_format": encoding} if encoding == "float" else {}
+            said = await client.embeddings.create(model="e", input=["a", "b"], **asked)
+            (span,) = await spans_of(database)
+            assert await stage.calls() == []
+    assert [one.embedding for one in said.data] == vectors
+    assert [(authorization, body["encoding_format"]) for authorization, body in seen] == [("Bearer theirs", encoding)]
+    assert (span.kind, span.tool, span.status) == ("tool", "embeddings", "ok")
+    told = {"gen_ai.provider.name": "sglang", "gen_ai.embeddings.dimension.count": 2, "gen_ai.usage.input_tokens": 7}
+    assert told.items() <= span.attributes.items()
 
 
 @pytest.mark.parametrize("configured", [False, True])
