@@ -2,7 +2,9 @@
 
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
+import { AlarmsLink } from "./alarms";
 import { ApiError, SIGNED_OUT, signIn, signOut } from "./api";
+import { AlarmsPage } from "./pages/alarms";
 import { ComparePage } from "./pages/compare";
 import { DatasetPage, Datasets } from "./pages/datasets";
 import { GroupPage } from "./pages/group";
@@ -40,6 +42,7 @@ function Page({ address }: { address: string }) {
   if (kind === "rollouts" && id) return <RolloutPage key={id} id={decodeURIComponent(id)} />;
   if (kind === "groups" && id) return <GroupPage key={id} id={decodeURIComponent(id)} />;
   if (kind === "datasets") return id ? <DatasetPage key={id} id={decodeURIComponent(id)} /> : <Datasets />;
+  if (kind === "alarms") return <AlarmsPage />;
   if (kind === "platform") return <PlatformPage />;
   if (kind === "rate") return <RatePage />;
   if (kind === "compare") return <ComparePage />;
@@ -95,6 +98,7 @@ function App({ problem }: { problem: string }) {
         {isSignedIn && (
           <nav aria-label="Main">
             <a href="#/">Runs</a>
+            <AlarmsLink />
             <a href="#/compare">Compare</a>
             <a href="#/datasets">Datasets</a>
             <a href="#/rate">Rate</a>

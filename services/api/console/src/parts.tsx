@@ -1,11 +1,12 @@
 // Small parts of every page. Texts of agents become text nodes, never markup.
 
 import type { ComponentChildren } from "preact";
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import type { Answer } from "./api";
 import { safeLine, safeText } from "./safe_text";
 
 const SHOWN_CHARACTERS = 4000;
+const TYPING_MILLISECONDS = 300;
 
 export const number = (value: number | null | undefined, digits = 3) =>
   value === null || value === undefined ? "–" : value.toFixed(digits);
@@ -93,6 +94,25 @@ export function Select({ id, label, value, options, onChange }: SelectProperties
   );
 }
 
+interface TypedProperties {
+  id: string;
+  value: string;
+  onTyped: (value: string) => void;
+  attributes: object;
+}
+
+/** An input that reports once nobody types any more. */
+export function Typed({ id, value, onTyped, attributes }: TypedProperties) {
+  const [typed, setTyped] = useState(value);
+  useEffect(() => setTyped(value), [value]);
+  useEffect(() => {
+    if (typed === value) return undefined;
+    const timer = setTimeout(() => onTyped(typed), TYPING_MILLISECONDS);
+    return () => clearTimeout(timer);
+  }, [typed]);
+  return <input id={id} value={typed} onInput={(event) => setTyped(event.currentTarget.value)} {...attributes} />;
+}
+
 interface TableProperties {
   label: string;
   head: string[];
@@ -114,6 +134,9 @@ export function Table({ label, head, numbers, children }: TableProperties) {
     </div>
   );
 }
+
+/** A word that a shell reads as it stands. */
+export const shellWord = (value: string) => (/^[\w.:+-]+$/.test(value) ? value : `'${value.replace(/'/g, `'\\''`)}'`);
 
 /** Commands to copy. */
 export function Commands({ commands }: { commands: string[] }) {

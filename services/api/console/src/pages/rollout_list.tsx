@@ -1,14 +1,13 @@
 // A run's rollouts: the API filters, sorts and pages; the page's address holds the filter.
 
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import { useChoice, type Choice } from "../address";
 import { usePolled, type Cause, type Evaluation, type Page, type RolloutPage } from "../api";
-import { AgentLine, Commands, Loaded, State, Table, link, number } from "../parts";
+import { AgentLine, Commands, Loaded, State, Table, Typed, link, number, shellWord } from "../parts";
 import { safeLine } from "../safe_text";
 import { Download } from "./rollout_download";
 
 const SHOWN = 100;
-const TYPING_MILLISECONDS = 300;
 const CAUSE_CHARACTERS = 60;
 const TRAINING = "none";
 const ALL = "all";
@@ -98,25 +97,6 @@ function causesWith(causes: Cause[], chosen: string | undefined): [string, strin
   return chosen && !causes.some((one) => one.cause === chosen) ? [...known, [chosen, safeLine(chosen.slice(0, CAUSE_CHARACTERS))]] : known;
 }
 
-interface Typed {
-  id: string;
-  value: string;
-  onTyped: (value: string) => void;
-  attributes: object;
-}
-
-/** An input that reports once nobody types any more. */
-function Typed({ id, value, onTyped, attributes }: Typed) {
-  const [typed, setTyped] = useState(value);
-  useEffect(() => setTyped(value), [value]);
-  useEffect(() => {
-    if (typed === value) return undefined;
-    const timer = setTimeout(() => onTyped(typed), TYPING_MILLISECONDS);
-    return () => clearTimeout(timer);
-  }, [typed]);
-  return <input id={id} value={typed} onInput={(event) => setTyped(event.currentTarget.value)} {...attributes} />;
-}
-
 /** One page at a time; the cursors of those before it lead back. The first page alone counts. */
 function Pages({ asked, run, filter }: { asked: string; run: string; filter: Filter }) {
   const [cursors, setCursors] = useState<string[]>([]);
@@ -176,11 +156,6 @@ function command(run: string, filter: Filter): string {
   const words = ["leyden rollout list --run", run];
   if (of !== ALL) words.push("--evaluation", of);
   if (failed) words.push(failed === "true" ? "--failed" : "--succeeded");
-  for (const [field, value] of Object.entries(others)) if (value && isAsked(field, filter)) words.push(`--${field.replace("_", "-")}`, quoted(value));
+  for (const [field, value] of Object.entries(others)) if (value && isAsked(field, filter)) words.push(`--${field.replace("_", "-")}`, shellWord(value));
   return words.join(" ");
-}
-
-/** A word that a shell reads as it stands. */
-function quoted(value: string): string {
-  return /^[\w.:+-]+$/.test(value) ? value : `'${value.replace(/'/g, `'\\''`)}'`;
 }

@@ -1,6 +1,6 @@
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
-import { Alarms } from "../alarms";
+import { Alarms, EndedAlarms, alarmsOf } from "../alarms";
 import { bestVersion, usePolled, type Evaluation, type Page, type Run } from "../api";
 import { useRunEvents } from "../live";
 import { AgentLine, Commands, Facts, Loaded, Select, State, Table, duration, link, number, time } from "../parts";
@@ -60,7 +60,8 @@ function Overview({ run }: { run: Run }) {
   return (
     <>
       {run.reason && <p role="alert" class="problem"><AgentLine text={run.reason} /></p>}
-      <Alarms alarms={run.alarms} />
+      <Alarms alarms={alarmsOf(run)} />
+      <EndedAlarms run={run.id} />
       <Actions run={run} />
       <Facts
         facts={[

@@ -84,7 +84,7 @@ function Row({ run, curve, isChosen, isFull, choose }: RowProperties) {
       <td class="number">{number(run.progress.reward_mean)}</td>
       <td>{curve ? <Sparkline points={curve.points} /> : "…"}</td>
       <td title={curve?.best_version_reason ?? ""}>{curve ? best(curve) : "…"}</td>
-      <td><AlarmNames alarms={run.alarms} /></td>
+      <td><AlarmNames run={run} /></td>
       <td class="narrow"><AgentLine text={run.agent_names?.join(", ").slice(0, 80) || "–"} /></td>
       <td class="narrow" title={safeLine(run.model ?? "")}><AgentLine text={run.model?.split("/").pop() || "–"} /></td>
       <td>{run.config?.pool ?? "–"}</td>
