@@ -22,7 +22,8 @@ const [question, followUp] = process.argv.slice(2, 4);
 const messages = [{ role: "user", content: question }];
 const first = await generateText({ ...settings, messages });
 console.log(first.text);
-messages.push(...first.response.messages, { role: "user", content: followUp });
+// Version 7 has those of all steps there; in its `response` are those of the last step alone.
+messages.push(...(first.responseMessages ?? first.response.messages), { role: "user", content: followUp });
 let text = "";
 for await (const part of streamText({ ...settings, messages }).textStream) text += part;
 console.log(text);
