@@ -138,10 +138,12 @@ class Trials:
     async def _graded(self, trial: Trial) -> Graded:
         async with self._database.read() as session:
             attempt, facts = await attempt_facts(session, trial.rollout_id)
-            if trial.against is not None:
-                _, rival = await attempt_facts(session, trial.against)
-                return await self._duel(trial, attempt, facts, rival)
-            others = await facts_beside(session, trial.rollout_id) if trial.reward.compares else []
+            rival = None if trial.against is None else (await attempt_facts(session, trial.against))[1]
+            compares = rival is None and trial.reward.compares
+            others = await facts_beside(session, trial.rollout_id) if compares else []
+        # Outside the transaction: judges take minutes.
+        if rival is not None:
+            return await self._duel(trial, attempt, facts, rival)
         one = AttemptKey(trial.rollout_id, attempt), facts
         try:
             (graded,) = await self._sources.grade(trial.reward, [one], others, trial.id)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, update
+from sqlalchemy import func, text, update
 from typer.testing import CliRunner
 
 from leyden.libs.cli.__main__ import app
@@ -29,6 +30,7 @@ from tests.contract.grader.test_judge import judging
 from tests.contract.grader.test_worker import FORMAT, add_ungraded, grading, gradings, killed_at, rewards, settled
 from tests.fakes.judge import Said, compared, ranked, scripted_judge
 from tests.support import builders
+from tests.support.waiting import eventually
 
 DOCUMENT = {"type": "relative_model", "provider": "judge", "model": "m", "rubric": "Which answer is best? {task.q}"}
 BETTER = {"name": "better", "grader": {**DOCUMENT, "rubric": "Which is longest?"}}
@@ -347,6 +349,44 @@ async def test_a_duel_is_paid_by_the_run_of_its_rollout(database: Database, redi
         assert (used.tokens, used.cost, used.unpriced_tokens) == (240, pytest.approx(0.4), 0)
 
 
+async def is_in_no_transaction(database: Database) -> bool:
+    """Whether no connection of a grader has begun a transaction that it has not ended."""
+    mine = "datname = current_database() AND application_name = 'leyden-grader'"
+    async with database.read() as session:
+        query = text(f"SELECT count(*) FROM pg_stat_activity WHERE {mine} AND xact_start IS NOT NULL")
+        return await session.scalar(query) == 0
+
+
+async def test_a_duel_holds_no_transaction_while_its_judge_is_asked(database: Database, redis_url: str) -> None:
+    run = await builders.add_run(database)
+    _, rollouts = await builders.add_group(database, run, size=2)
+    for rollout, output in zip(rollouts, ("abcd", "ab"), strict=True):
+        await builders.finish_rollout(database, rollout, reward=0.0, stdout_tail=output)
+    mine, rival = (one.id for one in rollouts)
+    asked = asyncio.Event()
+    async with scripted_judge() as scripted:
+
+        def slowly(body: dict[str, Any], number: int) -> Said:
+            asked.set()
+            return replace(by_length(body, number), seconds=30.0)
+
+        scripted.answer = slowly
+        async with grading(database, redis_url, providers={"judge": {"url": scripted.url}}):
+            rated = asyncio.create_task(
+                graded_by_trial(
+                    database,
+                    mine,
+                    Reward.model_validate({"components": [BETTER]}),
+                    begin_seconds=60.0,
+                    seconds=60.0,
+                    against=rival,
+                )
+            )
+            await asyncio.wait_for(asked.wait(), 60)
+            await eventually(lambda: is_in_no_transaction(database), "a grader without a transaction", 10.0)
+            rated.cancel()
+
+
 async def test_the_command_prints_a_win_rate_with_its_interval(
     api_url: str, database: Database, redis_url: str, tmp_path: Path
 ) -> None:
@@ -361,9 +401,9 @@ async def test_the_command_prints_a_win_rate_with_its_interval(
         for task in range(2):
             made: dict[str, Any] = {"size": 2, "evaluation_id": evaluation, "task_number": task}
             _, rollouts = await builders.add_group(database, run, task, **made)
-            for rollout, text in zip(rollouts, texts[2 * task :], strict=False):
-                kind = "succeeded" if text else "timeout"
-                await builders.finish_rollout(database, rollout, reward=0.0, kind=kind, stdout_tail=text)
+            for rollout, output in zip(rollouts, texts[2 * task :], strict=False):
+                kind = "succeeded" if output else "timeout"
+                await builders.finish_rollout(database, rollout, reward=0.0, kind=kind, stdout_tail=output)
     file = tmp_path / "run.json"
     file.write_text(json.dumps({"reward": {"components": [BETTER, FORMAT]}}))
     words = ["--home", str(tmp_path), "--url", api_url, "--token", "secret-of-tests", "reward", "duel", str(file)]
