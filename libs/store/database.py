@@ -45,7 +45,6 @@ _KEEPALIVES = {
 }
 _SERVER = {
     "timezone": "UTC",
-    "idle_in_transaction_session_timeout": f"{IDLE_TRANSACTION_SECONDS}s",
     # The server ends what a vanished client left running or locked within seconds.
     "client_connection_check_interval": "5s",
     "tcp_keepalives_idle": "10",
@@ -87,12 +86,22 @@ class Database:
     """The connection pool of one process.
 
     Args: dsn: `postgresql://…`; client: the name that Postgres shows beside each connection, as `leyden-gateway`;
-        pool_size: connections kept; answer_seconds: bound on every statement, after which Postgres counts as away
+        pool_size: connections kept; answer_seconds: bound on every statement, after which Postgres counts as away;
+        idle_seconds: how long this process may stand still inside a transaction, before Postgres ends it
     """
 
-    def __init__(self, dsn: str, client: str = "leyden", *, pool_size: int = 5, answer_seconds: float = 30.0) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        client: str = "leyden",
+        *,
+        pool_size: int = 5,
+        answer_seconds: float = 30.0,
+        idle_seconds: float = IDLE_TRANSACTION_SECONDS,
+    ) -> None:
         self.dsn = dsn
-        arguments = {"answer_seconds": answer_seconds, **connect_arguments(dsn, client, answer_seconds)}
+        settings = connect_arguments(dsn, client, answer_seconds, idle_seconds)
+        arguments = {"answer_seconds": answer_seconds, **settings}
         plain = dsn.replace("postgresql+psycopg://", "postgresql://", 1)
         self._beside = _OwnConnection(partial(connect, plain, autocommit=True, **arguments))
         self.engine = create_async_engine(
@@ -104,10 +113,7 @@ class Database:
             pool_recycle=RECYCLE_SECONDS,
             # Parameters are prompts and answers, and services log errors.
             hide_parameters=True,
-            connect_args={
-                "async_creator_fn": partial(connect, answer_seconds=answer_seconds),
-                **connect_arguments(dsn, client, answer_seconds),
-            },
+            connect_args={"async_creator_fn": partial(connect, answer_seconds=answer_seconds), **settings},
         )
 
     @asynccontextmanager
@@ -261,12 +267,18 @@ async def connect(dsn: str = "", *, answer_seconds: float, **arguments: Any) -> 
     return connection
 
 
-def connect_arguments(dsn: str, client: str, answer_seconds: float) -> dict[str, Any]:
+def connect_arguments(
+    dsn: str, client: str, answer_seconds: float, idle_seconds: float = IDLE_TRANSACTION_SECONDS
+) -> dict[str, Any]:
     """The settings of libpq beside the DSN; where the DSN names one of them, the DSN wins.
 
     Args: client: `application_name`
     """
-    server = {"statement_timeout": f"{round(answer_seconds * 1000)}ms", **_SERVER}
+    server = {
+        "statement_timeout": f"{round(answer_seconds * 1000)}ms",
+        "idle_in_transaction_session_timeout": f"{round(idle_seconds * 1000)}ms",
+        **_SERVER,
+    }
     ours: dict[str, Any] = {
         "application_name": client,
         "connect_timeout": CONNECT_SECONDS,

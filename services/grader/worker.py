@@ -81,6 +81,7 @@ async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
         "leyden-grader",
         pool_size=settings.database_pool_size,
         answer_seconds=settings.database_answer_seconds,
+        idle_seconds=settings.lease_seconds,
     )
     checks.add("database", database.ping)
     checks.add("schema", lambda: check_schema(database))

@@ -298,7 +298,13 @@ async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) ->
     keys = KeyRing(settings.capability_keys_file)
     owner = f"runner-{os.getpid()}-{secrets.token_hex(4)}"
     backends = await _backends(settings, owner)
-    database = Database(settings.database_url, "leyden-runner", answer_seconds=settings.database_answer_seconds)
+    database = Database(
+        settings.database_url,
+        "leyden-runner",
+        answer_seconds=settings.database_answer_seconds,
+        # Inside a transaction a process that stands still holds the rows of its attempts, which nobody else can lease.
+        idle_seconds=settings.lease_seconds,
+    )
     endpoints = EndpointMonitor([settings.gateway_url, settings.collector_url], database.ping)
     queue = RolloutQueue(settings.redis_url, runner_type=settings.backend, answer_seconds=settings.redis_answer_seconds)
     notifications = Notifications(settings.redis_url)

@@ -78,7 +78,7 @@ async def noted(bench: Bench, notes: Path, text: str) -> None:
 
 
 async def pause(bench: Bench, runner: asyncio.subprocess.Process) -> None:
-    """Stops a runner between two transactions: inside one it would hold the row of its attempt for minutes."""
+    """Stops a runner between two transactions: Postgres would end one for which it stands still too long."""
 
     async def stands_still() -> bool:
         runner.send_signal(signal.SIGSTOP)
@@ -89,6 +89,12 @@ async def pause(bench: Bench, runner: asyncio.subprocess.Process) -> None:
         return False
 
     await bench.until(stands_still)
+
+
+async def waits_for_a_table(database: Database) -> bool:
+    async with database.read() as session:
+        waiting = "locktype = 'relation' AND NOT granted"
+        return bool(await session.scalar(text(f"SELECT count(*) FROM pg_locks WHERE {waiting}")))
 
 
 async def settled_unless_overdue(bench: Bench, rollout: tables.Rollout) -> tables.Outcome | None:
@@ -118,6 +124,23 @@ async def test_a_runner_paused_beyond_its_lease_writes_no_outcome(bench: Bench, 
         await bench.outcome(other)
         assert await attempts(bench.database, rollout) == [(1, "expired"), (2, "settled")]
         assert await verdicts(bench.database, rollout) == [(2, "succeeded", 1.0)]
+
+
+async def test_a_runner_paused_inside_a_transaction_does_not_hold_its_attempt(bench: Bench) -> None:
+    late = await bench.start(RUNNER_CONCURRENCY="1")
+    async with bench.database.session() as session:
+        # The runner has ended its attempt and waits for the row of the outcome.
+        await session.execute(text("LOCK TABLE outcomes IN SHARE MODE"))
+        [rollout] = await bench.enqueue("print('{\"reward\": 1}')")
+        await bench.until(lambda: waits_for_a_table(bench.database))
+        late.send_signal(signal.SIGSTOP)
+    async with stopped(await bench.start()):
+        assert (await bench.second_outcome(rollout)).reward == 1.0
+    late.send_signal(signal.SIGCONT)
+    async with stopped(late):
+        [other] = await bench.enqueue("print('{\"reward\": 1}')")
+        await bench.outcome(other)
+        assert await attempts(bench.database, rollout) == [(1, "expired"), (2, "settled")]
 
 
 async def test_an_attempt_that_continues_after_its_lease_was_lost_is_stopped_without_an_outcome(
