@@ -18,6 +18,19 @@ class Difference(Body):
     """One of each run, as JSON; null where its document has no such field."""
 
 
+class TaskChange(Body):
+    """A task whose mean reward differs between the evaluations of two runs."""
+
+    number: int
+    """Position in the dataset, from 0."""
+    text: str | None
+    """The first 300 characters of its row, as JSON; null where its dataset was deleted."""
+    rewards: tuple[float, float]
+    """The mean rewards in the first run and in the other one."""
+    rollout_ids: tuple[str | None, str | None]
+    """One finished rollout in each; null where none is stored."""
+
+
 class TaskComparison(Body):
     """The tasks that the first run and another one were both evaluated on, by the whole evaluation of the newest
     version of each on one dataset."""
@@ -36,6 +49,9 @@ class TaskComparison(Body):
     low: float | None
     """95 % interval of the difference by Student over tasks; null, as `high`, for one task."""
     high: float | None
+    changes: list[TaskChange]
+    """The ten tasks that rose most in the other run, the largest gain first; then the ten that fell most, the largest
+    loss first."""
 
 
 class Comparison(Body):

@@ -9,17 +9,27 @@ from typing import Any
 
 from sqlalchemy import text
 
-from leyden.libs.contracts.api.comparison import Comparison, Difference, RunCurve, TaskComparison, whole_evaluations
+from leyden.libs.contracts.api.comparison import (
+    Comparison,
+    Difference,
+    RunCurve,
+    TaskChange,
+    TaskComparison,
+    whole_evaluations,
+)
 from leyden.libs.contracts.api.runs import Evaluation
 from leyden.libs.contracts.overlay import document_differences
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read import results, runs
 from leyden.libs.store.read.best import best_versions, measurements
 from leyden.libs.store.read.intervals import student_95
+from leyden.libs.store.read.tasks import task_texts
 
 EVALUATIONS = 1000
 POINTS = 40
 """The most points of a curve in a list."""
+MOST_CHANGES = 10
+"""Tasks named of those that rose, and of those that fell."""
 
 # Evenly: each step whose share of the way differs from that of the step before. Credit's means are those of the
 # rollouts, and one row for a group is far less to read.
@@ -36,6 +46,15 @@ _CURVES = text("""
     FROM chosen LEFT JOIN step_groups AS used ON used.run_id = chosen.run_id AND used.step = chosen.number
     LEFT JOIN group_credits AS credit ON credit.group_id = used.group_id AND credit.run_id = used.run_id
     GROUP BY chosen.run_id, chosen.number ORDER BY chosen.run_id, chosen.number
+""")
+
+
+_ROLLOUTS = text("""
+    SELECT DISTINCT ON (groups.evaluation_id, groups.task_number) groups.evaluation_id, groups.task_number, rollouts.id
+    FROM groups JOIN rollouts ON rollouts.group_id = groups.id
+    WHERE groups.evaluation_id = ANY(:evaluations) AND groups.task_number = ANY(:tasks)
+        AND rollouts.state = 'finished' AND rollouts.rerolls_of IS NULL
+    ORDER BY groups.evaluation_id, groups.task_number, rollouts.sibling, rollouts.id
 """)
 
 
@@ -86,7 +105,31 @@ async def _tasks(session: ReadSession, evaluations: Sequence[Sequence[Evaluation
     measured = await measurements(session, {one.id for pair in pairs for one in pair})
     means = {name: one.means for name, one in measured.items()}
     made = [_compared(first, other, means) for first, other in pairs]
-    return [one for one in made if one is not None]
+    return [await _with_changes(session, one, means) for one in made if one is not None]
+
+
+async def _with_changes(
+    session: ReadSession, one: TaskComparison, means: Mapping[str, Mapping[int, float]]
+) -> TaskComparison:
+    """The comparison with the tasks that rose and fell most."""
+    before, after = (means[evaluation] for evaluation in one.evaluation_ids)
+    gains = sorted((before[task] - after[task], task) for task in before.keys() & after.keys())
+    risen = [task for loss, task in gains if loss < 0][:MOST_CHANGES]
+    fallen = [task for loss, task in reversed(gains) if loss > 0][:MOST_CHANGES]
+    asked = {"evaluations": list(one.evaluation_ids), "tasks": risen + fallen}
+    rollouts = {(row.evaluation_id, row.task_number): row.id for row in await session.execute(_ROLLOUTS, asked)}
+    texts = await task_texts(session, [(one.dataset_id, task) for task in risen + fallen])
+    first, other = one.evaluation_ids
+    changes = [
+        TaskChange(
+            number=task,
+            text=texts.get((one.dataset_id, task)),
+            rewards=(before[task], after[task]),
+            rollout_ids=(rollouts.get((first, task)), rollouts.get((other, task))),
+        )
+        for task in risen + fallen
+    ]
+    return one.model_copy(update={"changes": changes})
 
 
 def _last_pair(first: Sequence[Evaluation], other: Sequence[Evaluation]) -> tuple[Evaluation, Evaluation] | None:
@@ -114,5 +157,6 @@ def _compared(first: Evaluation, other: Evaluation, means: Mapping[str, Mapping[
         lost=sum(gain < 0 for gain in gains),
         same=sum(gain == 0 for gain in gains),
         difference=fmean(gains),
+        changes=[],
         **interval,
     )

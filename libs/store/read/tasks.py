@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from sqlalchemy import text
@@ -117,9 +117,7 @@ async def list_run_tasks(
     }
     every = (await session.execute(text(_PAGE.replace("{place}", _PLACES[sort])), wanted)).mappings().all()
     rows = [row for row in every if row["dataset_id"] is not None]
-    places = {"datasets": [row["dataset_id"] for row in rows], "numbers": [row["task_number"] for row in rows]}
-    found = await session.execute(_TEXTS, {**places, "characters": TEXT_CHARACTERS})
-    texts = {(row.dataset_id, row.number): row.text for row in found}
+    texts = await task_texts(session, [(row["dataset_id"], row["task_number"]) for row in rows])
     made = page(
         name,
         rows,
@@ -129,6 +127,13 @@ async def list_run_tasks(
     )
     verdicts = every[0]["verdicts"] if cursor is None else None
     return RunTaskPage(items=made.items, next_cursor=made.next_cursor, verdicts=verdicts)
+
+
+async def task_texts(session: ReadSession, asked: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
+    """The first 300 characters of tasks by dataset and number; those that are gone are left out."""
+    places = {"datasets": [dataset for dataset, _ in asked], "numbers": [number for _, number in asked]}
+    found = await session.execute(_TEXTS, {**places, "characters": TEXT_CHARACTERS})
+    return {(row.dataset_id, row.number): row.text for row in found}
 
 
 def _float(part: object) -> float | None:

@@ -69,6 +69,14 @@ async def test_runs_are_compared_by_document_series_and_task(api_http: httpx.Asy
     assert (tasks["run_id"], tasks["won"], tasks["lost"], tasks["same"]) == (other.id, 2, 1, 1)
     # Gains 1, 0, -0.5 and 0.5: mean 0.25, standard deviation 0.6455, Student's t of 3 degrees 3.182.
     assert tasks["difference"] == 0.25
+    changes = [(one["number"], one["rewards"], one["text"]) for one in tasks["changes"]]
+    assert changes == [(0, [0.0, 1.0], '{"question": "2+2"}'), (3, [0.25, 0.75], None), (2, [1.0, 0.5], None)]
+    for change in tasks["changes"]:
+        shown = [(await api_http.get(f"/v1/rollouts/{one}")).json() for one in change["rollout_ids"]]
+        assert [(one["run_id"], one["task_number"]) for one in shown] == [
+            (first.id, change["number"]),
+            (other.id, change["number"]),
+        ]
     assert (tasks["low"], tasks["high"]) == (pytest.approx(-0.777, abs=1e-3), pytest.approx(1.277, abs=1e-3))
 
 
