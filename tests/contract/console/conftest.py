@@ -12,6 +12,7 @@ from playwright.sync_api import Browser
 
 from leyden.libs.cli.view.console_link import console_link
 from leyden.libs.client import Client
+from leyden.libs.contracts.api.tokens import ApiScope
 from leyden.libs.store.database import Database
 from tests.fakes.served_api import TOKEN
 from tests.support.browser import Visitor, running_browser
@@ -49,20 +50,46 @@ def insert(postgres_dsn: str) -> Insert[Made]:
 
 
 @pytest.fixture
-def open_page(browser: Browser, api_url: str) -> Iterator[Callable[[str], Visitor]]:
-    """Opens a page of the console, signed in, in a browser of its own; afterwards no page may have complained."""
+def visit(browser: Browser) -> Iterator[Callable[[], Visitor]]:
+    """Opens a browser of its own; afterwards no page may have complained."""
     visitors = list[Visitor]()
 
-    def open_(page: str) -> Visitor:
-        visitor = Visitor(browser.new_context().new_page())
-        visitors.append(visitor)
-        with Client(api_url, TOKEN) as client:
-            visitor.page.goto(console_link(client, api_url, page))
-        return visitor
+    def visit_() -> Visitor:
+        visitors.append(Visitor(browser.new_context().new_page()))
+        return visitors[-1]
 
-    yield open_
+    yield visit_
     complaints = [line for visitor in visitors for line in visitor.complaints]
     hacked = [visitor.page.evaluate("window.hacked") for visitor in visitors]
     for visitor in visitors:
         visitor.page.context.close()
     assert (complaints, set(hacked) - {None}) == ([], set())
+
+
+@pytest.fixture
+def open_page(visit: Callable[[], Visitor], api_url: str) -> Callable[[str], Visitor]:
+    """Opens a page of the console, signed in by a link, which may read."""
+
+    def open_(page: str) -> Visitor:
+        visitor = visit()
+        with Client(api_url, TOKEN) as client:
+            visitor.page.goto(console_link(client, api_url, page))
+        return visitor
+
+    return open_
+
+
+@pytest.fixture
+def open_writer(visit: Callable[[], Visitor], api_url: str) -> Callable[[str], Visitor]:
+    """Opens a page of the console as `ann`, who may write."""
+
+    def open_(page: str) -> Visitor:
+        visitor = visit()
+        with Client(api_url, TOKEN) as client:
+            secret = client.create_token("ann", [ApiScope.WRITE]).token
+        visitor.page.goto(f"{api_url}/#{page}")
+        visitor.page.get_by_label("Token", exact=True).fill(secret)
+        visitor.page.keyboard.press("Enter")
+        return visitor
+
+    return open_

@@ -82,6 +82,17 @@ def test_two_runs_are_chosen_and_stand_beside_each_other(
     expect(differences).to_have_count(1)
     expect(differences).to_have_text(re.compile("optimizer.learning_rate.*1e-06.*1e-05"))
     expect(page.get_by_role("region", name="Held-out tasks")).to_contain_text("+0.250")
+    changed = page.get_by_role("region", name="Tasks that changed most: rate 1e-05")
+    expect(changed.locator("tbody tr")).to_have_text(
+        [
+            re.compile(r"^00\.0001\.000\+1\.000.*2\+2"),
+            re.compile(r"^30\.2500\.750\+0\.500"),
+            re.compile(r"^21\.0000\.500−0\.500"),
+        ]
+    )
+    expect(changed.get_by_role("link", name="Rollout of task 2 in this run, mean reward 0.500")).to_have_attribute(
+        "href", re.compile(f"^#/rollouts/{other}")
+    )
     expect(page.get_by_role("row", name="Held-out reward").get_by_role("cell")).to_have_text(["0.438", "0.688"])
     held_out = page.get_by_role("img", name="Mean reward of held-out tasks")
     expect(held_out).to_have_attribute(

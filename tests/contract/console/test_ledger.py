@@ -75,7 +75,7 @@ def test_a_closed_gate_and_a_clip_are_steps_of_the_sum(
 
     visitor = open_page(f"/rollouts/{insert(closed)}")
     expect(visitor.page.get_by_text("gate tests")).to_be_visible()
-    assert [[row[0], row[2], row[3], row[4]] for row in rows(visitor.page, "Reward")[:-1]] == [
+    assert [[row[0], row[3], row[4], row[5]] for row in rows(visitor.page, "Reward")[:-1]] == [
         ["answer", "1.000", "0.9", "+0.900"],
         ["tests", "0.500", "0.5", "+0.250"],
         ["words", "12.000", "0", "–"],
@@ -105,7 +105,7 @@ def test_a_sum_with_an_unknown_part_says_so(insert: Insert[str], open_page: Call
 
     page = open_page(f"/rollouts/{insert(older)}").page
     expect(page.get_by_text("A part of the sum is unknown.")).to_be_visible()
-    assert [row[4] for row in rows(page, "Reward")[:2]] == ["unknown", "unknown"]
+    assert [row[5] for row in rows(page, "Reward")[:2]] == ["unknown", "unknown"]
     assert rows(page, "Reward")[-1][2] == "0.250"
 
 
@@ -136,6 +136,61 @@ def test_a_later_grading_stands_beside_the_one_that_credit_had(
     page.get_by_text("Revision 2").click()
     assert [row[-2] for row in rows(page, "Revision 2")] == ["+0.750", "0.750"]
     expect(page.get_by_text("total 0.750")).to_contain_text("evil")
+    assert visitor.violations() == []
+
+
+def test_the_numbers_of_judges_and_people_lead_to_the_value_with_their_words(
+    insert: Insert[str], open_page: Callable[[str], Visitor]
+) -> None:
+    judge = {"type": "score_model", "provider": "judge", "model": "m", "rubric": "Is it kind?", "range": [1, 5]}
+    components = [{"name": "kind", "weight": 0.5, "grader": judge}, {"name": "thumbs", "from": "feedback"}]
+    lines = f"{HOSTILE}\n" + "why " * 100
+
+    async def judged(database: Database) -> str:
+        reward = {"components": components, "wait": {"seconds": 60}}
+        run = await builders.add_run(database, config=builders.run_document(reward=reward))
+        _, [rollout, _] = await builders.add_group(database, run)
+        await builders.finish_rollout(database, rollout, reward=0.875)
+        key = {"rollout_id": rollout.id, "run_id": run.id}
+        lease = {"tries": 1, "lease_id": rollout.id, "owner": "test", "lease_expires_at": datetime.now(tz=UTC)}
+        scored = {"revision": 1, "state": "scored", "duration_seconds": 0.0}
+        async with database.session() as session:
+            session.add(tables.Grading(**key, attempt=1, **lease, settled_at=datetime.now(tz=UTC), total=0.875))
+            await session.flush()
+            for place, (source, value, weight, raw) in enumerate(
+                [("score_model", 0.75, 0.5, "4, 5, 3"), ("feedback", 0.5, 1.0, None)]
+            ):
+                words = {"extracted": raw, "explanation": lines if raw else "the mean of 2", "source": source}
+                numbers = {"weight": weight, "value": value, "contribution": weight * value}
+                name = str(components[place]["name"])
+                row = {**key, **scored, **words, **numbers, "component": name, "position": place, "attempt": 1}
+                session.add(tables.RolloutReward(**row))
+            for attempt, value, comment, name in [
+                (1, 1.0, lines, HOSTILE),
+                (1, 0.0, "rude", "ann"),
+                (2, 0.25, None, "bo"),
+            ]:
+                given = {"key": name, "component": "thumbs", "value": value, "comment": comment, "token_name": name}
+                session.add(tables.Feedback(**key, attempt=attempt, **given))
+                await session.flush()
+        return rollout.id
+
+    visitor = open_page(f"/rollouts/{insert(judged)}")
+    page = visitor.page
+    assert [row[1:6] for row in rows(page, "Reward")] == [
+        ["score_model", "4, 5, 3 of 1 to 5", "0.750", "0.5", "+0.375"],
+        ["feedback", "1, 0 (mean)", "0.500", "1", "+0.500"],
+        ["feedback", "0.25", "", "", "–"],
+        ["", "0.875", ""],
+    ]
+    table = page.get_by_role("region", name="Reward", exact=True)
+    expect(table.get_by_role("row", name="rude")).to_contain_text(f"1.000 by {SHOWN}")
+    expect(table.get_by_role("row", name="its attempt does not count")).to_contain_text("0.250 by bo")
+    for row, shown in ((0, "why why"), (1, "why why")):
+        line = table.locator("tbody tr").nth(row)
+        line.locator("summary").focus()
+        page.keyboard.press("Enter")
+        expect(line.locator("pre")).to_contain_text(shown)
     assert visitor.violations() == []
 
 

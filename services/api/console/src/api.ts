@@ -20,6 +20,9 @@ export type Cause = Schemas["Cause"];
 export type RolloutPage = Schemas["RolloutPage"];
 export type RewardComponent = Schemas["RewardComponent"];
 export type RolloutDetail = Schemas["RolloutDetail"];
+export type Feedback = Schemas["Feedback"];
+export type Graded = Schemas["Graded"];
+export type Regrade = Schemas["Regrade"];
 export type Attempt = Schemas["Attempt"];
 export type Call = Schemas["Call"];
 export type Turn = Schemas["Turn"];
@@ -65,6 +68,26 @@ export const bestVersion = (made: Pick<Run, "best_version" | "best_version_reaso
 /** Whether rollouts of the group are open, or its credit is. */
 export const isUndecided = (group: Group) => group.state === "open" || group.awaits_credit;
 
+/** Whether a sign-in may change something; undefined while that is not known. */
+export const mayWrite = (session: Session | undefined) => session?.scopes.some((scope) => scope === "write" || scope === "admin");
+
+/** A key under which a repeat after a lost answer changes nothing. */
+export const newKey = () => `console-${[...crypto.getRandomValues(new Uint8Array(8))].map((one) => one.toString(16).padStart(2, "0")).join("")}`;
+
+/** The words of a failure. */
+export const wordsOf = (error: unknown) => (error instanceof Error ? error.message : String(error));
+
+/** The pages of a list to its end. Args: words: the parameters, without limit and cursor */
+export async function* everyPage<Item>(path: string, words: URLSearchParams, signal: AbortSignal): AsyncGenerator<Item[]> {
+  const asked = new URLSearchParams([...words, ["limit", "1000"]]);
+  for (;;) {
+    const { items, next_cursor } = await request<Page<Item>>("GET", `${path}?${asked}`, undefined, signal);
+    yield items;
+    if (!next_cursor) return;
+    asked.set("cursor", next_cursor);
+  }
+}
+
 export const POLL_MILLISECONDS = 3000;
 /** While a stream tells of changes. */
 const STREAMED_MILLISECONDS = 30_000;
@@ -106,6 +129,8 @@ export interface Answer<T> {
   error?: ApiError;
   /** The time of the data. */
   at?: Date;
+  /** Asks at once, also where nothing was to be asked any more. */
+  again?: () => void;
 }
 
 /**
@@ -117,16 +142,17 @@ export function usePolled<T>(path: string | undefined, isLive: (data: T) => bool
   const [answer, setAnswer] = useState<Answer<T>>({});
   const rule = useRef(isLive);
   rule.current = isLive;
+  const again = useRef(() => {});
   useEffect(() => {
     setAnswer({});
     if (path === undefined) return;
     const asked = path;
     const stop = new AbortController();
     let timer: ReturnType<typeof setTimeout> | undefined;
-    let [isAsking, isStale, isOver] = [false, false, false];
+    let [isAsking, isStale, isOver, isWanted] = [false, false, false, false];
     async function poll(): Promise<void> {
       if (!document.hidden) {
-        [isAsking, isStale] = [true, false];
+        [isAsking, isStale, isWanted] = [true, false, false];
         // The rule when the question was put: what the page learnt since may have changed the answer.
         const isStillLive = rule.current;
         try {
@@ -143,7 +169,7 @@ export function usePolled<T>(path: string | undefined, isLive: (data: T) => bool
           isAsking = false;
         }
       }
-      if (!isOver) timer = setTimeout(() => void poll(), pause());
+      if (!isOver || isWanted) timer = setTimeout(() => void poll(), pause());
     }
     function pause(): number {
       if (isStale) return 0;
@@ -155,13 +181,18 @@ export function usePolled<T>(path: string | undefined, isLive: (data: T) => bool
       clearTimeout(timer);
       void poll();
     }
+    again.current = () => {
+      [isWanted, isOver] = [true, false];
+      onNews();
+    };
     void poll();
     const deafen = parts.length > 0 ? onChange(parts, onNews) : undefined;
     return () => {
       stop.abort();
+      again.current = () => {};
       deafen?.();
       clearTimeout(timer);
     };
   }, [path]);
-  return answer;
+  return { ...answer, again: () => again.current() };
 }

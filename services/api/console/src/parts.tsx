@@ -62,6 +62,14 @@ export function Fold({ title, children, open = false }: { title: string; childre
   );
 }
 
+const LINE_CHARACTERS = 160;
+
+/** An agent's text on one line, and folded where that is too short for it. */
+export function FoldedText({ text }: { text: string }) {
+  if (text.length <= LINE_CHARACTERS && !text.includes("\n")) return <AgentLine text={text} />;
+  return <Fold title={`${safeLine(text.slice(0, LINE_CHARACTERS / 2))} …`}>{() => <AgentText text={text} />}</Fold>;
+}
+
 export function Facts({ facts }: { facts: [string, ComponentChildren][] }) {
   return (
     <dl>

@@ -4,7 +4,9 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { bestVersion, usePolled, type Comparison, type Evaluation, type Page, type Run, type TaskComparison } from "../api";
 import { Curves, heldOut, type Point } from "../curves";
-import { AgentLine, Commands, Loaded, State, Table, link, number, signed, time } from "../parts";
+import { Named } from "../named";
+import { AgentLine, Commands, FoldedText, Loaded, State, Table, link, number, signed, time } from "../parts";
+import { safeLine } from "../safe_text";
 
 /** The places of steps on an axis, with its unit. */
 const AXES = { step: "step", time: "seconds", "trained tokens": "trained tokens" } as const;
@@ -135,7 +137,7 @@ function Figures({ found }: { found: Comparison }) {
     ["Last reward", (run) => number(run.progress.reward_mean)],
     ["Held-out reward", (_run, index) => number(lastHeldOut(found.evaluations[index] ?? []))],
     ["Best version", bestVersion],
-    ["Dataset", (run) => run.dataset_id],
+    ["Dataset", (run) => <Named kind="datasets" id={run.dataset_id} />],
     ["Started", (run) => time(run.started_at)],
     ["Ended", (run) => time(run.finished_at)],
   ];
@@ -157,11 +159,12 @@ function Tasks({ found }: { found: Comparison }) {
   const name = (one: TaskComparison) => found.runs.find((run) => run.id === one.run_id)?.name ?? one.run_id;
   if (found.tasks.length === 0) return <p>No further run was evaluated on a dataset of the first one.</p>;
   return (
+    <>
     <Table label="Held-out tasks" head={["Run", "Dataset", "Won", "Lost", "Same", "Difference", "95 % interval"]} numbers={["Won", "Lost", "Same", "Difference"]}>
       {found.tasks.map((one) => (
         <tr key={one.run_id}>
           <th scope="row"><AgentLine text={name(one)} /></th>
-          <td>{one.dataset_id}</td>
+          <td><Named kind="datasets" id={one.dataset_id} /></td>
           <td class="number">{one.won}</td>
           <td class="number">{one.lost}</td>
           <td class="number">{one.same}</td>
@@ -170,6 +173,31 @@ function Tasks({ found }: { found: Comparison }) {
         </tr>
       ))}
     </Table>
+    {found.tasks.filter((one) => one.changes.length > 0).map((one) => <Changes key={one.run_id} title={`Tasks that changed most: ${safeLine(name(one))}`} compared={one} />)}
+    </>
+  );
+}
+
+/** The tasks that rose and fell most, each with a rollout of both runs. */
+function Changes({ title, compared: { changes, dataset_id } }: { title: string; compared: TaskComparison }) {
+  return (
+    <>
+      <h3>{title}</h3>
+      <Table label={title} head={["Task", "First run", "This run", "Change", "Text"]} numbers={["First run", "This run", "Change"]}>
+        {changes.map((one) => (
+          <tr key={one.number}>
+            <th scope="row"><a href={link("datasets", dataset_id)}>{one.number}</a></th>
+            {one.rewards.map((reward, place) => (
+              <td key={place} class="number">
+                {one.rollout_ids[place] ? <a href={link("rollouts", one.rollout_ids[place])} aria-label={`Rollout of task ${one.number} in ${place === 0 ? "the first run" : "this run"}, mean reward ${number(reward)}`}>{number(reward)}</a> : number(reward)}
+              </td>
+            ))}
+            <td class={`number ${one.rewards[1] < one.rewards[0] ? "worse" : "better"}`}>{signed(one.rewards[1] - one.rewards[0])}</td>
+            <td class="reason"><FoldedText text={one.text ?? "its dataset was deleted"} /></td>
+          </tr>
+        ))}
+      </Table>
+    </>
   );
 }
 

@@ -4,6 +4,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { isUndecided, request, usePolled, type Call, type Group, type GroupPolicy, type Page, type Sibling, type SiblingCall, type Turn } from "../api";
 import { lastTurn } from "../conversation";
+import { Named } from "../named";
 import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, Table, link, number, signed, time } from "../parts";
 
 const CALLS = 50;
@@ -26,9 +27,9 @@ function Siblings({ group }: { group: Group }) {
       {group.has_variance === false && !group.reason && <p class="warning">{whyNothing(group)}</p>}
       <Facts
         facts={[
-          ["Run", <a href={link("runs", group.run_id)}>{group.run_id}</a>],
+          ["Run", <Named kind="runs" id={group.run_id} />],
           ["State", <><State state={group.state} /> {group.consumption ?? group.verdict ?? ""}</>],
-          ["Task", `${group.task_number} of ${group.dataset_id}`],
+          ["Task", <>{group.task_number} of <Named kind="datasets" id={group.dataset_id} /></>],
           ...(group.agent ? [["Agent", group.agent] satisfies [string, string]] : []),
           ["Version", group.admitted_version],
           ["Mean reward", number(group.reward_mean)],
@@ -173,13 +174,23 @@ function Difference({ siblings }: { siblings: Sibling[] }) {
   const [right, setRight] = useState(siblings[siblings.length - 1]?.id ?? "");
   const [one, other] = [left, right].map((id) => siblings.find((sibling) => sibling.id === id));
   if (!one || !other) return <p>Choose two siblings.</p>;
-  const found = firstDifference(one, other);
+  const title = ({ sibling }: Sibling) => `Sibling ${sibling}`;
   return (
     <>
       <p>
         <Choice label="Sibling" value={left} siblings={siblings} onChange={setLeft} />{" "}
         <Choice label="beside" value={right} siblings={siblings} onChange={setRight} />
       </p>
+      <Beside one={one} other={other} titles={[title(one), title(other)]} />
+    </>
+  );
+}
+
+/** The answers of two rollouts of a task, from the first call on in which they differ. */
+export function Beside({ one, other, titles }: { one: Sibling; other: Sibling; titles: [string, string] }) {
+  const found = firstDifference(one, other);
+  return (
+    <>
       <p role="status">
         {one === other || !found
           ? "Both did the same."
@@ -187,8 +198,8 @@ function Difference({ siblings }: { siblings: Sibling[] }) {
       </p>
       {found && one !== other && (
         <div class="beside">
-          <Later key={one.id} sibling={one} from={found.place} />
-          <Later key={other.id} sibling={other} from={found.place} />
+          <Later key={one.id} sibling={one} title={titles[0]} from={found.place} />
+          <Later key={other.id} sibling={other} title={titles[1]} from={found.place} />
         </div>
       )}
     </>
@@ -207,7 +218,7 @@ function Choice({ label, value, siblings, onChange }: { label: string; value: st
 }
 
 /** The answers of a sibling from a call on, in full. */
-function Later({ sibling, from }: { sibling: Sibling; from: number }) {
+function Later({ sibling, title, from }: { sibling: Sibling; title: string; from: number }) {
   const [calls, setCalls] = useState<Call[]>();
   const [problem, setProblem] = useState("");
   useEffect(() => {
@@ -219,8 +230,8 @@ function Later({ sibling, from }: { sibling: Sibling; from: number }) {
     return () => stop.abort();
   }, [sibling.id, sibling.call_count]);
   return (
-    <section aria-label={`Sibling ${sibling.sibling}`}>
-      <h3>Sibling {sibling.sibling}, reward {number(sibling.reward)}</h3>
+    <section aria-label={title}>
+      <h3>{title}, reward {number(sibling.reward)}</h3>
       {problem && <p role="alert" class="problem">{problem}</p>}
       {!problem && !calls && <p role="status">Loading …</p>}
       {calls?.slice(from).map((call, index) => <Answer key={call.id} call={call} asked={lastTurn(call, calls)} place={from + index + 1} />)}

@@ -1,7 +1,8 @@
 // The platform: which services are there, which engines serve what, and which work waits.
 
 import { usePolled, type Health, type Page, type Platform, type Pool } from "../api";
-import { AgentLine, Commands, Facts, Loaded, State, Table, bytes, link, time } from "../parts";
+import { Named } from "../named";
+import { AgentLine, Commands, Facts, Loaded, State, Table, bytes, time } from "../parts";
 import { Tokens } from "../platform/tokens";
 
 export function PlatformPage() {
@@ -89,4 +90,4 @@ function PoolOf({ pool }: { pool: Pool }) {
   );
 }
 
-const Runs = ({ ids }: { ids: string[] }) => <>{ids.map((id, place) => <span key={id}>{place > 0 && ", "}<a href={link("runs", id)}>{id}</a></span>)}</>;
+const Runs = ({ ids }: { ids: string[] }) => <>{ids.map((id, place) => <span key={id}>{place > 0 && ", "}<Named kind="runs" id={id} /></span>)}</>;

@@ -2,9 +2,10 @@
 // recorded, and nothing trains.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { ApiError, usePolled, type Engine, type Page, type Run, type Session } from "../api";
+import { useChoice } from "../address";
+import { ApiError, mayWrite, usePolled, wordsOf, type Call, type Engine, type Page, type Run, type Session } from "../api";
 import { ask, NOTHING, type Said, type SaidToken } from "../ask";
-import { AgentLine, AgentText, Commands, Fold, Select, number } from "../parts";
+import { AgentLine, AgentText, Commands, Fold, Loaded, Select, link, number } from "../parts";
 import { safeLine } from "../safe_text";
 import { save } from "./rollout_download";
 
@@ -16,7 +17,9 @@ export function PlaygroundPage({ run: id }: { run: string }) {
   const session = usePolled<Session>("v1/session", () => false);
   const run = usePolled<Run>(`v1/runs/${encodeURIComponent(id)}`);
   const engines = usePolled<Page<Engine>>("v1/engines");
-  const mayAsk = session.data?.scopes.some((scope) => scope === "write" || scope === "admin");
+  const mayAsk = mayWrite(session.data);
+  const [{ rollout }] = useChoice(["rollout"]);
+  const first = usePolled<Page<Call>>(rollout && `v1/rollouts/${encodeURIComponent(rollout)}/calls?limit=1`, () => false);
   return (
     <>
       <h1>Playground: <AgentLine text={run.data?.name ?? id} /></h1>
@@ -28,7 +31,10 @@ export function PlaygroundPage({ run: id }: { run: string }) {
           <Commands commands={["leyden token create NAME --scope write"]} />
         </>
       )}
-      {mayAsk && <Questions run={id} policies={Object.keys(run.data?.policies ?? {})} />}
+      {rollout && <p>The first question of <a href={link("rollouts", rollout)}>rollout {rollout}</a> is below: its system message, its last message of a user, its tools.</p>}
+      {mayAsk && (!rollout ? <Questions run={id} policies={Object.keys(run.data?.policies ?? {})} /> : (
+        <Loaded answer={first}>{({ items }) => <Questions run={id} policies={Object.keys(run.data?.policies ?? {})} call={items[0]} />}</Loaded>
+      ))}
     </>
   );
 }
@@ -51,11 +57,14 @@ interface Asked {
 /** Words of a field as a number; null where it is empty. */
 const whole = (words: string) => (words === "" ? null : Number(words));
 
-function Questions({ run, policies }: { run: string; policies: string[] }) {
-  const [system, setSystem] = useState("");
-  const [user, setUser] = useState("");
-  const [tools, setTools] = useState("");
-  const [temperature, setTemperature] = useState(1);
+/** The last text of a role in the request of a call. */
+const lastOf = (call: Call | undefined, role: string) => call?.turns?.filter((one) => one.role === role).pop()?.content ?? "";
+
+function Questions({ run, policies, call }: { run: string; policies: string[]; call?: Call }) {
+  const [system, setSystem] = useState(() => lastOf(call, "system"));
+  const [user, setUser] = useState(() => lastOf(call, "user"));
+  const [tools, setTools] = useState(() => (call?.tools?.length ? JSON.stringify(call.tools) : ""));
+  const [temperature, setTemperature] = useState(call?.temperature ?? 1);
   const [tokens, setTokens] = useState(512);
   const [seed, setSeed] = useState("");
   const [versions, setVersions] = useState(["", ""]);
@@ -144,7 +153,7 @@ function readTools(words: string): unknown[] | string {
     const read: unknown = JSON.parse(words);
     return Array.isArray(read) ? read : "Tools: write a list, as in chat completions.";
   } catch (error) {
-    return `Tools: this is no JSON (${error instanceof Error ? error.message : String(error)}).`;
+    return `Tools: this is no JSON (${wordsOf(error)}).`;
   }
 }
 

@@ -1,7 +1,8 @@
 // The rollouts that wait for a person's grade, one at a time: a number and Enter grade it and show the next one.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { request, usePolled, type Session, type WaitingPage, type WaitingRollout } from "../api";
+import { mayWrite, newKey, request, usePolled, wordsOf, type Session, type WaitingPage, type WaitingRollout } from "../api";
+import { NameOf } from "../named";
 import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, link, time } from "../parts";
 
 const SHOWN = 100;
@@ -11,11 +12,11 @@ export function RatePage({ run }: { run?: string }) {
   const session = usePolled<Session>("v1/session", () => false);
   const [graded, setGraded] = useState<ReadonlySet<string>>(new Set());
   const [skipped, setSkipped] = useState<ReadonlySet<string>>(new Set());
-  const mayWrite = session.data && session.data.scopes.some((scope) => scope === "write" || scope === "admin");
+  const isOpen = mayWrite(session.data) === true;
   return (
     <>
-      <h1>Rate {run ?? "rollouts"}</h1>
-      {session.data && !mayWrite && (
+      <h1>Rate {run ? <NameOf kind="runs" id={run} /> : "rollouts"}</h1>
+      {session.data && !isOpen && (
         <>
           <p class="warning">This sign-in may read and nothing else. To grade, sign out and paste a token that may write:</p>
           <Commands commands={[`leyden token create ${session.data.name} --scope write --expires 30d`]} />
@@ -32,7 +33,7 @@ export function RatePage({ run }: { run?: string }) {
               <p role="status">
                 {(total ?? items.length).toLocaleString()} wait{answer.at && `, as of ${answer.at.toLocaleTimeString()}`}
               </p>
-              <One key={first.rollout_id} rollout={first} isOpen={mayWrite === true}
+              <One key={first.rollout_id} rollout={first} isOpen={isOpen}
                 onGraded={() => setGraded(new Set([...graded, first.rollout_id]))} onSkip={() => setSkipped(new Set([...skipped, first.rollout_id]))} />
             </>
           );
@@ -67,7 +68,7 @@ function One({ rollout, isOpen, onGraded, onSkip }: OneProperties) {
   const [isSending, setSending] = useState(false);
   const first = useRef<HTMLInputElement>(null);
   // A repeat after a lost answer must not grade twice.
-  const key = useRef(`console-${[...crypto.getRandomValues(new Uint8Array(8))].map((one) => one.toString(16).padStart(2, "0")).join("")}`);
+  const key = useRef(newKey());
   useEffect(() => first.current?.focus(), [isOpen]);
   const given = rollout.missing.filter((one) => (values[one.component] ?? "") !== "");
   async function send(event: Event): Promise<void> {
@@ -82,7 +83,7 @@ function One({ rollout, isOpen, onGraded, onSkip }: OneProperties) {
       }
       onGraded();
     } catch (error) {
-      setProblem(error instanceof Error ? error.message : String(error));
+      setProblem(wordsOf(error));
       setSending(false);
     }
   }

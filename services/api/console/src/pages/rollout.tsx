@@ -4,9 +4,12 @@ import { isUndecided, usePolled, type Answer, type Call, type Group, type Page, 
 import { AttemptView } from "../attempt_view";
 import { TokenOverlay } from "../token_overlay";
 import { conversation } from "../conversation";
+import { Named } from "../named";
 import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, link, number, signed, time } from "../parts";
+import { RolloutActions } from "../rollout/actions";
 import { SiblingKeys } from "../rollout/sibling_keys";
 import { Timeline } from "../rollout/timeline";
+import { Versions } from "../rollout/versions";
 import { CreditLedger } from "./rollout_credit";
 import { Ledger } from "./rollout_ledger";
 import { Tools } from "./rollout_tools";
@@ -27,6 +30,7 @@ export function RolloutPage({ id }: { id: string }) {
     <>
       <h1>Rollout {id}</h1>
       <SiblingKeys id={id} group={group.data} />
+      {rollout.data && <RolloutActions rollout={rollout.data} run={run} group={group.data} onChange={() => [rollout, group].forEach((one) => one.again?.())} />}
       <Loaded answer={rollout}>{(data) => <Overview rollout={data} group={group} run={run} calls={calls} />}</Loaded>
       <h2>Time</h2>
       <Loaded answer={rollout}>
@@ -66,10 +70,10 @@ function Overview({ rollout, group, run, calls }: OfRollout) {
       {rollout.state === "excluded" && <p role="alert" class="problem"><AgentLine text={rollout.reason} /></p>}
       <Facts
         facts={[
-          ["Run", <a href={link("runs", rollout.run_id)}>{rollout.run_id}</a>],
+          ["Run", <Named kind="runs" id={rollout.run_id} />],
           ["State", <><State state={rollout.state} /> <AgentLine text={rollout.reason} /></>],
           ["Reward", number(rollout.reward)],
-          ["Task", `${rollout.task_number} of ${rollout.dataset_id}`],
+          ["Task", <>{rollout.task_number} of <Named kind="datasets" id={rollout.dataset_id} /></>],
           ...(rollout.agent ? [["Agent", rollout.agent] satisfies [string, string]] : []),
           ...(rollout.rerolls_of ? [["Re-roll of", <><a href={link("rollouts", rollout.rerolls_of)}>{rollout.rerolls_of}</a>, from call {(rollout.from_call ?? 0) + 1}</>] satisfies [string, ComponentChildren]] : []),
           ["Version", rollout.admitted_version],
@@ -84,6 +88,8 @@ function Overview({ rollout, group, run, calls }: OfRollout) {
       <Loaded answer={calls}>{({ items, next_cursor }) => <CreditLedger rollout={rollout} run={run.data} group={group.data} calls={items} isWhole={!next_cursor} />}</Loaded>
       <h2>Siblings</h2>
       <Siblings rollout={rollout} group={group} />
+      <h2>The same task at other versions</h2>
+      <Versions rollout={rollout} group={group.data} />
       <h2>Task and attempts</h2>
       <Fold title="Task">{() => <AgentText text={JSON.stringify(rollout.task, null, 2)} />}</Fold>
       {rollout.attempts.map((attempt) => <AttemptView key={attempt.number} rollout={rollout.id} attempt={attempt} />)}

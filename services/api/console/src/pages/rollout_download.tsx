@@ -1,9 +1,7 @@
 // The rollouts of a filter as a file of JSON lines or of CSV, read page by page.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { request, type Rollout, type RolloutPage } from "../api";
-
-const PAGE = "1000";
+import { everyPage, wordsOf, type Rollout } from "../api";
 
 export function Download({ asked, run }: { asked: string; run: string }) {
   const [read, setRead] = useState<number>();
@@ -19,7 +17,7 @@ export function Download({ asked, run }: { asked: string; run: string }) {
       const lines = await allLines(asked, line, stop.current.signal, setRead);
       save(new Blob([head, ...lines], { type }), `${run}-rollouts.${suffix}`);
     } catch (error) {
-      if (!stop.current.signal.aborted) setProblem(error instanceof Error ? error.message : String(error));
+      if (!stop.current.signal.aborted) setProblem(wordsOf(error));
     }
     if (!stop.current.signal.aborted) setRead(undefined);
   }
@@ -60,16 +58,14 @@ type Form = keyof typeof FORMS;
 /** One text for each page. */
 async function allLines(asked: string, line: (one: Rollout) => string, signal: AbortSignal, tell: (read: number) => void): Promise<string[]> {
   const words = new URLSearchParams(asked);
-  words.set("limit", PAGE);
-  words.delete("count");
+  for (const name of ["limit", "count"]) words.delete(name);
   const pages: string[] = [];
-  for (let read = 0; ; ) {
-    const { items, next_cursor } = await request<RolloutPage>("GET", `v1/rollouts?${words}`, undefined, signal);
+  let read = 0;
+  for await (const items of everyPage<Rollout>("v1/rollouts", words, signal)) {
     pages.push(items.map(line).join(""));
     tell((read += items.length));
-    if (!next_cursor) return pages;
-    words.set("cursor", next_cursor);
   }
+  return pages;
 }
 
 export function save(file: Blob, name: string): void {

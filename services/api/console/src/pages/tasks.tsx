@@ -4,6 +4,7 @@ import { useChoice } from "../address";
 import { usePolled, type Evaluation, type Page, type RunTask, type RunTaskPage } from "../api";
 import { useRunEvents } from "../live";
 import { Paged } from "../paged";
+import { NameOf } from "../named";
 import { AgentLine, Commands, Select, Table, link, number, time } from "../parts";
 
 const SHOWN = 100;
@@ -21,7 +22,7 @@ export function TasksPage({ run }: { run: string }) {
   const filters = [of === ALL ? "" : ` --evaluation ${of}`, verdict ? ` --verdict ${verdict}` : "", sort ? ` --sort ${sort}` : ""];
   return (
     <>
-      <h1>Tasks of {run}</h1>
+      <h1>Tasks of <NameOf kind="runs" id={run} /></h1>
       <form class="filters" aria-label="Filter of tasks" onSubmit={(event) => event.preventDefault()}>
         <Select id="of" label="Of" value={of} onChange={(value) => change("of", value)} options={[
           [TRAINING, "training"],

@@ -2,9 +2,10 @@
 
 import { useState } from "preact/hooks";
 import { useChoice } from "../address";
-import { bestVersion, request, usePolled, wholeEvaluations, type Evaluation, type Page, type PolicyVersion, type Run, type VersionFiles } from "../api";
+import { bestVersion, request, usePolled, wholeEvaluations, wordsOf, type Evaluation, type Page, type PolicyVersion, type Run, type VersionFiles } from "../api";
 import { useRunEvents } from "../live";
 import { Paged } from "../paged";
+import { NameOf, Named } from "../named";
 import { AgentLine, Commands, Facts, Loaded, Select, Table, bytes, link, number, time } from "../parts";
 
 const SHOWN = 100;
@@ -21,7 +22,7 @@ export function VersionsPage({ run }: { run: string }) {
   const option = policy ? ` --policy ${policy}` : "";
   return (
     <>
-      <h1>Versions of {run}</h1>
+      <h1>Versions of <NameOf kind="runs" id={run} /></h1>
       <Loaded answer={answer}>
         {(data) => (
           <>
@@ -73,7 +74,7 @@ function Lineage({ run, policy }: { run: Run; policy: string }) {
     <Facts
       facts={[
         ["Best version", `${bestVersion(made)}${made.best_version_reason ? `: ${made.best_version_reason}` : ""}`],
-        ["Begins with", made.parent ? <>version {made.parent.version} of <a href={`${link("runs", made.parent.run_id)}/versions`}>{made.parent.run_id}</a></> : "the base model"],
+        ["Begins with", made.parent ? <>version {made.parent.version} of <Named kind="runs" id={made.parent.run_id} part="/versions" /></> : "the base model"],
         ["Base model", <AgentLine text={model ?? (run.config ? `that of pool ${run.config.pool}` : "unknown: the document does not parse")} />],
         ["On disk", made.weights_bytes == null ? "unknown" : bytes(made.weights_bytes)],
       ]}
@@ -107,7 +108,7 @@ function Files({ path, of, version }: { path: string; of: string; version: numbe
     try {
       setFound(await request<VersionFiles>("GET", `${path}/files${of}`));
     } catch (error) {
-      setProblem(error instanceof Error ? error.message : String(error));
+      setProblem(wordsOf(error));
     }
   }
   if (problem) return <span role="alert" class="problem"><AgentLine text={problem} /></span>;

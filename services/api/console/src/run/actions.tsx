@@ -1,7 +1,7 @@
 // What may be asked of a run: the buttons that its state and the scope of the token allow, each with a confirmation.
 
 import { useState } from "preact/hooks";
-import { ApiError, request, usePolled, type Run, type Session } from "../api";
+import { ApiError, mayWrite, request, usePolled, type Run, type Session } from "../api";
 import { tellChange } from "../live";
 import { safeLine } from "../safe_text";
 
@@ -31,9 +31,8 @@ export function Actions({ run }: { run: Run }) {
   const [told, setTold] = useState("");
   const [problem, setProblem] = useState("");
   const [isBusy, setBusy] = useState(false);
-  const mayWrite = session.data?.scopes.some((scope) => scope === "write" || scope === "admin");
   const offered = run.allowed_actions.filter((name) => name in ACTIONS);
-  if (!mayWrite) return null;
+  if (!mayWrite(session.data)) return null;
   const action = asked === undefined || !offered.includes(asked) ? undefined : ACTIONS[asked];
   async function act(chosen: Action): Promise<void> {
     setBusy(true);

@@ -1,7 +1,8 @@
 // The document of a run, and what it changes in that of the run which it continues.
 
 import { usePolled, type Comparison, type Run } from "../api";
-import { AgentLine, AgentText, Loaded, Table, link } from "../parts";
+import { Named } from "../named";
+import { AgentLine, AgentText, Loaded, Table } from "../parts";
 
 export function RunDocument({ run }: { run: Run }) {
   return (
@@ -19,7 +20,7 @@ function Changes({ run, parent }: { run: Run; parent: NonNullable<Run["parent"]>
   return (
     <>
       <h2>Changes</h2>
-      <p>It continues version {parent.version} of run <a href={link("runs", parent.run_id)}>{parent.run_id}</a>.</p>
+      <p>It continues version {parent.version} of run <Named kind="runs" id={parent.run_id} />.</p>
       <Loaded answer={answer}>
         {({ differences }) => differences.length === 0 ? <p>The documents are the same but for the names.</p> : (
           <Table label="Changes" head={["Field", "There", "Here"]} numbers={[]}>

@@ -2,6 +2,7 @@
 
 import type { Duel, Evaluation, Run } from "../api";
 import { Paged } from "../paged";
+import { Named } from "../named";
 import { AgentLine, Commands, Table, link, number, time } from "../parts";
 
 const DUELS = 25;
@@ -15,7 +16,7 @@ export function Evaluations({ run, evaluations }: { run: Run; evaluations: Evalu
             <tr key={one.id}>
               <th scope="row" class="number">{one.number}</th>
               <td class="number">{one.measured_version ?? one.policy_version ?? "last"}</td>
-              <td>{one.dataset_id}</td>
+              <td><Named kind="datasets" id={one.dataset_id} /></td>
               <td>{states(one)}</td>
               <td class="number">{number(one.results.reward?.mean)}</td>
               <td>{interval(one.results.reward)}</td>
