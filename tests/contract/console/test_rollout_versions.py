@@ -14,7 +14,7 @@ from tests.support.browser import Visitor
 
 async def three_versions(database: Database) -> list[str]:
     """A task at versions 2, 3 and 5 with rewards 0.25, 0.5 and 1, and another task at version 4."""
-    run = await builders.add_run(database, config=builders.run_document(name=f"run {HOSTILE}"))
+    run = await builders.add_run(database, config=builders.run_document(name="the arithmetic"))
     made = list[str]()
     for number, (version, task, reward) in enumerate([(2, 0, 0.25), (3, 0, 0.5), (5, 0, 1.0), (4, 1, 0.0)]):
         group = {"admitted_version": version, "task_number": task, "size": 1}
@@ -62,4 +62,4 @@ def test_a_task_that_one_version_has_played_says_so_and_names_stand_for_ids(
     rollout = insert(three_versions)[3]
     page = open_page(f"/rollouts/{rollout}").page
     expect(page.get_by_text("No other version has played this task yet.")).to_be_visible()
-    expect(page.get_by_role("definition").get_by_role("link", name=f"run {SHOWN}")).to_be_visible()
+    expect(page.get_by_role("definition").get_by_role("link", name="the arithmetic")).to_be_visible()
