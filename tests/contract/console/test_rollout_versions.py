@@ -36,9 +36,9 @@ def test_an_earlier_and_a_later_version_stand_beside_a_rollout(
     table = page.get_by_role("region", name="Versions on this task").locator("tbody tr")
     expect(table).to_have_count(3)
     assert [[*row.locator("th, td").all_inner_texts()] for row in table.all()] == [
-        ["2", "1", "0.250", "0.250 "],
-        ["3", "1", "0.500", "0.500 "],
-        ["5", "1", "1.000", "1.000 "],
+        ["2", "1", "0.250", "0.250"],
+        ["3", "1", "0.500", "0.500"],
+        ["5", "1", "1.000", "1.000"],
     ]
     page.get_by_role("button", name="Earlier version").focus()
     page.keyboard.press("Enter")
