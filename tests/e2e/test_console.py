@@ -341,8 +341,8 @@ def test_the_ledger_of_each_sibling_is_that_of_sql(
             found = database.execute(COMPONENTS_OF, scope).fetchall()
             assert [row[0] for row in reward] == [*(name for name, *_ in found), "reward"]
             for row, (_, value, weight, contribution) in zip(reward, found, strict=False):
-                assert is_shown(row[2], value, 3) and float(row[3]) == weight
-                assert is_shown(row[4].replace("−", "-"), contribution, 3)
+                assert is_shown(row[3], value, 3) and float(row[4]) == weight
+                assert is_shown(row[5].replace("−", "-"), contribution, 3)
             [(total,)] = database.execute("SELECT total FROM gradings WHERE rollout_id = %(rollout)s", scope).fetchall()
             assert is_shown(reward[-1][2], total, 3)
             credited = database.execute(CREDITS_OF, scope).fetchall()
