@@ -46,6 +46,7 @@ from leyden.libs.cli.view.output import (
     table,
 )
 from leyden.libs.cli.view.report import answer_text, embedding_facts, last_question, tool_spans, unmatched_spans
+from leyden.libs.cli.view.transitions import NOTHING, transition_parts
 from leyden.libs.client import Client, Conflict
 from leyden.libs.contracts.api.groups import Sibling
 from leyden.libs.contracts.api.rollouts import (
@@ -159,6 +160,22 @@ def show(
     parts = trajectory(found, calls, spans, attempt=attempt, output=output, token_rows=tokens, texts=texts)
     parts += [NO_TEXTS] if tokens and texts is None else []
     print_result(as_json, {**found.model_dump(mode="json"), "calls": calls, "spans": spans}, *parts)
+
+
+@app.command("trajectory")
+def transitions(
+    ctx: typer.Context,
+    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="Id of a rollout.")],
+    limit: Count = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show a rollout as transitions: state, action, reward and next state of each call and tool, the first ones."""
+    with context_of(ctx).client() as leyden:
+        found = list(itertools.islice(leyden.trajectory(rollout), limit + 1))
+    shown = found[:limit]
+    parts = [part for number, step in enumerate(shown, 1) for part in transition_parts(number, step)]
+    more = [f"\nThese are the first {limit}: --limit shows more."] if len(found) > limit else []
+    print_result(as_json, shown, *(parts or [NOTHING]), *more)
 
 
 @app.command("files")

@@ -13,10 +13,14 @@ from sqlalchemy import text
 
 from leyden.libs.client import Client
 from leyden.libs.contracts.api.trajectory import Transition
+from leyden.libs.contracts.config import RunConfig
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.read.paging import encode_cursor
 from leyden.libs.store.read.trajectory.transitions import TEXT_CHARACTERS, VALUE_CHARACTERS, VARIABLES
+from leyden.libs.store.runs.actions import create_run
+from leyden.services.credit.worker import credit_pending
+from tests.contract.credit.test_worker import complete
 from tests.fakes.served_api import TOKEN
 from tests.support import builders
 
@@ -89,6 +93,42 @@ async def test_calls_and_tools_are_transitions_with_the_rewards_of_credit_and_th
     for one, kind in ((first, "id"), (tool, "span_id"), (last, "id")):
         [whole] = (await api_http.get(one["whole"])).json()["items"]
         assert whole[kind] == one["id"]
+
+
+async def test_calls_of_further_policies_have_the_rewards_that_credit_computed_for_them(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    document = builders.run_document(
+        credit={"air": {"weights": {"search": 0.25}, "failure": -2.0}},
+        roles=[{"name": "checker", "agent_name": "checker", "policy": "checker"}],
+        policies={"checker": {"pool": "second"}},
+    )
+    await builders.add_dataset(database)
+    async with database.session() as session:
+        made = await create_run(session, RunConfig.model_validate(document))
+        run = await session.get_one(tables.Run, made.id)
+        session.add(tables.RunStatus(run_id=run.id, phase="running"))
+    group, rollouts = await builders.add_group(database, run)
+    for rollout, reward in zip(rollouts, (1.0, 0.0), strict=True):
+        for place, (role, status) in enumerate(((None, "ok"), ("checker", "error"))):
+            asked = [{"id": f"t{place}", "name": "search", "arguments": "{}"}]
+            answer = {"role": "assistant", "content": "", "tool_calls": asked}
+            call = await builders.add_call(
+                database, rollout, [1, place], answer=answer, role=role, policy_version=1, sequence=1000 * place + 1
+            )
+            times = {"start_ns": 1000 * place + 2, "end_ns": 1000 * place + 3}
+            await builders.add_tool_span(database, rollout, "search", tool_call_id=f"t{place}", status=status, **times)
+        await builders.finish_rollout(database, rollout, reward=reward)
+    assert call.role == "checker"
+    await complete(database, group)
+    assert await credit_pending(database, 8)
+    items = (await trajectory(api_http, rollouts[0]))["items"]
+    assert [(one["type"], one["component"], one["reward"]) for one in items] == [
+        ("llm", None, 0.25),
+        ("tool", "search", None),
+        ("llm", "checker", -0.5),
+        ("tool", "search", None),
+    ]
 
 
 async def test_a_state_has_the_newest_result_of_each_tool_and_what_the_agents_own_telemetry_gave(
@@ -177,7 +217,7 @@ async def test_hostile_texts_are_cut_with_a_mark_and_states_have_a_bound(
     assert newest == {"text": long[:VALUE_CHARACTERS], "cut": True, "characters": len(long)}
 
 
-_MANY = text("""
+MANY = text("""
     INSERT INTO model_calls SELECT (jsonb_populate_record(c, jsonb_build_object(
         'id', 'c' || lpad(n::text, 24, '0'), 'request_id', 'c' || lpad(n::text, 24, '0'), 'sequence', 10 * n + 1000,
         'turns', jsonb_build_array(jsonb_build_object('role', 'tool', 'name', 'look', 'content', 'result ' || n))
@@ -190,7 +230,7 @@ async def test_the_client_iterates_over_all_pages(api_url: str, database: Databa
     await builders.add_attempt(database, rollout)
     first = await builders.add_call(database, rollout, sequence=1)
     async with database.session() as session:
-        await session.execute(_MANY, {"calls": 150, "id": first.id})
+        await session.execute(MANY, {"calls": 150, "id": first.id})
 
     def listed() -> list[Transition]:
         with Client(api_url, TOKEN) as leyden:
@@ -206,7 +246,7 @@ async def test_ten_thousand_calls_are_read_page_by_page(api_http: httpx.AsyncCli
     await builders.add_attempt(database, rollout)
     first = await builders.add_call(database, rollout, sequence=1)
     async with database.session() as session:
-        await session.execute(_MANY, {"calls": 10_000, "id": first.id})
+        await session.execute(MANY, {"calls": 10_000, "id": first.id})
     seen, cursor = 0, None
     for _ in range(3):
         page = await trajectory(api_http, rollout, limit=100, **({"cursor": cursor} if cursor else {}))

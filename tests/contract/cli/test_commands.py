@@ -255,6 +255,19 @@ def test_a_trajectory_is_shown_call_by_call_with_credit_and_tools(leyden: Leyden
     assert leyden("run", "watch", run_id).exit_code == Exit.ERROR
 
 
+def test_transitions_are_shown_with_reward_and_next_state(leyden: Leyden, postgres_dsn: str) -> None:
+    _, rollout_id = asyncio.run(add_trajectory(postgres_dsn))
+    shown = leyden("rollout", "trajectory", rollout_id).stdout
+    for words in ("1  model", "Four.", "+0", "2  tool memory  error", "that of the call that asked", "no next state"):
+        assert words in shown, shown
+    first = leyden("rollout", "trajectory", rollout_id, "--limit", "1")
+    assert "These are the first 1" in first.stdout and "memory" not in first.stdout
+    found = json.loads(leyden("rollout", "trajectory", rollout_id, "--json").stdout)
+    assert [(one["type"], one["reward"]) for one in found] == [("llm", 0.0), ("tool", None)]
+    assert (found[0]["next_state"], found[1]["next_state"]) == (found[1]["state"], None)
+    assert leyden("rollout", "trajectory", "nowhere").exit_code == Exit.NOT_FOUND
+
+
 def test_tokens_are_shown_with_their_text_by_the_tokenizer_of_the_run_or_of_a_named_folder(
     leyden: Leyden, postgres_dsn: str, tiny_model: Path
 ) -> None:

@@ -18,6 +18,7 @@ import { SignIn } from "./pages/sign_in";
 import { TasksPage } from "./pages/tasks";
 import { VersionsPage } from "./pages/versions";
 import { link } from "./parts";
+import { TrajectoryPage } from "./rollout/trajectory";
 import "./style.css";
 
 /** `#sign-in=TOKEN&to=/runs/ID`: the token leaves the address at once, and works once. */
@@ -39,7 +40,7 @@ function Page({ address }: { address: string }) {
   const [, kind, id, part] = (address.split("?")[0] ?? "").replace(/^#/, "").split("/");
   // A filter without a part is one of rollouts.
   if (kind === "runs" && id) return <PageOfRun key={id} id={decodeURIComponent(id)} part={part ?? (address.includes("?") ? "rollouts" : undefined)} />;
-  if (kind === "rollouts" && id) return <RolloutPage key={id} id={decodeURIComponent(id)} />;
+  if (kind === "rollouts" && id) return <PageOfRollout key={id} id={decodeURIComponent(id)} part={part} />;
   if (kind === "groups" && id) return <GroupPage key={id} id={decodeURIComponent(id)} />;
   if (kind === "datasets") return id ? <DatasetPage key={id} id={decodeURIComponent(id)} /> : <Datasets />;
   if (kind === "alarms") return <AlarmsPage />;
@@ -53,6 +54,19 @@ const PARTS_OF_RUN = {
   rollouts: "Rollouts", tasks: "Tasks", versions: "Versions", evaluations: "Evaluations", document: "Document", logs: "Logs", rate: "Rate",
   playground: "Playground",
 };
+
+function PageOfRollout({ id, part }: { id: string; part: string | undefined }) {
+  const isTrajectory = part === "trajectory";
+  return (
+    <>
+      <nav aria-label="Rollout">
+        <a href={link("rollouts", id)} aria-current={isTrajectory ? undefined : "page"}>Overview</a>
+        <a href={`${link("rollouts", id)}/trajectory`} aria-current={isTrajectory ? "page" : undefined}>Trajectory</a>
+      </nav>
+      {isTrajectory ? <TrajectoryPage id={id} /> : <RolloutPage id={id} />}
+    </>
+  );
+}
 
 function PageOfRun({ id, part }: { id: string; part: string | undefined }) {
   return (

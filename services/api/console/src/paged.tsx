@@ -14,7 +14,8 @@ interface PagedProperties<Item, Shown extends Page<Item>> {
   nothing: ComponentChildren;
   isLive?: (data: Shown) => boolean;
   parts?: readonly Part[];
-  children: (page: Shown) => ComponentChildren;
+  /** The page, and the place of its first item in the list, from 0. */
+  children: (page: Shown, first: number) => ComponentChildren;
 }
 
 /** One page of a list with the buttons to the pages beside it; another path begins at the first page. */
@@ -33,7 +34,7 @@ function Pages<Item, Shown extends Page<Item>>({ path, limit, nothing, isLive, p
       {(data) =>
         data.items.length === 0 && cursors.length === 0 ? <>{nothing}</> : (
           <>
-            {children(data)}
+            {children(data, first)}
             <p class="quiet" role="status">{first + 1} to {first + data.items.length}{answer.at && `, as of ${answer.at.toLocaleTimeString()}`}</p>
             {(cursors.length > 0 || data.next_cursor) && (
               <p class="pages">
