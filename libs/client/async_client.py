@@ -247,6 +247,7 @@ class AsyncClient:
     alarms = _list(Client.alarms)
     compare_runs = _answer(Client.compare_runs)
     curves = _answer(Client.curves)
+    changes = _list(Client.changes)
     agents = _list(Client.agents)
     run_tasks = _list(Client.run_tasks)
     policies = _list(Client.policies)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from leyden.libs.client.attempts import WAIT_SECONDS, Attempt, Result, attempts_until, work
 from leyden.libs.client.chains import Chains
+from leyden.libs.client.changes import run_changes
 from leyden.libs.client.errors import NotFound, Refused
 from leyden.libs.client.export import Export
 from leyden.libs.client.transport import Content, Parameters, Transport, file_chunks
@@ -52,6 +53,7 @@ from leyden.libs.contracts.api.runs import (
     ResumeRequest,
     Run,
     RunAgent,
+    RunSort,
     Step,
     VersionFiles,
 )
@@ -152,9 +154,20 @@ class Client:
                 raise NotFound(f"no run has the id or name {id_or_name!r}: list runs to find it") from None
             return newest
 
-    def runs(self, *, name: str | None = None, phase: str | None = None, dataset: str | None = None) -> Iterator[Run]:
-        """Lists runs, newest first. Args: dataset: id or name: those that train on it, or evaluate a version on it"""
-        return self._pages("/v1/runs", Run, {"name": name, "phase": phase, "dataset": dataset})
+    def runs(
+        self,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        dataset: str | None = None,
+        sort: RunSort | None = None,
+    ) -> Iterator[Run]:
+        """Lists runs, newest first.
+
+        Args: dataset: id or name: those that train on it, or evaluate a version on it; sort: `highest` and `lowest`
+            are by the last step's reward
+        """
+        return self._pages("/v1/runs", Run, {"name": name, "phase": phase, "dataset": dataset, "sort": sort})
 
     def pause_run(self, run_id: str) -> Run:
         """Pauses a run: it starts no new rollouts, and running ones finish."""
@@ -239,6 +252,14 @@ class Client:
         asked = [run_ids[start : start + CURVES] for start in range(0, len(run_ids), CURVES)]
         answers = [self._http.get("/v1/curves", {"run": list(some)}) for some in asked]
         return [one for answer in answers for one in Page[RunCurve].model_validate_json(answer).items]
+
+    def changes(self, run_id: str) -> Generator[tuple[str, ...], None, None]:
+        """Gives the names of what changed in a run, without an end: `run`, `steps`, `evaluations`, `rollouts`.
+
+        All names come at first, and then each change once, also over a restart of the API. None are named after 10 s
+        without a change, and while the API is away. Where no stream comes through, all names come every second.
+        """
+        return run_changes(self._http, run_id)
 
     def agents(self, run_id: str) -> Iterator[RunAgent]:
         """Lists the agents that called the model, in the order of their first call."""

@@ -40,18 +40,28 @@ class Transport:
         return self._send("GET", path, parameters=parameters)
 
     @contextmanager
-    def stream(self, path: str, parameters: Parameters | None = None) -> Iterator[Iterator[bytes]]:
+    def stream(
+        self,
+        path: str,
+        parameters: Parameters | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        silence_seconds: float | None = None,
+    ) -> Iterator[Iterator[bytes]]:
         """Gives the chunks of a successful answer inside the block; it is not repeated.
 
+        Args: silence_seconds: the longest between two chunks, which then come as they arrive; None: the client's
+            timeout, and chunks of one size
         Raises: Unreachable: no answer, or the connection is lost before its end
         """
         given = {name: value for name, value in (parameters or {}).items() if value is not None}
+        limit = self._timeout if silence_seconds is None else silence_seconds
         try:
-            with self._client.stream("GET", path, params=given) as response:
+            with self._client.stream("GET", path, params=given, headers=headers, timeout=limit) as response:
                 if not response.is_success:
                     response.read()
                     raise error_of(response)
-                yield response.iter_raw(CHUNK_BYTES)
+                yield response.iter_raw(CHUNK_BYTES if silence_seconds is None else None)
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
+from itertools import chain
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -30,8 +32,6 @@ ROWS = 30
 OUTAGE_SECONDS = 600.0
 OUTAGE_PAUSE_SECONDS = 5.0
 
-
-POLL_SECONDS = 1.0
 METRICS = {"loss": "loss", "entropy": "entropy", "kl_reference": "KL"}
 """The trainer's metrics in the table, with their titles."""
 CRITICS = {"value_loss": "value loss", "value_explained_variance": "value explained"}
@@ -43,12 +43,14 @@ TEACHERS = {"kl_teacher": "KL to teacher"}
 def watch_run(leyden: Client, run_id: str, console: Console, *, as_json: bool = False) -> Run:
     """Shows a run until it has ended and all its evaluations are complete; returns its last state.
 
-    A terminal shows one table that is drawn again at every poll; other outputs get one line a step. `as_json` prints
+    A terminal shows one table that is drawn again at every change; other outputs get one line a step. `as_json` prints
     each step as one JSON object on one line of standard output, then each evaluation, then the run.
     """
     printed, alarms = 0, Alarms()
-    with Live(console=console, auto_refresh=False, transient=False) as live:
-        while True:
+    changes = leyden.changes(run_id)
+    with Live(console=console, auto_refresh=False, transient=False) as live, closing(changes):
+        # The first look needs no stream.
+        for _ in chain([()], changes):
             run, steps, evaluations = _poll(leyden, run_id, console)
             # Rewards from outside may come days later: nobody waits for them here.
             complete = all(one.results.complete or one.results.pending for one in evaluations)
@@ -64,7 +66,6 @@ def watch_run(leyden: Client, run_id: str, console: Console, *, as_json: bool = 
             printed = len(steps)
             if run.phase in ENDED and (complete or run.phase != "completed"):
                 break
-            time.sleep(POLL_SECONDS)
     if not console.is_terminal:
         console.print(summary(run), soft_wrap=True)
     if as_json:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from leyden.libs.contracts.api.alarms import Alarm
-from leyden.libs.contracts.api.body import Body, RequestBody
+from leyden.libs.contracts.api.body import Body, Page, RequestBody
 from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import Computation, RunConfig
 from leyden.libs.contracts.conversation import Json
@@ -175,6 +175,18 @@ class Run(Body):
     allowed_actions: list[str]
     config: RunConfig | None
     """The document; null where the stored one does not parse, as `reason` says."""
+
+
+RUN_PARTS = ("run", "steps", "evaluations", "rollouts")
+"""The names in the stream of what changed in a run."""
+RunSort = Literal["newest", "oldest", "highest", "lowest", "most_steps", "fewest_steps", "phase"]
+
+
+class RunPage(Page[Run]):
+    """A page of runs."""
+
+    total: int | None = None
+    """Count of all runs that the filter leaves; only with `count=true`, and on the first page alone."""
 
 
 class ResumeRequest(RequestBody):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import text
 
+from leyden.libs.contracts.api.runs import RUN_PARTS
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.runs import unknown_run
-
-PARTS = ("run", "steps", "evaluations", "rollouts")
-"""The names of the marks, in their order."""
 
 # Each is the end of an index or one row, so that a stream may ask every few seconds.
 _MARKS = text("""
@@ -24,11 +22,11 @@ _MARKS = text("""
 
 
 async def read_marks(session: ReadSession, run_id: str) -> list[str]:
-    """A mark of each part: of the run's state, its newest step, evaluations, and its newest rollouts, ends and credit.
+    """A mark of each of `RUN_PARTS`: the run's state, newest step, evaluations, and newest rollouts, ends and credit.
 
     Raises: UnknownRun
     """
     row = (await session.execute(_MARKS, {"run_id": run_id})).one_or_none()
     if row is None:
         raise await unknown_run(session, run_id)
-    return [str(getattr(row, part)) for part in PARTS]
+    return [str(getattr(row, part)) for part in RUN_PARTS]

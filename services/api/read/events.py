@@ -12,8 +12,9 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
+from leyden.libs.contracts.api.runs import RUN_PARTS
 from leyden.libs.store.database import Database
-from leyden.libs.store.read.changes import PARTS, read_marks
+from leyden.libs.store.read.changes import read_marks
 from leyden.services.api.auth import GuardedRoute, Reader
 from leyden.services.api.parameters import Store
 
@@ -52,7 +53,7 @@ async def _events(
 ) -> AsyncIterator[str]:
     seen = (last or "").split(".")
     for tick in range(TICKS):
-        changed = [part for place, part in enumerate(PARTS) if seen[place : place + 1] != marks[place : place + 1]]
+        changed = [part for place, part in enumerate(RUN_PARTS) if seen[place : place + 1] != marks[place : place + 1]]
         # The first one tells that events come through, whatever it says.
         if changed or tick == 0:
             yield f"id: {'.'.join(marks)}\ndata: {json.dumps(changed)}\n\n"
