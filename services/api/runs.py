@@ -23,7 +23,9 @@ from leyden.libs.contracts.api.runs import (
     ResumeRequest,
     Run,
     RunAgent,
+    RunPage,
     RunParent,
+    RunSort,
     Step,
 )
 from leyden.libs.contracts.config import Computation, ContainerRunner, GroupAgent, KubernetesRunner, RunConfig
@@ -167,13 +169,17 @@ async def get_runs(
     dataset: Annotated[
         str | None, Query(description="Id or name of a dataset: runs that train on it, or evaluate a version on it.")
     ] = None,
+    sort: Annotated[RunSort, Query(description="`highest` and `lowest` sort by the last step's reward.")] = "newest",
+    count: Annotated[bool, Query(description="Whether the first page gives `total`.")] = False,
     cursor: Cursor = None,
     limit: Limit = 50,
-) -> Page[Run]:
-    """List runs, newest first."""
+) -> RunPage:
+    """List runs, newest first; `phase` sorts from pending to cancelled."""
     async with store.read() as session:
         dataset_id = None if dataset is None else (await find_dataset(session, dataset)).id
-        return await runs.list_runs(session, name=name, phase=phase, dataset_id=dataset_id, cursor=cursor, limit=limit)
+        return await runs.list_runs(
+            session, name=name, phase=phase, dataset_id=dataset_id, sort=sort, count=count, cursor=cursor, limit=limit
+        )
 
 
 class _OfTrainer(TypedDict):

@@ -40,7 +40,7 @@ from leyden.libs.cli.view.watch import (
     step_table,
     watch_run,
 )
-from leyden.libs.contracts.api.runs import EvaluationRequest, ResumeRequest, Run, RunParent
+from leyden.libs.contracts.api.runs import EvaluationRequest, ResumeRequest, Run, RunParent, RunSort
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import ENDED
 
@@ -90,12 +90,16 @@ def list_(
     dataset: Annotated[
         str | None, typer.Option(help="Id or name: only runs that train on it, or evaluate a version on it.")
     ] = None,
+    sort: Annotated[
+        RunSort | None,
+        typer.Option(help="highest and lowest are by the last step's reward.", show_default="newest"),
+    ] = None,
     limit: Count = 20,
     as_json: AsJson = False,
 ) -> None:
     """List runs, newest first."""
     with context_of(ctx).client() as leyden:
-        found = list(itertools.islice(leyden.runs(phase=phase, dataset=dataset), limit))
+        found = list(itertools.islice(leyden.runs(phase=phase, dataset=dataset, sort=sort), limit))
         curves = {one.run_id: one for one in leyden.curves([run.id for run in found])}
     documents = [{**run.model_dump(mode="json", by_alias=True), "curve": curves.get(run.id)} for run in found]
     print_result(as_json, documents, run_table(found, curves))

@@ -35,13 +35,23 @@ def run_table(runs: Sequence[Run], curves: Mapping[str, RunCurve]) -> Table:
             left_words(run.progress),
             run.progress.reward_mean,
             sparkline([reward for _, reward in curves[run.id].points]) if run.id in curves else None,
+            _held_out(curves[run.id]) if run.id in curves else None,
             best_of(curves[run.id]) if run.id in curves else None,
             ", ".join(dict.fromkeys(one.name for _, one in alarms_of(run))) or None,
             run.created_at,
         )
         for run in runs
     ]
-    return table(("run", "name", "phase", "step", "left", "reward", "by step", "best version", "alarms", "made"), rows)
+    head = ("run", "name", "phase", "step", "left", "reward", "by step", "held out", "best version", "alarms", "made")
+    return table(head, rows)
+
+
+def _held_out(curve: RunCurve) -> str | None:
+    """The mean of the newest version that was measured; None without one."""
+    if not curve.held_out:
+        return None
+    version, reward = curve.held_out[-1]
+    return f"{format_value(reward)}, version {version}"
 
 
 def sparkline(values: Sequence[float | None]) -> str | None:

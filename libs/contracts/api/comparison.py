@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from pydantic import Field
+
 from leyden.libs.contracts.api.body import Body
 from leyden.libs.contracts.api.runs import Evaluation, Metrics, Run
 
@@ -75,6 +77,8 @@ class RunCurve(Body):
     points: list[tuple[int, float | None]]
     """Steps with the mean reward of their groups: at most 40, evenly from the first to the newest. Null where no group
     of the step has a reward."""
+    held_out: list[tuple[int, float]] = Field(default_factory=list)
+    """Versions with the mean reward of their whole evaluations, on the tasks by which versions are compared."""
     best_version: int | None
     """As in the answer about one run."""
     best_version_reason: str | None

@@ -159,7 +159,14 @@ async def best_version(session: ReadSession, policy_id: str) -> BestVersion:
 
 
 async def best_versions(session: ReadSession, run_ids: Sequence[str]) -> dict[str, BestVersion]:
-    """The best version of each run, by id."""
+    """The best version of each run, by id; without the means of the others."""
+    return {run_id: best for run_id, (best, _) in (await measured_versions(session, run_ids)).items()}
+
+
+async def measured_versions(
+    session: ReadSession, run_ids: Sequence[str]
+) -> dict[str, tuple[BestVersion, list[tuple[int, float]]]]:
+    """The best version of each run, and its measured versions with their means on the compared tasks, by id."""
     table = tables.Run
     rows = await session.execute(select(table.id, table.config).where(table.id.in_(run_ids), IS_RUN))
     configs = {row.id: RunConfig.read(row.config) for row in rows}
@@ -177,7 +184,18 @@ async def best_versions(session: ReadSession, run_ids: Sequence[str]) -> dict[st
         row = by_training.get(run_id)
         reason = "by training: no evaluation measured one"
         found[run_id] = BestVersion() if row is None else BestVersion(row.version, reason, row.reward, "training")
-    return found
+    return {run_id: (best, _means(measured[run_id], configs[run_id])) for run_id, best in found.items()}
+
+
+def _means(measured: Sequence[Measurement], config: RunConfig | BrokenDocument) -> list[tuple[int, float]]:
+    """Versions with their means over the tasks on which they are compared, in the order of versions."""
+    if isinstance(config, BrokenDocument):
+        return []
+    _, tasks, compared = _compared(measured, own_evaluations(measured, config))
+    means = defaultdict[int, list[float]](list)
+    for one in compared:
+        means[one.version].append(one.mean(tasks))
+    return [(version, fmean(means[version])) for version in sorted(means)]
 
 
 def _best_by_evaluations(

@@ -21,7 +21,7 @@ from leyden.libs.contracts.api.runs import Evaluation
 from leyden.libs.contracts.overlay import document_differences
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read import results, runs
-from leyden.libs.store.read.best import best_versions, measurements
+from leyden.libs.store.read.best import BestVersion, measured_versions, measurements
 from leyden.libs.store.read.intervals import student_95
 from leyden.libs.store.read.tasks import task_texts
 
@@ -85,19 +85,22 @@ async def run_curves(session: ReadSession, run_ids: Sequence[str]) -> list[RunCu
     points: dict[str, list[tuple[int, float | None]]] = {run_id: [] for run_id in run_ids}
     for row in await session.execute(_CURVES, {"runs": list(run_ids), "points": POINTS}):
         points[row.run_id].append((row.number, row.reward))
-    best = await best_versions(session, run_ids)
-    return [
-        RunCurve(
-            run_id=run_id,
-            points=of_run,
-            best_version=best[run_id].version,
-            best_version_reason=best[run_id].reason,
-            best_reward=best[run_id].reward,
-            best_reward_of=best[run_id].reward_of,
-        )
-        for run_id, of_run in points.items()
-        if run_id in best
-    ]
+    measured = await measured_versions(session, run_ids)
+    return [_curve(run_id, of_run, *measured[run_id]) for run_id, of_run in points.items() if run_id in measured]
+
+
+def _curve(
+    run_id: str, points: list[tuple[int, float | None]], best: BestVersion, held_out: list[tuple[int, float]]
+) -> RunCurve:
+    return RunCurve(
+        run_id=run_id,
+        points=points,
+        held_out=held_out,
+        best_version=best.version,
+        best_version_reason=best.reason,
+        best_reward=best.reward,
+        best_reward_of=best.reward_of,
+    )
 
 
 async def _tasks(session: ReadSession, evaluations: Sequence[Sequence[Evaluation]]) -> list[TaskComparison]:

@@ -41,6 +41,17 @@ def decode_cursor(cursor: str | None, name: str, *kinds: type) -> tuple[str | in
         raise BadCursor("cursor does not belong to this list: leave it out to begin at the first page") from None
 
 
+def as_float(part: object) -> float:
+    """A number that a cursor holds as a text, the infinities included.
+
+    Raises: BadCursor
+    """
+    try:
+        return float(str(part))
+    except ValueError:
+        raise BadCursor("cursor does not belong to this list: leave it out to begin at the first page") from None
+
+
 def _part(part: object, kind: type) -> str | int | datetime:
     if kind is datetime and isinstance(part, str):
         return datetime.fromisoformat(part)

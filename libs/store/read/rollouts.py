@@ -15,7 +15,7 @@ from leyden.libs.contracts.states import ShownRolloutState
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession
-from leyden.libs.store.read.paging import BadCursor, decode_cursor, page
+from leyden.libs.store.read.paging import as_float, decode_cursor, page
 from leyden.libs.store.rewards import KNOWN_REWARD
 
 RolloutSort = Literal["newest", "oldest", "highest", "lowest"]
@@ -224,15 +224,8 @@ def _sorted(query: RolloutQuery, sort: RolloutSort, cursor: str | None) -> Rollo
     sign = "-" if sort == "highest" else ""
     place: ColumnElement[float] = literal_column(f"coalesce({sign}{KNOWN_REWARD}, 'Infinity'::float8)")
     if key := decode_cursor(cursor, f"rollouts {sort}", str, str):
-        query = query.where(tuple_(place, key_id) > tuple_(_float(key[0]), key[1]))
+        query = query.where(tuple_(place, key_id) > tuple_(as_float(key[0]), key[1]))
     return query.order_by(place, key_id)
-
-
-def _float(part: object) -> float:
-    try:
-        return float(str(part))
-    except ValueError:
-        raise BadCursor("cursor does not belong to this list: leave it out to begin at the first page") from None
 
 
 def _key(row: RolloutRow, sort: RolloutSort) -> tuple[str | datetime, str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, func, select, text, tuple_
+from sqlalchemy import ColumnElement, Row, func, literal_column, select, text, tuple_
 
-from leyden.libs.contracts.api.body import Page
-from leyden.libs.contracts.api.runs import NextStep, Progress, Run, RunParent
+from leyden.libs.contracts.api.runs import NextStep, Progress, Run, RunPage, RunParent, RunSort
 from leyden.libs.contracts.config import BrokenDocument, RunConfig
 from leyden.libs.contracts.states import ENDED, RunIntent, RunPhase
 from leyden.libs.store import tables
@@ -19,7 +18,7 @@ from leyden.libs.store.policies import IS_RUN, UnknownPolicy, further_policies, 
 from leyden.libs.store.read import step_figures
 from leyden.libs.store.read.agents import agents_progress
 from leyden.libs.store.read.call_counts import of_run
-from leyden.libs.store.read.paging import decode_cursor, page
+from leyden.libs.store.read.paging import as_float, decode_cursor, page
 from leyden.libs.store.read.policies import shown_policies
 from leyden.libs.store.rewards import KNOWN_REWARD, SIBLING
 from leyden.libs.store.runs.trainer_ends import trainer_ends
@@ -31,6 +30,27 @@ class UnknownRun(LookupError):
 
 NEEDS_DOCUMENT = frozenset({"evaluate", "pause", "resume"})
 """Actions that a run without a document that parses cannot do."""
+
+_LAST_REWARD = f"""
+    SELECT avg({KNOWN_REWARD}) FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id
+    WHERE step_groups.run_id = runs.id AND step_groups.step = last_step.number AND rollouts.state = 'finished'
+        AND {SIBLING}
+"""  # noqa: S608  # constants alone
+_LAST_STEP = "SELECT max(number) AS number FROM steps WHERE steps.run_id = runs.id"
+_REWARD = f"(SELECT ({_LAST_REWARD}) FROM ({_LAST_STEP}) AS last_step)"  # noqa: S608  # constants alone
+_STEP = f"coalesce(({_LAST_STEP}), 0)"
+_PHASES = ", ".join(f"'{phase}'" for phase in (*RunPhase,))
+
+_PLACES: dict[RunSort, str] = {
+    "newest": "0",
+    "oldest": "-extract(epoch FROM runs.created_at)",
+    "highest": _REWARD,
+    "lowest": f"-{_REWARD}",
+    "most_steps": _STEP,
+    "fewest_steps": f"-{_STEP}",
+    "phase": f"-array_position(ARRAY[{_PHASES}], coalesce(run_status.phase, 'pending'))",
+}
+"""SQL: the place of a run, the largest first. Runs with the same place come newest first."""
 
 # Why: nearly all rollouts of a long run are finished, so the sizes of groups count them, and partial indexes the rest.
 _PROGRESS = text(f"""
@@ -56,13 +76,9 @@ _PROGRESS = text(f"""
                 FROM groups WHERE run_id = runs.id AND evaluation_id IS NULL
             ) AS states WHERE count > 0
         ), '{{}}') AS rollouts,
-        (
-            SELECT avg({KNOWN_REWARD}) FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id
-            WHERE step_groups.run_id = runs.id AND step_groups.step = last_step.number AND rollouts.state = 'finished'
-                AND {SIBLING}
-        ) AS reward_mean
+        ({_LAST_REWARD}) AS reward_mean
     FROM runs LEFT JOIN run_status AS status ON status.run_id = runs.id
-    LEFT JOIN LATERAL (SELECT max(number) AS number FROM steps WHERE steps.run_id = runs.id) AS last_step ON true
+    LEFT JOIN LATERAL ({_LAST_STEP}) AS last_step ON true
     WHERE runs.id = ANY(:run_ids)
 """)  # noqa: S608  # constants alone
 
@@ -162,10 +178,17 @@ async def list_runs(
     name: str | None,
     phase: RunPhase | None,
     dataset_id: str | None = None,
+    sort: RunSort = "newest",
+    count: bool = False,
     cursor: str | None,
     limit: int,
-) -> Page[Run]:
-    """Runs, newest first. Args: dataset_id: those that train on its tasks, or evaluate a version on them"""
+) -> RunPage:
+    """A page of runs; by reward, those without one come last.
+
+    Args: dataset_id: those that train on its tasks, or evaluate a version on them; count: whether the first page
+        counts all that the filter leaves
+    Raises: BadCursor
+    """
     table, status = tables.Run, tables.RunStatus
     conditions: list[ColumnElement[bool]] = [IS_RUN, *([table.name == name] if name else [])]
     if phase is not None:
@@ -173,12 +196,20 @@ async def list_runs(
     if dataset_id is not None:
         evaluated = select(tables.Evaluation.run_id).where(tables.Evaluation.dataset_id == dataset_id)
         conditions.append((table.dataset_id == dataset_id) | table.id.in_(evaluated))
-    if key := decode_cursor(cursor, "runs", datetime, str):
-        conditions.append(tuple_(table.created_at, table.id) < tuple_(*key))
-    query = select(table).outerjoin(status, status.run_id == table.id).where(*conditions)
-    newest = query.order_by(table.created_at.desc(), table.id.desc()).limit(limit + 1)
-    runs = await with_progress(session, (await session.scalars(newest)).all())
-    return page("runs", runs, limit, lambda run: run, lambda run: (run.created_at, run.id))
+    place: ColumnElement[float] = literal_column(f"coalesce(({_PLACES[sort]})::float8, '-Infinity')")
+    found = select(table, place).outerjoin(status, status.run_id == table.id).where(*conditions)
+    total = None
+    if count and cursor is None:
+        total = await session.scalar(select(func.count()).select_from(found.with_only_columns(table.id).subquery()))
+    listed = f"runs {sort}"
+    if key := decode_cursor(cursor, listed, str, datetime, str):
+        found = found.where(tuple_(place, table.created_at, table.id) < tuple_(as_float(key[0]), *key[1:]))
+    in_order = found.order_by(place.desc(), table.created_at.desc(), table.id.desc())
+    rows: Sequence[Row[tables.Run, float]] = (await session.execute(in_order.limit(limit + 1))).all()
+    shown = await with_progress(session, [row[0] for row in rows])
+    places = {row[0].id: row[1] for row in rows}
+    made = page(listed, shown, limit, lambda run: run, lambda run: (repr(places[run.id]), run.created_at, run.id))
+    return RunPage(items=made.items, next_cursor=made.next_cursor, total=total)
 
 
 async def with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> list[Run]:

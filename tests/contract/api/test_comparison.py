@@ -128,10 +128,10 @@ async def test_curves_of_several_runs_have_their_rewards_by_step_and_their_best_
     answer = await api_http.get("/v1/curves", params={"run": runs})
     assert answer.status_code == 200, answer.text
     assert [[*one.values()] for one in answer.json()["items"]] == [
-        [new.id, [], None, None, None, None],
-        [measured.id, [[1, None]], 1, "by evaluations", 0.25, "evaluations"],
+        [new.id, [], [], None, None, None, None],
+        [measured.id, [[1, None]], [[1, 0.25]], 1, "by evaluations", 0.25, "evaluations"],
         [
-            *(trained.id, [[1, 0.5], [2, 1.0], [3, None]]),
+            *(trained.id, [[1, 0.5], [2, 1.0], [3, None]], []),
             *(1, "by training: no evaluation measured one", 0.75, "training"),
         ],
     ]

@@ -117,8 +117,9 @@ async def test_a_body_of_another_kind_is_415(api_http: httpx.AsyncClient, header
         b"null",
         b"[true, null]",
         b'["runs", true, null]',
-        b'["runs", "9999-99-99", "x"]',
-        b'["runs", "2020-01-01T00:00:00+00:00", "\\ud800"]',
+        b'["runs newest", "0.0", "9999-99-99", "x"]',
+        b'["runs newest", "0.0", "2020-01-01T00:00:00+00:00", "\\ud800"]',
+        b'["runs newest", "x", "2020-01-01T00:00:00+00:00", "x"]',
         b"\xff",
     ],
 )
@@ -162,7 +163,10 @@ async def test_a_key_twice_among_many_is_found_without_comparing_all_with_all(ap
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ("nmae=x", "unknown parameter 'nmae': remove it; parameters here: name, phase, dataset, cursor, limit"),
+        (
+            "nmae=x",
+            "unknown parameter 'nmae': remove it; parameters here: name, phase, dataset, sort, count, cursor, limit",
+        ),
         ("=0", "unknown parameter ''"),
         ("limit=1&limit=2", "parameter 'limit' comes 2 times: send it once"),
     ],

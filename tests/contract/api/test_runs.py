@@ -24,6 +24,7 @@ from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Assignment, EngineStatus, Pool, write_assignments, write_engines, write_pools
 from leyden.services.api.app import create_app
 from leyden.services.api.settings import Settings
+from tests.contract.api.test_comparison import trained_step
 from tests.fakes.chat_model import CHATML_WITH_TOOLS, make_chat_model
 from tests.support import builders
 from tests.support.alarms import alarms
@@ -589,6 +590,43 @@ async def test_runs_are_found_by_name_and_phase(api_http: httpx.AsyncClient, dat
         [first["id"]],
         [second["id"]],
     ]
+
+
+SORTED = {
+    "newest": "cba",
+    "oldest": "abc",
+    "highest": "acb",
+    "lowest": "cab",
+    "most_steps": "cab",
+    "fewest_steps": "bac",
+    "phase": "abc",
+}
+
+
+@pytest.mark.parametrize(("sort", "order"), SORTED.items())
+async def test_runs_are_counted_and_sorted_page_by_page(
+    api_http: httpx.AsyncClient, database: Database, sort: str, order: str
+) -> None:
+    made = {name: await builders.add_run(database) for name in "abc"}
+    async with database.session() as session:
+        for name, phase in (("b", "paused"), ("c", "failed")):
+            (await session.get_one(tables.RunStatus, made[name].id)).phase = phase
+    await trained_step(database, made["a"], 1, [1.0])
+    for number, reward in enumerate((1.0, 0.5), start=1):
+        await trained_step(database, made["c"], number, [reward])
+    names, listed, cursor = {run.id: name for name, run in made.items()}, "", None
+    for place in range(3):
+        asked = {"sort": sort, "count": True, "limit": 1, **({"cursor": cursor} if cursor else {})}
+        page = (await api_http.get("/v1/runs", params=asked)).json()
+        listed, cursor = listed + names[page["items"][0]["id"]], page["next_cursor"]
+        assert page["total"] == (None if place else 3)
+    assert (listed, cursor) == (order, None)
+    other = "newest" if sort == "oldest" else "oldest"
+    first = (await api_http.get("/v1/runs", params={"sort": sort, "limit": 1})).json()["next_cursor"]
+    stale = await api_http.get("/v1/runs", params={"sort": other, "cursor": first})
+    assert (stale.status_code, stale.json()["cause"]) == (400, "cursor")
+    failed = (await api_http.get("/v1/runs", params={"phase": "failed", "count": True, "sort": sort})).json()
+    assert (failed["total"], [one["id"] for one in failed["items"]]) == (1, [made["c"].id])
 
 
 @pytest.mark.parametrize("path", ["", "/steps", "/metrics", "/evaluations", "/policies", "/samples", "/evaluations/1"])

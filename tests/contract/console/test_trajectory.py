@@ -37,8 +37,8 @@ async def searched(database: Database) -> str:
 
 async def many_calls(database: Database) -> str:
     rollout = await one_rollout(database)
+    await builders.add_attempt(database, rollout)
     first = await builders.add_call(database, rollout, sequence=1)
-    await builders.finish_rollout(database, rollout)
     async with database.session() as session:
         await session.execute(MANY, {"calls": CALLS - 1, "id": first.id})
     return rollout.id

@@ -7,6 +7,7 @@ import { hasStream, onChange, type Part } from "./live";
 type Schemas = components["schemas"];
 export type Run = Schemas["Run"];
 export type RunConfig = NonNullable<Run["config"]>;
+export type RunPage = Schemas["RunPage"];
 export type Alarm = Schemas["Alarm"];
 export type ListedAlarm = Schemas["ListedAlarm"];
 export type AlarmPage = Schemas["AlarmPage"];
@@ -55,6 +56,8 @@ export type WaitingRollout = Schemas["WaitingRollout"];
 export interface Page<Item> {
   items: Item[];
   next_cursor?: string | null;
+  /** Count of the whole list, where the API counts. */
+  total?: number | null;
 }
 
 /** The evaluations that measured a version on all tasks of the run's own evaluations, in the order of versions: means

@@ -1,7 +1,7 @@
 // Lists page by page, as the API gives them: the cursors of the pages before lead back.
 
 import type { ComponentChildren } from "preact";
-import { useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import { usePolled, type Page } from "./api";
 import type { Part } from "./live";
 import { Loaded } from "./parts";
@@ -29,13 +29,16 @@ function Pages<Item, Shown extends Page<Item>>({ path, limit, nothing, isLive, p
   const asked = `${path}${path.includes("?") ? "&" : "?"}limit=${limit}${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`;
   const answer = usePolled<Shown>(asked, isLive, parts);
   const first = cursors.length * limit;
+  // The first page alone counts.
+  const total = useRef<number | null>(null);
+  total.current = answer.data?.total ?? total.current;
   return (
     <Loaded answer={answer}>
       {(data) =>
         data.items.length === 0 && cursors.length === 0 ? <>{nothing}</> : (
           <>
             {children(data, first)}
-            <p class="quiet" role="status">{first + 1} to {first + data.items.length}{answer.at && `, as of ${answer.at.toLocaleTimeString()}`}</p>
+            <p class="quiet" role="status">{first + 1} to {first + data.items.length}{total.current !== null && ` of ${total.current.toLocaleString()}`}{answer.at && `, as of ${answer.at.toLocaleTimeString()}`}</p>
             {(cursors.length > 0 || data.next_cursor) && (
               <p class="pages">
                 <button type="button" disabled={cursors.length === 0} onClick={() => setCursors(cursors.slice(0, -1))}>Page before</button>
