@@ -26,8 +26,8 @@ def run_changes(http: Transport, run_id: str) -> Generator[tuple[str, ...], None
     """Names of what changed in a run, without an end: all of them at first, each change once.
 
     Nothing is named when a look is due without an event: after 10 s, and while the API is away. The stream goes on
-    behind the last event that came. Where none comes through, as behind a proxy that keeps it, all names come every
-    second.
+    behind the last event that came. All names come every second while no stream comes
+    through, as behind a proxy that keeps it.
     """
     last: str | None = None
     told = time.monotonic()

@@ -257,7 +257,7 @@ class Client:
         """Gives the names of what changed in a run, without an end: `run`, `steps`, `evaluations`, `rollouts`.
 
         All names come at first, and then each change once, also over a restart of the API. None are named after 10 s
-        without a change, and while the API is away. Where no stream comes through, all names come every second.
+        without a change, and while the API is away. All names come every second while no stream comes through.
         """
         return run_changes(self._http, run_id)
 
