@@ -74,7 +74,7 @@ def test_its_methods_and_their_parameters_are_those_of_the_client() -> None:
     }
     assert inspect.signature(AsyncClient) == inspect.signature(Client)
     for name, method in public(Client).items():
-        lists = inspect.signature(method).return_annotation.startswith("Iterator")
+        lists = inspect.signature(method).return_annotation.startswith(("Iterator", "Generator"))
         waits = not lists and name != "attempt"
         assert inspect.iscoroutinefunction(getattr(AsyncClient, name)) == waits, name
 
