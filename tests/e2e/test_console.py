@@ -360,3 +360,87 @@ def cells(page: Page, table: str) -> list[list[str]]:
     rows = page.get_by_role("region", name=table, exact=True).locator("tbody tr")
     expect(rows.first).to_be_visible()
     return [row.locator("th, td").all_inner_texts() for row in rows.all()]
+
+
+OF_VERSIONS = """
+    SELECT groups.admitted_version AS version, avg(r.reward) AS reward FROM evaluations e
+    JOIN groups ON groups.evaluation_id = e.id JOIN rollouts r ON r.group_id = groups.id
+    WHERE e.run_id = %(run)s GROUP BY 1
+"""
+FACTS = {
+    "State": "SELECT phase FROM run_status WHERE run_id = %(run)s",
+    "Step": "SELECT count(*) || ' of ' || (SELECT config #>> '{training,steps}' FROM runs WHERE id = %(run)s)"
+    " FROM steps WHERE run_id = %(run)s",
+    "Last reward": f"SELECT round(avg::numeric, 3)::text FROM ({of_rollouts('avg(r.reward)')} DESC LIMIT 1) AS last",
+    "Version": "SELECT max(version)::text FROM policy_versions WHERE run_id = %(run)s",
+    "Best version": f"SELECT version::text FROM ({OF_VERSIONS}) v WHERE version > 0 ORDER BY reward DESC, version DESC",
+    "Learning rate": "SELECT config #>> '{optimizer,learning_rate}' FROM runs WHERE id = %(run)s",
+    "Rollouts": "SELECT string_agg(count || ' ' || state, ', ' ORDER BY state) FROM (SELECT r.state, count(*)"
+    " FROM rollouts r JOIN groups g ON g.id = r.group_id WHERE g.run_id = %(run)s AND g.evaluation_id IS NULL"
+    " GROUP BY 1) AS counts",
+    "Started": "SELECT started_at FROM run_status WHERE run_id = %(run)s",
+    "Ended": "SELECT finished_at FROM run_status WHERE run_id = %(run)s",
+}
+"""The facts of a run that has ended, each with the SQL of its words."""
+COUNTS = """
+    SELECT * FROM (
+        SELECT 'all' AS name, count(*) AS calls FROM model_calls c JOIN rollouts r ON r.id = c.rollout_id
+            JOIN group_credits USING (group_id) WHERE c.run_id = %(run)s
+        UNION ALL SELECT 'cut off', count(*) FROM model_calls c JOIN rollouts r ON r.id = c.rollout_id
+            JOIN group_credits USING (group_id) WHERE c.run_id = %(run)s AND finish_reason = 'length'
+    ) AS counted WHERE calls > 0
+"""
+EVALUATIONS = """
+    SELECT e.number, min(g.admitted_version), count(*), avg(r.reward) FROM evaluations e
+    JOIN groups g ON g.evaluation_id = e.id JOIN rollouts r ON r.group_id = g.id
+    WHERE e.run_id = %(run)s GROUP BY 1 ORDER BY 1
+"""
+
+
+def test_facts_legends_counts_and_evaluations_of_a_run_are_those_of_sql(
+    visitor: Visitor, client: Client, platform: Platform, run: Run
+) -> None:
+    page = visitor.page
+    page.goto(console_link(client, platform.facts.url("api"), f"/runs/{run.id}"))
+    expect(page.get_by_role("img", name="Mean reward of held-out tasks")).to_be_visible()
+    facts = dict(zip(page.locator("dt").all_inner_texts(), page.locator("dd").all_inner_texts(), strict=True))
+    # The device's settings are words of the trainer alone.
+    assert {*facts} - {"Computes in"} == {*FACTS}
+    with psycopg.connect(platform.facts.database_url) as database:
+
+        def rows(query: str) -> list[tuple[Any, ...]]:
+            return database.execute(query.encode(), {"run": run.id}).fetchall()
+
+        for name, query in FACTS.items():
+            found = rows(query)[0][0]
+            if name in ("Started", "Ended"):
+                found = page.evaluate("(moment) => new Date(moment).toLocaleString()", found.isoformat())
+            shown = facts[name].partition(":")[0] if name == "Best version" else facts[name].strip()
+            assert shown == found, name
+        shown_counts = {name: int(count) for name, count in cells(page, "Model calls")}
+        untrained = {name: shown_counts.pop(name) for name in [*shown_counts] if name.startswith("do not train")}
+        assert {name: shown_counts.get(name) for name, _ in rows(COUNTS)} == dict(rows(COUNTS))
+        untrainable = [(row[0],) for row in rows(NUMBERS["Calls that do not train"][1].replace("g.step,", "", 1))]
+        assert sum(untrained.values()) == sum(count for (count,) in untrainable)
+        assert run.excluded == {} and page.get_by_text("No training rollout was excluded.").is_visible()
+        legends_are_the_last_numbers(page)
+
+        page.get_by_role("navigation", name="Run").get_by_role("link", name="Evaluations").click()
+        shown_evaluations = cells(page, "Evaluations")
+        for shown, (number, version, rollouts, reward) in zip(shown_evaluations, rows(EVALUATIONS), strict=True):
+            assert [shown[0], shown[1], shown[3]] == [str(number), str(version), f"{rollouts} finished"]
+            assert is_shown(shown[4], reward, 3)
+    assert visitor.complaints == []
+
+
+def legends_are_the_last_numbers(page: Page) -> None:
+    """Each chart's words under it repeat the last row of its table, which is SQL's."""
+    for figure in page.locator("figure").all():
+        figure.get_by_text("Numbers", exact=True).click()
+        heads = figure.locator("thead th").all_inner_texts()[1:]
+        rows = [row.locator("th, td").all_inner_texts() for row in figure.locator("tbody tr").all()]
+        legends = figure.locator(".legend li").all_inner_texts()
+        axis = figure.locator("thead th").first.inner_text()
+        for column, (name, legend) in enumerate(zip(heads, legends, strict=True), start=1):
+            step, value = [(row[0], row[column].partition(" (")[0]) for row in rows if row[column] != "–"][-1]
+            assert legend.strip() == f"{name} {value} at {axis} {step}"
