@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from atif import Trajectory
 from typer.testing import CliRunner, Result
 
 from leyden.libs.cli.__main__ import app
@@ -92,6 +93,7 @@ def test_a_long_conversation_is_one_row_over_pages_of_calls(api_url: str, run_id
     assert [message["content"] for message in row["messages"]] == expected
     assert row["tools"] == TOOLS
     assert sum("metrics" in step for step in document["steps"]) == LONG
+    assert len(Trajectory.model_validate(document).steps) == 2 * LONG
 
 
 def test_filters_are_those_of_lists(api_url: str, run_id: str) -> None:

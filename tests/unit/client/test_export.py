@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from atif import Trajectory
 
 from leyden.libs.client import Refused
 from leyden.libs.client.export import FORMATS, Export
@@ -369,7 +370,8 @@ AGENT_ONLY = {"model_name", "reasoning_effort", "reasoning_content", "tool_calls
 
 
 def check_atif(document: Json) -> None:
-    """Asserts the rules of version 1.7 of the format."""
+    """Asserts the rules of version 1.7 of the format, and those of the package `atif`."""
+    Trajectory.model_validate(document)
     _has_fields("trajectory", document)
     assert document["schema_version"] == "ATIF-v1.7"
     _has_fields("agent", document["agent"])
