@@ -82,7 +82,7 @@ NODE_PATH = PATH="$(abspath $(BIN)):$$PATH"
 CONSOLE_IF_POSSIBLE = $(MAKE) --silent console || echo "going on without the console: see the error above, then run make console"
 
 .DEFAULT_GOAL := help
-.PHONY: experiment test-experiments test-long test-gpu test-trackers help console screenshots structure audit oracle test-agents test-agents-few test-agents-newest test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang test-stores test-containers contract e2e check up down demo bench bench-gpu bench-swap bench-peers bench-page soak soak-grades growth fuzz docs migrate migration clean
+.PHONY: experiment test-experiments test-long test-gpu test-trackers help console screenshots structure audit oracle test-agents test-agents-few test-agents-newest test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang test-stores test-containers contract e2e check up down demo bench bench-console bench-gpu bench-swap bench-peers bench-page soak soak-grades growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -129,6 +129,13 @@ $(CACHE)/stores/.ready: tests/stores/requirements.txt $(VENV)/.ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --target $(CACHE)/stores/python \
 		--requirement tests/stores/requirements.txt
 	npm install --silent --no-audit --no-fund --prefix $(CACHE)/stores azurite@3.37.0
+	@touch $@
+
+# Trackio needs an older pillow than the pinned one: in its tests, its packages stand before those of $(VENV).
+$(CACHE)/trackio/.ready: pyproject.toml constraints.txt $(VENV)/.ready
+	@rm -rf $(@D) && mkdir -p $(@D) && grep -v '^pillow==' constraints.txt >$(@D)/constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint $(@D)/constraints.txt --target $(@D)/python \
+		"$$(sed -n 's/^trackio = \["\(.*\)"\]/\1/p' pyproject.toml)"
 	@touch $@
 
 # SGLang for a CPU: without the CUDA packages of its own requirements, and with what tests/sglang adds at start.
@@ -282,6 +289,9 @@ test-experiments: setup $(TAUGHT:%=$(CACHE)/examples/%/.ready) ## each experimen
 bench: setup ## measure the budgets of docs/benchmarks.md; some parts alone: make bench parts="gateway store"
 	$(BIN)/python -m tests.bench $(parts)
 
+bench-console: setup ## milliseconds until pages of the console show a run of 10,000 rollouts
+	$(BIN)/python -m tests.campaigns.console_speed
+
 bench-peers: $(VENV)/.ready $(AGENTS_VENV)/.ready $(CACHE)/peers/.ready ## the flight task by Leyden and by TRL in turns, on SEEDS seeds: docs/experiments/peers.md
 	$(BIN)/python -m tests.campaigns.peers --seeds $(SEEDS) --home $(CACHE)/peers-home --page \
 		--trl-python $(CACHE)/peers/bin/python --python $(abspath $(AGENTS_VENV)/bin/python) $(ARGS)
@@ -357,9 +367,10 @@ test-agents-newest: $(VENV)/.ready $(CACHE)/chromium/.ready ## every framework's
 	@status=0; $(BIN)/pytest -vv tests/frameworks/suite.py -k "$(or $(AGENTS),task or setting)" || status=$$?; \
 		$(BIN)/python -m tests.frameworks.results; exit $$status
 
-test-trackers: setup ## trackers against the library of W&B, which is in no other environment for its size
+test-trackers: setup $(CACHE)/trackio/.ready ## trackers against the libraries of W&B and Trackio, which are in no other environment
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt '.[wandb]'
 	$(BIN)/pytest tests/unit/trackers
+	PYTHONPATH=$(CACHE)/trackio/python $(BIN)/pytest tests/unit/trackers/test_trackio.py
 
 screenshots: setup ## write the pictures of the console's how-to, of a run that trained
 	$(BIN)/python -m tests.campaigns.screenshots

@@ -1,4 +1,4 @@
-"""`python -m tests.campaigns.console_speed`: the times of the console's pages for a run of 10,000 rollouts.
+"""`make bench-console`: the times of the console's pages for a run of 10,000 rollouts.
 
 Prints medians of five fresh visits in headless Chromium, beside the processes that it measures: the first paint, and
 the moment at which the page's own data stood on it.
