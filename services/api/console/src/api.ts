@@ -108,18 +108,38 @@ export class ApiError extends Error {
   }
 }
 
-/** The answer's JSON. Raises ApiError with the problem's detail; status 0: nothing answered. */
+/** Longer than the API lets any statement of the database take. */
+const ANSWER_MILLISECONDS = 60_000;
+
+/** The answer's JSON. Raises ApiError with the problem's detail; status 0: nothing answered, or no whole JSON. */
 export async function request<T>(method: string, path: string, body?: object, signal?: AbortSignal): Promise<T> {
   const headers = body === undefined ? undefined : { "content-type": "application/json" };
-  let answer: Response;
+  const patience = new AbortController();
+  const timer = setTimeout(() => patience.abort(new Error(`nothing for ${ANSWER_MILLISECONDS / 1000} seconds`)), ANSWER_MILLISECONDS);
+  const signals = signal ? AbortSignal.any([signal, patience.signal]) : patience.signal;
   try {
-    answer = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal });
+    const answer = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal: signals });
+    if (!answer.ok) throw await problemOf(answer);
+    learnClock(answer);
+    return (answer.status === 204 ? undefined : await answer.json()) as T;
   } catch (error) {
+    if (error instanceof ApiError) throw error;
     throw new ApiError(0, `the API does not answer (${error instanceof Error ? error.message : "no connection"})`);
+  } finally {
+    clearTimeout(timer);
   }
-  if (answer.ok) return (answer.status === 204 ? undefined : await answer.json()) as T;
-  throw await problemOf(answer);
 }
+
+/** Milliseconds that the API's clock is ahead of the browser's. */
+let ahead = 0;
+
+function learnClock(answer: Response): void {
+  const told = Date.parse(answer.headers.get("date") ?? "");
+  if (!Number.isNaN(told)) ahead = told - Date.now();
+}
+
+/** The present time by the API's clock, which the times in its answers are of; the browser's may be wrong. */
+export const now = () => new Date(Date.now() + ahead);
 
 /** The refusal that an answer is. */
 export async function problemOf(answer: Response): Promise<ApiError> {
@@ -133,7 +153,7 @@ export const signOut = () => request<void>("DELETE", "v1/session");
 export interface Answer<T> {
   data?: T;
   error?: ApiError;
-  /** The time of the data. */
+  /** The time of the data, by the API's clock. */
   at?: Date;
   /** Asks at once, also where nothing was to be asked any more. */
   again?: () => void;
@@ -141,8 +161,8 @@ export interface Answer<T> {
 
 /**
  * The answer to a GET, asked again every three seconds while the page is visible and `isLive` says so, but not after a
- * 404; at once when the stream tells that one of the parts has changed, and then seldom otherwise. Without a path
- * nothing is asked.
+ * 404; at once when the stream tells that one of the parts has changed, and then seldom otherwise unless the last
+ * question failed. Without a path nothing is asked.
  */
 export function usePolled<T>(path: string | undefined, isLive: (data: T) => boolean = () => true, parts: readonly Part[] = []): Answer<T> {
   const [answer, setAnswer] = useState<Answer<T>>({});
@@ -155,7 +175,7 @@ export function usePolled<T>(path: string | undefined, isLive: (data: T) => bool
     const asked = path;
     const stop = new AbortController();
     let timer: ReturnType<typeof setTimeout> | undefined;
-    let [isAsking, isStale, isOver, isWanted] = [false, false, false, false];
+    let [isAsking, isStale, isOver, isWanted, hasFailed] = [false, false, false, false, false];
     async function poll(): Promise<void> {
       if (!document.hidden) {
         [isAsking, isStale, isWanted] = [true, false, false];
@@ -164,12 +184,15 @@ export function usePolled<T>(path: string | undefined, isLive: (data: T) => bool
         try {
           const data = await request<T>("GET", asked, undefined, stop.signal);
           if (stop.signal.aborted) return;
-          setAnswer({ data, at: new Date() });
+          setAnswer({ data, at: now() });
+          hasFailed = false;
           isOver = !isStillLive(data);
         } catch (error) {
-          if (stop.signal.aborted || !(error instanceof ApiError)) return;
+          if (stop.signal.aborted) return;
+          if (!(error instanceof ApiError)) throw error;
           if (error.status === 401) window.dispatchEvent(new Event(SIGNED_OUT));
           setAnswer((before) => ({ ...before, error }));
+          hasFailed = true;
           isOver = error.status === 404;
         } finally {
           isAsking = false;
@@ -179,7 +202,7 @@ export function usePolled<T>(path: string | undefined, isLive: (data: T) => bool
     }
     function pause(): number {
       if (isStale) return 0;
-      return parts.length > 0 && hasStream() && !document.hidden ? STREAMED_MILLISECONDS : POLL_MILLISECONDS;
+      return parts.length > 0 && hasStream() && !hasFailed && !document.hidden ? STREAMED_MILLISECONDS : POLL_MILLISECONDS;
     }
     function onNews(): void {
       isStale = true;

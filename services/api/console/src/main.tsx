@@ -32,6 +32,7 @@ async function signInByLink(): Promise<string> {
     return "";
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
+    if (error.status === 0 || error.status >= 500) return `Open the link again later, or paste a token: ${error.message}`;
     return `The link has signed in before or is too old: ${error.message}`;
   }
 }
@@ -90,14 +91,33 @@ function PartOfRun({ id, part }: { id: string; part: string | undefined }) {
   return <RunPage id={id} part={part} />;
 }
 
+/** Tabs of one platform share its cookie, so that each signs in and out with the others. */
+const tabs = new BroadcastChannel(`session ${location.pathname}`);
+
 function App({ problem }: { problem: string }) {
   const [address, setAddress] = useState(location.hash);
   const [isSignedIn, setSignedIn] = useState(problem === "");
+  const [failure, setFailure] = useState("");
+  function tell(isIn: boolean): void {
+    setSignedIn(isIn);
+    tabs.postMessage(isIn);
+  }
+  async function leave(): Promise<void> {
+    try {
+      await signOut();
+      setFailure("");
+      tell(false);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      setFailure(`You are still signed in: ${error.message}. Sign out again.`);
+    }
+  }
   useEffect(() => {
     const onMove = () => setAddress(location.hash);
     const onSignedOut = () => setSignedIn(false);
     window.addEventListener("hashchange", onMove);
     window.addEventListener(SIGNED_OUT, onSignedOut);
+    tabs.onmessage = ({ data }: MessageEvent<boolean>) => setSignedIn(data);
     // The address may have changed since the first rendering.
     onMove();
     return () => {
@@ -117,11 +137,14 @@ function App({ problem }: { problem: string }) {
             <a href="#/datasets">Datasets</a>
             <a href="#/rate">Rate</a>
             <a href="#/platform">Platform</a>
-            <button type="button" onClick={() => void signOut().then(() => setSignedIn(false))}>Sign out</button>
+            <button type="button" onClick={() => void leave()}>Sign out</button>
           </nav>
         )}
       </header>
-      <main>{isSignedIn ? <Page address={address} /> : <SignIn problem={problem} onSignedIn={() => setSignedIn(true)} />}</main>
+      <main>
+        {failure && <p role="alert" class="problem">{failure}</p>}
+        {isSignedIn ? <Page address={address} /> : <SignIn problem={problem} onSignedIn={() => tell(true)} />}
+      </main>
     </>
   );
 }

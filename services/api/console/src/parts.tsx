@@ -169,17 +169,24 @@ export function State({ state }: { state: string }) {
   return <span class={`state ${state}`}>{state}</span>;
 }
 
+/** The failure of a question that is asked again, and where to look; nothing without one. Args: at: the time of older data */
+export function Problem({ error, at }: Pick<Answer<unknown>, "error" | "at">) {
+  if (!error) return null;
+  return (
+    <p role="alert" class="problem">
+      {safeLine(error.message)}
+      {at && ` – shown as of ${at.toLocaleTimeString()}`}
+      {error.status === 404 ? <>. <a href="#/">All runs</a></> : <>. This page asks again by itself; <code>leyden status</code> says what is down.</>}
+    </p>
+  );
+}
+
 /** The data once they are there, their age, and the last error. */
 export function Loaded<T>({ answer, children }: { answer: Answer<T>; children: (data: T) => ComponentChildren }) {
   const { data, error, at } = answer;
   return (
     <>
-      {error && (
-        <p role="alert" class="problem">
-          {safeLine(error.message)}
-          {at && ` – shown as of ${at.toLocaleTimeString()}`}
-        </p>
-      )}
+      <Problem error={error} at={at} />
       {data === undefined ? !error && <p role="status">Loading …</p> : children(data)}
     </>
   );

@@ -1,8 +1,8 @@
 // The siblings of one task side by side: why did one earn more than another?
 
 import type { ComponentChildren } from "preact";
-import { useEffect, useState } from "preact/hooks";
-import { isUndecided, request, usePolled, type Call, type Group, type GroupPolicy, type Page, type Sibling, type SiblingCall, type Turn } from "../api";
+import { useState } from "preact/hooks";
+import { isUndecided, usePolled, type Call, type Group, type GroupPolicy, type Page, type Sibling, type SiblingCall, type Turn } from "../api";
 import { lastTurn } from "../conversation";
 import { Named } from "../named";
 import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, Table, link, number, signed, time } from "../parts";
@@ -219,23 +219,21 @@ function Choice({ label, value, siblings, onChange }: { label: string; value: st
 
 /** The answers of a sibling from a call on, in full. */
 function Later({ sibling, title, from }: { sibling: Sibling; title: string; from: number }) {
-  const [calls, setCalls] = useState<Call[]>();
-  const [problem, setProblem] = useState("");
-  useEffect(() => {
-    const attempt = sibling.attempt === null ? "" : `&attempt=${sibling.attempt}`;
-    const stop = new AbortController();
-    request<Page<Call>>("GET", `v1/rollouts/${encodeURIComponent(sibling.id)}/calls?conversation=added&limit=${CALLS}${attempt}`, undefined, stop.signal)
-      .then(({ items }) => setCalls(items))
-      .catch((error: Error) => !stop.signal.aborted && setProblem(error.message));
-    return () => stop.abort();
-  }, [sibling.id, sibling.call_count]);
+  const attempt = sibling.attempt === null ? "" : `&attempt=${sibling.attempt}`;
+  // What follows # is sent to no server: a further call asks again.
+  const path = `v1/rollouts/${encodeURIComponent(sibling.id)}/calls?conversation=added&limit=${CALLS}${attempt}#${sibling.call_count}`;
+  const answer = usePolled<Page<Call>>(path, () => false);
   return (
     <section aria-label={title}>
       <h3>{title}, reward {number(sibling.reward)}</h3>
-      {problem && <p role="alert" class="problem">{problem}</p>}
-      {!problem && !calls && <p role="status">Loading …</p>}
-      {calls?.slice(from).map((call, index) => <Answer key={call.id} call={call} asked={lastTurn(call, calls)} place={from + index + 1} />)}
-      {calls && calls.length <= from && <p>It made no call {from + 1}.</p>}
+      <Loaded answer={answer}>
+        {({ items }) => (
+          <>
+            {items.slice(from).map((call, index) => <Answer key={call.id} call={call} asked={lastTurn(call, items)} place={from + index + 1} />)}
+            {items.length <= from && <p>It made no call {from + 1}.</p>}
+          </>
+        )}
+      </Loaded>
     </section>
   );
 }

@@ -2,7 +2,7 @@
 
 import { usePolled, type Health, type Page, type Platform, type Pool } from "../api";
 import { Named } from "../named";
-import { AgentLine, Commands, Facts, Loaded, State, Table, bytes, time } from "../parts";
+import { AgentLine, Commands, Facts, Loaded, Problem, State, Table, bytes, time } from "../parts";
 import { Tokens } from "../platform/tokens";
 
 export function PlatformPage() {
@@ -13,6 +13,7 @@ export function PlatformPage() {
     <>
       <h1>Platform</h1>
       <Loaded answer={platform}>{(data) => <Overview platform={data} health={health.data} />}</Loaded>
+      <Problem error={health.error} at={health.at} />
       <h2>Pools</h2>
       <Loaded answer={pools}>{({ items }) => <>{items.map((pool) => <PoolOf key={pool.name} pool={pool} />)}</>}</Loaded>
       <Tokens />

@@ -5,7 +5,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { useChoice } from "../address";
 import { ApiError, mayWrite, usePolled, wordsOf, type Call, type Engine, type Page, type Run, type Session } from "../api";
 import { ask, NOTHING, type Said, type SaidToken } from "../ask";
-import { AgentLine, AgentText, Commands, Fold, Loaded, Select, link, number } from "../parts";
+import { AgentLine, AgentText, Commands, Fold, Loaded, Problem, Select, link, number } from "../parts";
 import { safeLine } from "../safe_text";
 import { save } from "./rollout_download";
 
@@ -25,6 +25,9 @@ export function PlaygroundPage({ run: id }: { run: string }) {
       <h1>Playground: <AgentLine text={run.data?.name ?? id} /></h1>
       <p class="quiet">One question to the weights that engines serve now. It is no rollout: nothing is recorded, and nothing trains.</p>
       <p>{served(engines.data?.items ?? [], id)}</p>
+      <Problem error={engines.error} />
+      <Problem error={run.error} />
+      <Loaded answer={session}>{() => null}</Loaded>
       {session.data && !mayAsk && (
         <>
           <p class="warning">Questions take time of engines: they need a token with scope write. Make one and sign in with it.</p>

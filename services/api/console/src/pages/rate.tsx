@@ -3,7 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { mayWrite, newKey, request, usePolled, wordsOf, type Session, type WaitingPage, type WaitingRollout } from "../api";
 import { NameOf } from "../named";
-import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, link, time } from "../parts";
+import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, Problem, link, time } from "../parts";
 
 const SHOWN = 100;
 
@@ -22,6 +22,7 @@ export function RatePage({ run }: { run?: string }) {
           <Commands commands={[`leyden token create ${session.data.name} --scope write --expires 30d`]} />
         </>
       )}
+      <Problem error={session.error} />
       <Loaded answer={answer}>
         {({ items, total }) => {
           // The list is as old as the last answer; a rollout that waits for several people is graded once by each.

@@ -5,7 +5,7 @@ import { AttemptView } from "../attempt_view";
 import { TokenOverlay } from "../token_overlay";
 import { conversation } from "../conversation";
 import { Named } from "../named";
-import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, link, number, signed, time } from "../parts";
+import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, Problem, State, link, number, signed, time } from "../parts";
 import { RolloutActions } from "../rollout/actions";
 import { SiblingKeys } from "../rollout/sibling_keys";
 import { Timeline } from "../rollout/timeline";
@@ -30,6 +30,7 @@ export function RolloutPage({ id }: { id: string }) {
     <>
       <h1>Rollout {id}</h1>
       <SiblingKeys id={id} group={group.data} />
+      <Problem error={run.error} />
       {rollout.data && <RolloutActions rollout={rollout.data} run={run} group={group.data} onChange={() => [rollout, group].forEach((one) => one.again?.())} />}
       <Loaded answer={rollout}>{(data) => <Overview rollout={data} group={group} run={run} calls={calls} />}</Loaded>
       <h2>Time</h2>

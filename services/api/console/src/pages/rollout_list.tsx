@@ -3,7 +3,7 @@
 import { useRef, useState } from "preact/hooks";
 import { useChoice, type Choice } from "../address";
 import { usePolled, type Cause, type Evaluation, type Page, type RolloutPage } from "../api";
-import { AgentLine, Commands, Loaded, State, Table, Typed, link, number, shellWord } from "../parts";
+import { AgentLine, Commands, Loaded, Problem, State, Table, Typed, link, number, shellWord } from "../parts";
 import { safeLine } from "../safe_text";
 import { Download } from "./rollout_download";
 
@@ -35,6 +35,7 @@ export function RolloutList({ run, evaluations }: { run: string; evaluations: Ev
   return (
     <>
       <Filters filter={filter} change={change} evaluations={evaluations} causes={causes.data?.items ?? []} />
+      <Problem error={causes.error} />
       <Pages key={asked} asked={asked} run={run} filter={filter} />
     </>
   );

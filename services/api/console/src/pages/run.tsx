@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import { Alarms, EndedAlarms, alarmsOf } from "../alarms";
 import { bestVersion, usePolled, type Evaluation, type Page, type Run } from "../api";
 import { useRunEvents } from "../live";
-import { AgentLine, Commands, Facts, Loaded, Select, State, Table, duration, link, number, time } from "../parts";
+import { AgentLine, Commands, Facts, Loaded, Problem, Select, State, Table, duration, link, number, time } from "../parts";
 import { Actions } from "../run/actions";
 import { RunCharts } from "../run/charts";
 import { RunDocument } from "../run/document";
@@ -24,6 +24,7 @@ export function RunPage({ id, part }: { id: string; part: string | undefined }) 
   return (
     <>
       <h1><AgentLine text={run.data?.name ?? id} /></h1>
+      {part !== "evaluations" && <Problem error={answer.error} at={answer.at} />}
       {part === "rollouts" && <RolloutList run={id} evaluations={evaluations ?? []} />}
       <Loaded answer={run}>
         {(data) => (

@@ -4,7 +4,7 @@ import { useChoice } from "../address";
 import { AlarmNames } from "../alarms";
 import { bestVersion, usePolled, type ApiError, type Page, type Run, type RunCurve, type RunPage } from "../api";
 import { Paged } from "../paged";
-import { AgentLine, Commands, Fold, Select, State, Table, duration, link, number, time } from "../parts";
+import { AgentLine, Commands, Fold, Problem, Select, State, Table, duration, link, number, time } from "../parts";
 import { safeLine } from "../safe_text";
 import { Sparkline } from "../sparkline";
 import { MOST_RUNS, compareLink } from "./compare";
@@ -94,7 +94,7 @@ function RunTable({ runs, hidden, chosen, setChosen }: RunTableProperties) {
           ? <a href={compareLink(chosen)}>Compare {chosen.length} runs</a>
           : <span class="quiet">Tick two runs or more to compare them.</span>}
       </p>
-      {error && <p role="alert" class="problem">{safeLine(error.message)}</p>}
+      <Problem error={error} />
       <Table label="Runs" head={["Run", ...shown, "Compare"]} numbers={["Step", "Time left", "Last reward"]}>
         {runs.map((run) => (
           <Row

@@ -5,7 +5,7 @@ import { usePolled, type Evaluation, type Page, type RunTask, type RunTaskPage }
 import { useRunEvents } from "../live";
 import { Paged } from "../paged";
 import { NameOf } from "../named";
-import { AgentLine, Commands, Select, Table, link, number, time } from "../parts";
+import { AgentLine, Commands, Problem, Select, Table, link, number, time } from "../parts";
 
 const SHOWN = 100;
 const FIELDS = ["of", "verdict", "sort"] as const;
@@ -34,6 +34,7 @@ export function TasksPage({ run }: { run: string }) {
           ["", "number"], ["lowest", "lowest reward"], ["highest", "highest reward"], ["attempts", "most attempts"], ["failure", "newest failure"],
         ]} />
       </form>
+      <Problem error={evaluations.error} />
       <Paged<RunTask, RunTaskPage>
         path={`${path}/tasks?${words}`}
         limit={SHOWN}

@@ -6,7 +6,7 @@ import { bestVersion, request, usePolled, wholeEvaluations, wordsOf, type Evalua
 import { useRunEvents } from "../live";
 import { Paged } from "../paged";
 import { NameOf, Named } from "../named";
-import { AgentLine, Commands, Facts, Loaded, Select, Table, bytes, link, number, time } from "../parts";
+import { AgentLine, Commands, Facts, Loaded, Problem, Select, Table, bytes, link, number, time } from "../parts";
 
 const SHOWN = 100;
 const FIELDS = ["policy"] as const;
@@ -17,7 +17,7 @@ export function VersionsPage({ run }: { run: string }) {
   const answer = usePolled<Run>(path, undefined, ["run", "steps"]);
   const evaluations = usePolled<Page<Evaluation>>(`${path}/evaluations?limit=1000`, undefined, ["evaluations", "rollouts"]);
   const [{ policy = "" }, change] = useChoice(FIELDS);
-  const whole = wholeEvaluations(evaluations.data?.items ?? []);
+  const whole = evaluations.data && wholeEvaluations(evaluations.data.items);
   const of = policy ? `?policy=${encodeURIComponent(policy)}` : "";
   const option = policy ? ` --policy ${policy}` : "";
   return (
@@ -37,6 +37,7 @@ export function VersionsPage({ run }: { run: string }) {
           </>
         )}
       </Loaded>
+      <Problem error={evaluations.error} at={evaluations.at} />
       <Paged<PolicyVersion>
         path={`${path}/policies${of}`}
         limit={SHOWN}
@@ -48,7 +49,7 @@ export function VersionsPage({ run }: { run: string }) {
               {items.map((one) => (
                 <tr key={one.version}>
                   <th scope="row">{one.version}{one.version === 0 && " (base)"}{isBest(answer.data, policy, one.version) && <strong> best</strong>}</th>
-                  <td><Rewards evaluations={whole.filter((each) => each.measured_version === one.version)} run={run} /></td>
+                  <td><Rewards evaluations={whole?.filter((each) => each.measured_version === one.version)} run={run} /></td>
                   <td>{time(one.created_at)}</td>
                   <td class="number">{bytes(one.size_bytes)}</td>
                   <td><code>{one.content_sha256.slice(0, 12)}</code></td>
@@ -83,7 +84,8 @@ function Lineage({ run, policy }: { run: Run; policy: string }) {
 }
 
 /** The whole evaluations of a version, each with its interval. */
-function Rewards({ evaluations, run }: { evaluations: Evaluation[]; run: string }) {
+function Rewards({ evaluations, run }: { evaluations: Evaluation[] | undefined; run: string }) {
+  if (!evaluations) return <span class="quiet">not loaded</span>;
   if (evaluations.length === 0) return <span class="quiet">not measured</span>;
   return (
     <>
@@ -111,8 +113,14 @@ function Files({ path, of, version }: { path: string; of: string; version: numbe
       setProblem(wordsOf(error));
     }
   }
-  if (problem) return <span role="alert" class="problem"><AgentLine text={problem} /></span>;
-  if (!found) return <button type="button" aria-label={`Files of version ${version}`} onClick={() => void ask()}>Files</button>;
+  if (!found) {
+    return (
+      <>
+        <button type="button" aria-label={`Files of version ${version}`} onClick={() => void ask()}>Files</button>
+        {problem && <span role="alert" class="problem"> <AgentLine text={problem} />: ask again</span>}
+      </>
+    );
+  }
   if (!found.files) return <AgentLine text={found.reason} />;
   const size = found.files.reduce((sum, one) => sum + one.size_bytes, 0);
   return (

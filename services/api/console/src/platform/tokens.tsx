@@ -2,8 +2,8 @@
 // browser has it.
 
 import { useState } from "preact/hooks";
-import { ApiError, request, usePolled, type IssuedToken, type Page, type Session, type Token } from "../api";
-import { AgentLine, Commands, Loaded, Table, time } from "../parts";
+import { ApiError, now, request, usePolled, type IssuedToken, type Page, type Session, type Token } from "../api";
+import { AgentLine, Commands, Loaded, Problem, Table, time } from "../parts";
 import { safeLine } from "../safe_text";
 
 const SCOPES = ["read", "write", "attempts", "admin"] as const;
@@ -11,7 +11,7 @@ const DAY_SECONDS = 86_400;
 
 export function Tokens() {
   const session = usePolled<Session>("v1/session", () => false);
-  if (!session.data) return null;
+  if (!session.data) return <Problem error={session.error} />;
   return (
     <>
       <h2>Tokens</h2>
@@ -102,7 +102,7 @@ function List({ tokens, isBusy, onAsk }: { tokens: Token[]; isBusy: boolean; onA
 }
 
 function stateOf({ revoked_at, expires_at }: Token): string {
-  const isOver = (moment: string | null | undefined) => Boolean(moment) && Date.parse(moment ?? "") <= Date.now();
+  const isOver = (moment: string | null | undefined) => Boolean(moment) && Date.parse(moment ?? "") <= now().getTime();
   if (isOver(revoked_at)) return "revoked";
   if (isOver(expires_at)) return "expired";
   return revoked_at ? `ends ${time(revoked_at)}` : "valid";

@@ -3,6 +3,7 @@
 import { useState } from "preact/hooks";
 import { ApiError, mayWrite, request, usePolled, type Run, type Session } from "../api";
 import { tellChange } from "../live";
+import { Problem } from "../parts";
 import { safeLine } from "../safe_text";
 
 interface Action {
@@ -32,7 +33,7 @@ export function Actions({ run }: { run: Run }) {
   const [problem, setProblem] = useState("");
   const [isBusy, setBusy] = useState(false);
   const offered = run.allowed_actions.filter((name) => name in ACTIONS);
-  if (!mayWrite(session.data)) return null;
+  if (!mayWrite(session.data)) return <Problem error={session.error} />;
   const action = asked === undefined || !offered.includes(asked) ? undefined : ACTIONS[asked];
   async function act(chosen: Action): Promise<void> {
     setBusy(true);

@@ -102,7 +102,7 @@ export function RunCharts({ run, policy, evaluations }: { run: Run; policy: stri
                   </div>
                   {name === "Signal" && <Excluded run={run} />}
                   {name === "Cost" && <Judges run={run} />}
-                  <Missing run={run} steps={steps.length} charts={drawn.filter((one) => one.curves.length === 0)} heldOut={name !== "Score" || held.length > 0} />
+                  <Missing run={run} steps={steps.length} charts={drawn.filter((one) => one.curves.length === 0)} heldOut={name !== "Score" || held.length > 0} isLoaded={evaluations !== undefined} />
                 </section>
               );
             })}
@@ -127,9 +127,9 @@ function curves(chart: Chart, series: Metrics["series"]): Curve[] {
 }
 
 /** One sentence about the charts that are not there. */
-function Missing({ run, steps, charts, heldOut: isHeldOut }: { run: Run; steps: number; charts: Chart[]; heldOut: boolean }) {
+function Missing({ run, steps, charts, heldOut: isHeldOut, isLoaded }: { run: Run; steps: number; charts: Chart[]; heldOut: boolean; isLoaded: boolean }) {
   const names = charts.map((one) => ({ title: one.title, why: run.config ? one.without?.(run.config) : undefined }));
-  if (!isHeldOut) names.push({ title: "Held-out tasks", why: run.config && !run.config.evaluation ? "the document has no evaluation" : "no version is measured on all of them yet" });
+  if (!isHeldOut) names.push({ title: "Held-out tasks", why: run.config && !run.config.evaluation ? "the document has no evaluation" : !isLoaded ? "its evaluations are not loaded" : "no version is measured on all of them yet" });
   if (names.length === 0) return null;
   if (steps === 0 && charts.length > 0) return <p class="quiet">Nothing to draw: the run is {run.phase} and has made no step.</p>;
   const told = names.map(({ title, why }) => (why ? `${title} (${why})` : title)).join("; ");
