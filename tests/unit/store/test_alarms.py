@@ -15,8 +15,9 @@ from leyden.libs.contracts.states import EngineState
 from leyden.libs.store import tables
 from leyden.libs.store.alarms.attempts import judge_attempts
 from leyden.libs.store.alarms.judging import judge_run, runs_to_judge
+from leyden.libs.store.alarms.listing import list_alarms
 from leyden.libs.store.alarms.progress import judge_groups
-from leyden.libs.store.alarms.stored import list_alarms, runs_by_alarm
+from leyden.libs.store.alarms.stored import runs_by_alarm
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Assignment, EngineStatus, Pool, write_assignments, write_engines, write_pools
 from leyden.libs.store.read import results, runs
@@ -350,7 +351,7 @@ async def test_an_alarm_is_raised_once_kept_up_to_date_and_ends_after_a_quiet_ti
     await made.steps(5, kl_reference=2.0)
     await made.names()
     async with made.database.read() as session:
-        listed = (await list_alarms(session, made.run.id, cursor=None, limit=9)).items
+        listed = (await list_alarms(session, policy_id=made.run.id, cursor=None, limit=9)).items
     assert [(one.number, one.ended_at is None) for one in listed] == [(2, True), (1, False)]
 
 
