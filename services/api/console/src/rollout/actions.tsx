@@ -4,7 +4,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { everyPage, mayWrite, request, usePolled, wordsOf, type Answer, type Call, type Group, type RolloutDetail, type Run, type Session, type Span } from "../api";
 import { save } from "../pages/rollout_download";
-import { Commands, link } from "../parts";
+import { Commands, Problem, link } from "../parts";
 import { safeLine } from "../safe_text";
 import { RateForm } from "./rate_form";
 import { RegradeForm } from "./regrade_form";
@@ -31,6 +31,7 @@ export function RolloutActions({ rollout, run: { data: run, error }, group, onCh
   );
   return (
     <section aria-label="Actions">
+      <Problem error={session.error} />
       <div class="pages">
         {toggle("rate")}
         {toggle("grade")}
