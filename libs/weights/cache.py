@@ -12,6 +12,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,12 +27,14 @@ READ = Counter("fetcher_versions_read_total", "Versions that this fetcher read f
 class NodeCache:
     """The versions in a folder.
 
-    Args: size_bytes: beyond it the versions that were asked for longest ago go, whenever one is added; the newest
-        stays
+    Args: size_bytes: beyond it the versions that were asked for longest ago go, whenever one is added; the last one
+        that a process of the node was given stays, since its engine may still read it
     """
 
     def __init__(self, folder: Path, store: WeightStore, size_bytes: int) -> None:
         self._folder, self._store, self._size_bytes = folder, store, size_bytes
+        self._given: int | None = None
+        self._giving = threading.Lock()
 
     def fetch(self, key: VersionKey, *, adapter: bool = False) -> Path:
         """Returns the folder of a version, or of its adapter alone. One process reads it, and others wait for that.
@@ -57,8 +60,26 @@ class NodeCache:
                 READ.inc()
             # The time of the last question orders what goes.
             os.utime(folder)
+            self._give(folder)
         self._shrink(besides=name)
         return folder
+
+    def close(self) -> None:
+        """Lets go of the version that was given last, as the end of the process does."""
+        with self._giving:
+            self._let_go()
+
+    def _give(self, folder: Path) -> None:
+        """Holds a version until this process is asked for another one."""
+        with self._giving:
+            self._let_go()
+            self._given = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(self._given, fcntl.LOCK_SH)
+
+    def _let_go(self) -> None:
+        if self._given is not None:
+            os.close(self._given)
+            self._given = None
 
     def _remove_halves(self) -> None:
         """Removes what killed processes had half read or half removed: nobody holds the lock of its version."""
@@ -79,8 +100,8 @@ class NodeCache:
                 del sizes[folder]
 
     def _removed(self, folder: Path) -> bool:
-        """Removes a version that no other process looks up at this moment."""
-        with suppress(BlockingIOError), self._locked(folder.name, waits=False):
+        """Removes a version that no process looks up at this moment, or was given last."""
+        with suppress(BlockingIOError), self._locked(folder.name, waits=False), _unused(folder):
             # Under another name first: a version with a name is complete.
             gone = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=self._folder))
             with suppress(FileNotFoundError):
@@ -108,6 +129,21 @@ class NodeCache:
                 return
             finally:
                 os.close(descriptor)
+
+
+@contextmanager
+def _unused(folder: Path) -> Iterator[None]:
+    """Raises: BlockingIOError: a process holds the folder. One that is gone is unused."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _is_file(path: Path, descriptor: int) -> bool:

@@ -21,7 +21,7 @@ class Settings(HttpSettings, StoreSettings):
     folder: Path = Path("versions")
     """Folder of the cache, which engines of this node see under the same path. Fetchers of one node may share it."""
     folder_bytes: int = Field(default=200 * 2**30, gt=0)
-    """Beyond this size the versions that were asked for longest ago go; the newest stays."""
+    """Beyond this size the versions that were asked for longest ago go; those that fetchers gave last stay."""
     key: SecretStr | None = None
     """Bearer key that the controller sends, the engines' admin key; unset: none is asked for."""
     key_file: Path | None = None

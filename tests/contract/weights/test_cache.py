@@ -33,7 +33,8 @@ from leyden.libs.weights import VersionKey, WeightStore
 from leyden.libs.weights.cache import NodeCache
 
 url, folder, content_sha256 = sys.argv[1:]
-NodeCache(Path(folder), WeightStore(url), 2**30).fetch(VersionKey("run-a", 1, content_sha256))
+cache = NodeCache(Path(folder), WeightStore(url), 2**30)
+cache.fetch(VersionKey("run-a", 1, content_sha256))
 """
 
 
@@ -105,11 +106,33 @@ def test_the_versions_asked_for_longest_ago_go(bucket: dict[str, str], tmp_path:
         return {int(one.name.split("-")[2]) for one in node.iterdir() if not one.name.startswith(".")}
 
     assert held() == {2, 0, 3}
-    NodeCache(node, store, 1).fetch(keys[1])
+    # Another engine of the node may still read the version that it was given.
+    small = NodeCache(node, store, 1)
+    small.fetch(keys[1])
+    assert held() == {3, 1}
+    cache.close()
+    small.fetch(keys[1])
     assert held() == {1}
     assert {one.name for one in node.iterdir() if one.name.startswith(".")} == {
         f".run-a-1-{keys[1].content_sha256}.lock"
     }
+
+
+def test_a_version_stays_until_its_process_ends(bucket: dict[str, str], tmp_path: Path) -> None:
+    store, node = WeightStore(STORE), tmp_path / "node"
+    first, second = make_version(tmp_path / "1"), make_version(tmp_path / "2")
+    store.publish(key_of(first), first)
+    store.publish(key_of(second, 2), second)
+    command = [sys.executable, "-c", f"{FETCH}print(flush=True)\ninput()\n", STORE, str(node), key_of(first)[2]]
+    cache = NodeCache(node, store, 1)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
+        assert engine.stdout
+        engine.stdout.readline()
+        found = cache.fetch(key_of(second, 2))
+        assert len(list(node.glob("run-a-*"))) == 2
+        engine.kill()
+    assert cache.fetch(key_of(second, 2)) == found
+    assert list(node.glob("run-a-*")) == [found]
 
 
 def test_fetchers_of_a_small_folder_remove_versions_of_each_other_and_all_answer(tmp_path: Path) -> None:
