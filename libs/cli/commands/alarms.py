@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.view.alarms import listed_lines
-from leyden.libs.cli.view.output import AsJson, Count, Part, print_result
+from leyden.libs.cli.view.output import AsJson, Count, as_text, console, print_json
 
 
 def alarms(
@@ -28,5 +27,9 @@ def alarms(
     """List the alarms of all runs: active ones first, then those that began last, ended ones too."""
     with context_of(ctx).client() as leyden:
         found = list(itertools.islice(leyden.alarms(run, name=name, state=state), limit))
-    lines: Sequence[Part] = listed_lines(found) or ["No such alarm."]
-    print_result(as_json, found, *lines)
+    if as_json:
+        print_json(found)
+        return
+    for line in listed_lines(found) or [as_text("No such alarm.")]:
+        # One line each whatever the width is, for programs that read lines.
+        console.print(line, soft_wrap=True)

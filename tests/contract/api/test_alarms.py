@@ -123,7 +123,7 @@ async def test_the_command_writes_a_line_for_each_alarm_with_its_run_and_its_end
     root = ["--home", str(tmp_path / "home"), "--url", api_url, "--token", TOKEN, "alarms"]
 
     async def lines(*words: str) -> list[str]:
-        result = await asyncio.to_thread(CliRunner().invoke, app, [*root, *words], env={"COLUMNS": "400"})
+        result = await asyncio.to_thread(CliRunner().invoke, app, [*root, *words])
         assert result.exit_code == 0, result.output
         return result.output.splitlines()
 

@@ -145,18 +145,18 @@ async def test_a_required_tool_is_called_in_the_other_dialects(tmp_path: Path, d
         allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "book"}]}
         for choice in ({"type": "function", "name": "book"}, allowed, "required"):
             response = await responses.create(
-                model="m", input="Go.", tools=RESPONSES_TOOLS, tool_choice=choice, max_output_tokens=800
+                model="m", input="Go.", tools=RESPONSES_TOOLS, tool_choice=choice, max_output_tokens=2000
             )
             names = {item.name for item in response.output}
             assert names == {"book"} if choice != "required" else names <= {"book", "cancel"}
         for chosen in ({"type": "tool", "name": "book"}, {"type": "any"}):
             message = await messages.create(
-                model="m", max_tokens=800, messages=ASK, tools=MESSAGES_TOOLS, tool_choice=chosen
+                model="m", max_tokens=2000, messages=ASK, tools=MESSAGES_TOOLS, tool_choice=chosen
             )
             assert message.stop_reason == "tool_use"
             assert {block.type for block in message.content} == {"tool_use"}
             async with messages.stream(
-                model="m", max_tokens=800, messages=ASK, tools=MESSAGES_TOOLS, tool_choice=chosen
+                model="m", max_tokens=2000, messages=ASK, tools=MESSAGES_TOOLS, tool_choice=chosen
             ) as stream:
                 assert (await stream.get_final_message()).stop_reason == "tool_use"
 
@@ -164,7 +164,7 @@ async def test_a_required_tool_is_called_in_the_other_dialects(tmp_path: Path, d
 async def test_tools_and_a_schema_give_calls_or_an_answer(tmp_path: Path, database: Database) -> None:
     async with random_model(tmp_path, database) as (client, _):
         answer = await client.chat.completions.create(
-            model="m", messages=ASK, tools=TOOLS, response_format=SCHEMA, n=8, max_tokens=800, seed=0
+            model="m", messages=ASK, tools=TOOLS, response_format=SCHEMA, n=8, max_tokens=2000, seed=0
         )
         kinds = set()
         for one in answer.choices:

@@ -6,6 +6,7 @@ import io
 import re
 import socket
 import time
+from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -89,6 +90,9 @@ class SlowApi:
 
     def __init__(self, failures: int) -> None:
         self.failures = failures
+
+    def changes(self, run_id: str) -> Generator[tuple[str, ...], None, None]:
+        yield from ()
 
     def run(self, run_id: str) -> Run:
         self.failures -= 1
