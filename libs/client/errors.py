@@ -57,7 +57,10 @@ _BY_STATUS: dict[int, type[LeydenError]] = {
     409: Conflict,
     413: Refused,
     422: Refused,
+    # By a proxy in front of an API that is away.
+    502: Unreachable,
     503: Unreachable,
+    504: Unreachable,
 }
 
 

@@ -25,7 +25,7 @@ LONG: dict[str, tuple[str, Callable[[Release, Client], None]]] = {
     "sharing": ("pods that attempts share", sharing.check),
     "versions": ("versions in an object store", versions.check),
 }
-"""What takes too long for every change, by the name of `--only`."""
+"""Questions that take too long for every change, by their names in `--only`."""
 
 
 def main() -> int:

@@ -118,6 +118,12 @@ def test_an_answer_of_another_server_names_the_address() -> None:
         assert "http://gateway:8001/v1/runs" in said and "--url" in said and str(answer.status_code) in said
 
 
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_an_api_behind_a_proxy_is_away_where_the_proxy_says_so(status: int) -> None:
+    answer = httpx.Response(status, text="<html>", request=httpx.Request("GET", "http://proxy/v1/runs"))
+    assert isinstance(error_of(answer), Unreachable)
+
+
 def test_a_create_is_retried_with_its_key_while_the_platform_is_down() -> None:
     keys: list[str | None] = []
 

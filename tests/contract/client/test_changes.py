@@ -1,4 +1,4 @@
-"""What changed in a run, as the client follows it: through a killed API, and where no stream comes through."""
+"""A client follows what changes in a run: through a killed API, and where no stream comes through."""
 
 from __future__ import annotations
 
@@ -114,6 +114,21 @@ def test_all_is_named_again_and_again_where_no_stream_comes_through(
         assert list(itertools.islice(found, 5)) == [RUN_PARTS] * 5
     # The stream is tried again after a while.
     assert asked == ["a"] * 3
+
+
+def test_looks_go_on_while_a_proxy_says_that_the_api_is_away() -> None:
+    proxy = FastAPI()
+    asked = list[int]()
+
+    @proxy.get("/v1/events")
+    def events(run: str) -> Response:
+        asked.append(len(asked))
+        if len(asked) < 3:
+            return Response("<html>", 502, media_type="text/html")
+        return Response('id: 1\ndata: ["steps"]\n\n', media_type="text/event-stream")
+
+    with served(proxy) as url, Client(url, TOKEN) as client, closing(client.changes("a")) as found:
+        assert list(itertools.islice(found, 3)) == [(), (), ("steps",)]
 
 
 def test_a_proxy_that_keeps_the_events_is_told_by_its_silence(monkeypatch: pytest.MonkeyPatch) -> None:

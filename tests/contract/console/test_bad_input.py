@@ -115,7 +115,7 @@ def leave(page: Page, address: str) -> None:
 
 
 def is_well(page: Page, address: str) -> None:
-    """What belongs on the page stands there, and no error and no wait beside it."""
+    """Waits until the page shows its own content, without an error or a wait beside it."""
     expect(PAGES[address](page)).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)
     expect(page.get_by_text("Loading …")).to_have_count(0)

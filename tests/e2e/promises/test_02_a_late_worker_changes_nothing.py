@@ -97,6 +97,12 @@ async def waits_for_a_table(database: Database) -> bool:
         return bool(await session.scalar(text(f"SELECT count(*) FROM pg_locks WHERE {waiting}")))
 
 
+async def settles_another(bench: Bench) -> None:
+    """A runner of one attempt at a time that settles another one is done with the late one."""
+    [other] = await bench.enqueue("print('{\"reward\": 1}')")
+    await bench.outcome(other)
+
+
 async def settled_unless_overdue(bench: Bench, rollout: tables.Rollout) -> tables.Outcome | None:
     """The outcome of attempt 1; fails where its lease ran out meanwhile."""
     async with bench.database.session() as session:
@@ -119,9 +125,7 @@ async def test_a_runner_paused_beyond_its_lease_writes_no_outcome(bench: Bench, 
         assert (await bench.second_outcome(rollout)).reward == 1.0
     late.send_signal(signal.SIGCONT)
     async with stopped(late):
-        # It runs one attempt at a time: settling another shows that it is done with the late one.
-        [other] = await bench.enqueue("print('{\"reward\": 1}')")
-        await bench.outcome(other)
+        await settles_another(bench)
         assert await attempts(bench.database, rollout) == [(1, "expired"), (2, "settled")]
         assert await verdicts(bench.database, rollout) == [(2, "succeeded", 1.0)]
 
@@ -138,8 +142,7 @@ async def test_a_runner_paused_inside_a_transaction_does_not_hold_its_attempt(be
         assert (await bench.second_outcome(rollout)).reward == 1.0
     late.send_signal(signal.SIGCONT)
     async with stopped(late):
-        [other] = await bench.enqueue("print('{\"reward\": 1}')")
-        await bench.outcome(other)
+        await settles_another(bench)
         assert await attempts(bench.database, rollout) == [(1, "expired"), (2, "settled")]
 
 
@@ -155,8 +158,7 @@ async def test_an_attempt_that_continues_after_its_lease_was_lost_is_stopped_wit
         assert (await bench.second_outcome(rollout)).reward == 1.0
     late.send_signal(signal.SIGCONT)
     async with stopped(late):
-        [other] = await bench.enqueue("print('{\"reward\": 1}')")
-        await bench.outcome(other)
+        await settles_another(bench)
         assert await attempts(bench.database, rollout) == [(1, "expired"), (2, "settled")]
         assert await verdicts(bench.database, rollout) == [(2, "succeeded", 1.0)]
 

@@ -108,7 +108,7 @@ async def test_cancelling_a_copy_removes_it(tmp_path: Path, backend: ProcessBack
         file.truncate(2**30)
     running = asyncio.create_task(backend.run(spec("true", directory=str(agent))))
     copies = tmp_path / "attempts" / "runner-1"
-    while not any(copies.glob("*/work/large")):
+    while not any(copies.rglob("large")):
         await asyncio.sleep(0.01)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -81,7 +81,7 @@ def program(name: str, code: str, *words: str, **environment: str) -> Program:
 
 
 async def reports(ran: Programs, meeting: Path, *names: str) -> list[list[Any]]:
-    """What programs at once print, line by line."""
+    """The lines that programs print which run at the same time."""
     meeting.mkdir()
     asked = [program(f"r.0.{name}", REPORTS, name, str(len(names)), MEETING=str(meeting)) for name in names]
     ended = await asyncio.gather(*map(ran.run, asked))
