@@ -294,6 +294,7 @@ def test_every_number_of_the_charts_is_that_of_sql(
     page.goto(console_link(client, platform.facts.url("api"), f"/runs/{run.id}"))
     expect(page.get_by_role("region", name="Cost").get_by_role("img")).to_be_visible()
     expect(page.get_by_role("img", name="Mean reward of held-out tasks")).to_be_visible()
+    expect(page.locator("figcaption")).to_have_count(len(NUMBERS))
     assert sorted(page.locator("figcaption").all_inner_texts()) == sorted(NUMBERS)
     for fold in page.get_by_text("Numbers", exact=True).all():
         fold.click()
@@ -301,6 +302,7 @@ def test_every_number_of_the_charts_is_that_of_sql(
     with psycopg.connect(platform.facts.database_url) as database:
         for title, (digits, query) in NUMBERS.items():
             table = page.get_by_role("region", name=f"{title}: numbers", exact=True)
+            expect(table.locator("tbody tr").first).to_be_visible()
             rows = [[*row.locator("th, td").all_inner_texts()] for row in table.locator("tbody tr").all()]
             found = database.execute(query.encode(), {"run": run.id}).fetchall()
             if title == LAGS:
@@ -437,6 +439,8 @@ def legends_are_the_last_numbers(page: Page) -> None:
     """Each chart's words under it repeat the last row of its table, which is SQL's."""
     for figure in page.locator("figure").all():
         figure.get_by_text("Numbers", exact=True).click()
+        # A browser tells the page of an opened part later than the click ends.
+        expect(figure.locator("tbody tr").first).to_be_visible()
         heads = figure.locator("thead th").all_inner_texts()[1:]
         rows = [row.locator("th, td").all_inner_texts() for row in figure.locator("tbody tr").all()]
         legends = figure.locator(".legend li").all_inner_texts()

@@ -60,7 +60,7 @@ def test_charts_show_pauses_for_weights_and_the_queue(insert: Insert[str], open_
     speed = visitor.page.get_by_role("region", name="Speed")
     pauses = speed.get_by_role("figure").filter(has_text="Pause of an engine for the step's weights")
     pauses.get_by_text("Numbers").click()
-    assert pauses.locator("tbody td").all_inner_texts() == ["1.500", "2.000", "–", "–"]
+    expect(pauses.locator("tbody td")).to_have_text(["1.500", "2.000", "–", "–"])
     queue = speed.get_by_role("img", name="Rollouts that wait for their first attempt")
     expect(queue).to_have_attribute("aria-label", re.compile("2 at step 1, 2 at step 2$"))
     assert visitor.violations() == []
