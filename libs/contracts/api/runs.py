@@ -173,6 +173,8 @@ class Run(Body):
     """The settings that the document leaves to the trainer's device, as its first trainer resolved them; null before.
     Only in the answer about one run."""
     allowed_actions: list[str]
+    """Some of pause, resume, cancel, evaluate and continue: the last is `POST /v1/runs/RUN/resume` with a body, which
+    makes a new run."""
     config: RunConfig | None
     """The document; null where the stored one does not parse, as `reason` says."""
 

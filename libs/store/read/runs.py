@@ -28,7 +28,7 @@ class UnknownRun(LookupError):
     """No run has this id."""
 
 
-NEEDS_DOCUMENT = frozenset({"evaluate", "pause", "resume"})
+NEEDS_DOCUMENT = frozenset({"continue", "evaluate", "pause", "resume"})
 """Actions that a run without a document that parses cannot do."""
 
 _LAST_REWARD = f"""
@@ -225,7 +225,12 @@ async def with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> lis
     for row in rows:
         record, config = found[row.id], RunConfig.read(row.config)
         document = None if isinstance(config, BrokenDocument) else config
-        allowed = allowed_actions(RunIntent(row.intent), RunPhase(record["phase"]), pruned=record["pruned"])
+        allowed = allowed_actions(
+            RunIntent(row.intent),
+            RunPhase(record["phase"]),
+            pruned=record["pruned"],
+            has_versions=record["policy_version"] is not None,
+        )
         runs.append(
             Run(
                 id=row.id,
@@ -283,12 +288,20 @@ def _parent(row: tables.Run) -> RunParent | None:
     return RunParent(run_id=row.parent_run_id, version=row.parent_version)
 
 
-def allowed_actions(intent: RunIntent, phase: RunPhase, *, pruned: bool = False) -> list[str]:
-    """The actions that the state of a run permits; a pruned run has no partitions for new records."""
-    if intent in {RunIntent.CANCELLED, RunIntent.DELETED} or phase is RunPhase.CANCELLED:
+def allowed_actions(
+    intent: RunIntent, phase: RunPhase, *, pruned: bool = False, has_versions: bool = False
+) -> list[str]:
+    """The actions that the state of a run permits.
+
+    A pruned run has no partitions for new records, and one without versions has nothing for a new run to begin with.
+    """
+    if intent is RunIntent.DELETED:
         return []
+    continues = ["continue"] if phase in ENDED and has_versions else []
+    if intent is RunIntent.CANCELLED or phase is RunPhase.CANCELLED:
+        return continues
     if phase is RunPhase.COMPLETED:
-        return [] if pruned else ["evaluate"]
+        return continues if pruned else ["evaluate", *continues]
     if phase is RunPhase.FAILED:
-        return ["cancel"]
+        return ["cancel", *continues]
     return ["resume" if intent is RunIntent.PAUSED else "pause", "cancel", "evaluate"]

@@ -167,7 +167,9 @@ async def change_intent(session: Session, run_id: str, action: str) -> tuple[Run
     # A failed run can only be cancelled, also a second time.
     over = run.phase == RunPhase.COMPLETED or (run.phase == RunPhase.FAILED and action != "cancel")
     if action not in run.allowed_actions and (over or row.intent != wanted):
-        raise ActionRefused(f"cannot {action} run {run_id}: it is {run.phase}", run.allowed_actions)
+        hint = ", and continues as a new run: send a body, such as {}" if "continue" in run.allowed_actions else ""
+        state = f"{run.phase}{hint if action == 'resume' else ''}"
+        raise ActionRefused(f"cannot {action} run {run_id}: it is {state}", run.allowed_actions)
     is_new = await _set_intent(session, row, wanted)
     return (await with_progress(session, [row]))[0], is_new
 

@@ -29,6 +29,8 @@ async def ended_run(http: httpx.AsyncClient, database: Database, phase: str = "f
         await builders.add_policy_version(
             database, await row_of(database, run["id"]), version, pruned_at=NOW if version == 1 else None
         )
+    if phase == "cancelled":
+        await http.post(f"/v1/runs/{run['id']}/cancel")
     await set_phase(database, run["id"], phase)
     return run
 
@@ -38,6 +40,12 @@ async def test_an_ended_run_continues_with_an_amended_document(
     api_http: httpx.AsyncClient, database: Database, phase: str
 ) -> None:
     run = await ended_run(api_http, database, phase)
+    others = {"completed": ["evaluate"], "failed": ["cancel"], "cancelled": []}[phase]
+    allowed = [*others, "continue"]
+    assert (await api_http.get(f"/v1/runs/{run['id']}")).json()["allowed_actions"] == allowed
+    unsaid = await api_http.post(f"/v1/runs/{run['id']}/resume")
+    assert (unsaid.status_code, unsaid.json()["allowed_actions"]) == (409, allowed)
+    assert "continues as a new run: send a body, such as {}" in unsaid.json()["detail"]
     path, headers = f"/v1/runs/{run['id']}/resume", {"idempotency-key": "k"}
     body = {"changes": {"optimizer": {"learning_rate": 5e-7}, "name": "second try"}}
     made = await api_http.post(path, json=body, headers=headers)

@@ -112,8 +112,8 @@ export class ApiError extends Error {
 const ANSWER_MILLISECONDS = 60_000;
 
 /** The answer's JSON. Raises ApiError with the problem's detail; status 0: nothing answered, or no whole JSON. */
-export async function request<T>(method: string, path: string, body?: object, signal?: AbortSignal): Promise<T> {
-  const headers = body === undefined ? undefined : { "content-type": "application/json" };
+export async function request<T>(method: string, path: string, body?: object, signal?: AbortSignal, extra: Record<string, string> = {}): Promise<T> {
+  const headers = body === undefined ? extra : { ...extra, "content-type": "application/json" };
   const patience = new AbortController();
   const timer = setTimeout(() => patience.abort(new Error(`nothing for ${ANSWER_MILLISECONDS / 1000} seconds`)), ANSWER_MILLISECONDS);
   const signals = signal ? AbortSignal.any([signal, patience.signal]) : patience.signal;

@@ -195,10 +195,10 @@ function Tools({ tools }: { tools: Record<string, Record<string, number>> }) {
   );
 }
 
-/** `resume` of a run that has ended continues it with an amended document; `export` copies the best version, else the newest. */
+/** `resume` of a run that has ended is its `continue`; `export` copies the best version, else the newest. */
 function commands(run: Run): string[] {
   const follow = ENDED.has(run.phase) ? "show" : "watch";
   const version = run.best_version ?? run.progress.policy_version;
   const copy = version == null ? [] : [`leyden policy export ${run.id} --version ${version} --to ${run.id}-${version}`];
-  return [...[follow, ...run.allowed_actions].map((action) => `leyden run ${action} ${run.id}`), ...copy];
+  return [...[follow, ...run.allowed_actions].map((action) => `leyden run ${action === "continue" ? "resume" : action} ${run.id}`), ...copy];
 }

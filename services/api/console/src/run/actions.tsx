@@ -5,6 +5,7 @@ import { ApiError, mayWrite, request, usePolled, type Run, type Session } from "
 import { tellChange } from "../live";
 import { Problem } from "../parts";
 import { safeLine } from "../safe_text";
+import { ContinueForm } from "./continue_form";
 
 interface Action {
   title: string;
@@ -26,13 +27,16 @@ const ACTIONS: Record<string, Action> = {
   },
 };
 
+/** An ended run as a new one, by a form. */
+const CONTINUE = "continue";
+
 export function Actions({ run }: { run: Run }) {
   const session = usePolled<Session>("v1/session", () => false);
   const [asked, setAsked] = useState<string>();
   const [told, setTold] = useState("");
   const [problem, setProblem] = useState("");
   const [isBusy, setBusy] = useState(false);
-  const offered = run.allowed_actions.filter((name) => name in ACTIONS);
+  const offered = run.allowed_actions.filter((name) => name in ACTIONS || name === CONTINUE);
   if (!mayWrite(session.data)) return <Problem error={session.error} />;
   const action = asked === undefined || !offered.includes(asked) ? undefined : ACTIONS[asked];
   async function act(chosen: Action): Promise<void> {
@@ -57,8 +61,9 @@ export function Actions({ run }: { run: Run }) {
   return (
     <section aria-label="Actions">
       <p class="pages">
-        {offered.map((name) => <button key={name} type="button" disabled={isBusy} aria-expanded={name === asked} onClick={() => ask(name)}>{ACTIONS[name]?.title}</button>)}
+        {offered.map((name) => <button key={name} type="button" disabled={isBusy} aria-expanded={name === asked} onClick={() => ask(name)}>{ACTIONS[name]?.title ?? "Amend and resume"}</button>)}
       </p>
+      {asked === CONTINUE && run.config && <ContinueForm run={run} onClose={() => setAsked(undefined)} />}
       {action && (
         <p class="warning">
           {action.does(run)}{" "}
