@@ -13,7 +13,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache, partial
-from typing import Any, LiteralString, TypeVar
+from typing import Any, LiteralString, ParamSpec, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, sql, waiting
@@ -24,6 +24,7 @@ from sqlalchemy import exc, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 RV = TypeVar("RV")
+P = ParamSpec("P")
 Connection = AsyncConnection[tuple[object, ...]]
 
 POOL_SECONDS = 10.0
@@ -99,7 +100,7 @@ class Database:
         answer_seconds: float = 30.0,
         idle_seconds: float = IDLE_TRANSACTION_SECONDS,
     ) -> None:
-        self.dsn = dsn
+        self.dsn, self.idle_seconds = dsn, idle_seconds
         settings = connect_arguments(dsn, client, answer_seconds, idle_seconds)
         arguments = {"answer_seconds": answer_seconds, **settings}
         plain = dsn.replace("postgresql+psycopg://", "postgresql://", 1)
@@ -149,6 +150,22 @@ class Database:
         with store_errors():
             async with self._beside.block() as connection:
                 yield connection
+
+    async def in_thread(
+        self, session: ReadSession, function: Callable[P, RV], *args: P.args, **kwargs: P.kwargs
+    ) -> RV:
+        """The function's result, computed in a thread while the session's transaction stays open.
+
+        A process that lives sends statements, before Postgres ends the transaction after `idle_seconds` without one.
+        """
+        computing = asyncio.create_task(asyncio.to_thread(function, *args, **kwargs))
+        try:
+            while not (await asyncio.wait({computing}, timeout=self.idle_seconds / 4))[0]:
+                await session.execute(text("SELECT 1"))
+        finally:
+            # A thread cannot be stopped: no second one begins beside it.
+            await asyncio.wait({computing})
+        return computing.result()
 
     async def ping(self) -> None:
         """Returns when Postgres answers.

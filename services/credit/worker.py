@@ -105,6 +105,8 @@ async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
         "leyden-credit",
         pool_size=settings.database_pool_size,
         answer_seconds=settings.database_answer_seconds,
+        # A worker that stands still inside a transaction holds its claims, and other workers wait for it.
+        idle_seconds=settings.database_answer_seconds,
     )
     notifications = Notifications(settings.redis_url)
     checks.add("database", database.ping)
@@ -142,15 +144,15 @@ async def credit_pending(
         async with database.read() as session:
             found = await _read(session, claimed, limits)
         # Numpy and byte comparisons run in a thread: the loop answers health checks meanwhile.
-        results = await asyncio.to_thread(_results, found)
+        results = await database.in_thread(claim, _results, found)
         fault_point("credit.computed")
         async with database.session() as session:
             results = await _unchanged(session, found, results)
             await _write(session, results)
             fault_point("credit.written")
-    BATCH_SECONDS.observe(time.perf_counter() - began)
-    for group, result in results:
-        _log_result(group, result)
+        BATCH_SECONDS.observe(time.perf_counter() - began)
+        for group, result in results:
+            _log_result(group, result)
     return [group.id for group, _ in results]
 
 
@@ -166,11 +168,12 @@ async def demonstrate_pending(database: Database) -> int:
         async with database.read() as reading:
             groups = await find_demonstrations(reading, run.config.algorithm, run.dataset_id)
             sources = await run_configs(reading, {group.run_id for group in groups})
-            for start in range(0, len(groups), GROUPS_PER_TRANSACTION):
-                some = groups[start : start + GROUPS_PER_TRANSACTION]
+        for start in range(0, len(groups), GROUPS_PER_TRANSACTION):
+            some = groups[start : start + GROUPS_PER_TRANSACTION]
+            async with database.read() as reading:
                 rows = await load_siblings(reading, [PendingGroup(group.id, group.run_id, {}) for group in some])
-                verdicts, samples = await asyncio.to_thread(demonstrate, run, some, rows, sources)
-                await write_credit(session, verdicts, [], samples)
+            verdicts, samples = await database.in_thread(session, demonstrate, run, some, rows, sources)
+            await write_credit(session, verdicts, [], samples)
     log.info("demonstrations selected", run_id=run.id, groups=len(groups))
     return len(groups)
 
