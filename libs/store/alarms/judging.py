@@ -18,7 +18,8 @@ from leyden.libs.contracts.states import ENDED, RunPhase
 from leyden.libs.store import tables
 from leyden.libs.store.alarms.attempts import of_attempts
 from leyden.libs.store.alarms.gradings import of_rewards
-from leyden.libs.store.alarms.progress import JudgedRun, of_progress
+from leyden.libs.store.alarms.progress import JudgedRun, made_steps, of_progress
+from leyden.libs.store.alarms.steps import unpublished
 from leyden.libs.store.database import ReadSession, Session
 
 SIGNIFICANT_DIGITS = 6
@@ -52,9 +53,11 @@ async def findings(session: ReadSession, run: tables.Run, phase: RunPhase) -> li
     found = await of_attempts(session, run.id)
     found += [one async for one in of_rewards(session, run.id)]
     config = RunConfig.read(run.config)
-    # The controller fails a run whose document is broken with this reason, and its rules cannot be asked.
     if isinstance(config, RunConfig):
         found += [one async for one in of_progress(session, JudgedRun(run.id, config, phase))]
+    else:
+        # The controller fails the run with this reason. Its versions are published all the same.
+        found += unpublished(await made_steps(session, run.id))
     return [one for one in found if phase not in ENDED or ALARM_RULES[one.name].lasts]
 
 
@@ -84,7 +87,10 @@ async def judge_run(session: Session, run_id: str, quiet_seconds: float = 0.0) -
         row.severity, row.reason, row.seen_at = ALARM_RULES[one.name].severity, one.reason, now
         row.evidence, row.remedy = _plain(one.evidence), one.remedy or ALARM_RULES[one.name].remedy
     session.add_all(raised)
-    quiet = [row for row in lasting.values() if phase in ENDED or (now - row.seen_at).total_seconds() >= quiet_seconds]
+    # Most rules cannot be asked without the document: alarms stay as they were.
+    is_known = isinstance(RunConfig.read(run.config), RunConfig)
+    over = [row for row in lasting.values() if is_known or (phase in ENDED and not ALARM_RULES[row.name].lasts)]
+    quiet = [row for row in over if phase in ENDED or (now - row.seen_at).total_seconds() >= quiet_seconds]
     for row in quiet:
         row.ended_at = now
     is_new_end = phase in ENDED and status.judged_end != status.finished_at

@@ -107,16 +107,21 @@ class JudgedRun:
     phase: RunPhase
 
 
+async def made_steps(session: ReadSession, run_id: str) -> list[MadeStep]:
+    """The first and the newest steps of a run, in their order."""
+    rows = await session.execute(_STEPS, {"run": run_id, "first": FIRST, "newest": NEWEST})
+    # A run without a reference has a KL of 0, which no rule is about.
+    found = ((row, step_figures.known(row.metrics, has_reference=True)) for row in rows)
+    return [MadeStep(row.number, metrics, row.created_at, row.reward) for row, metrics in found]
+
+
 async def of_progress(session: ReadSession, run: JudgedRun) -> AsyncIterator[Finding]:
     """The rules that hold about the document, steps, groups, trainers and engines."""
     for one in judge(run.config):
         if one.severity == "warns":
             yield Finding("setting", one.reason, {"field": one.path}, one.remedy, one.path)
     scope = {"run": run.id}
-    rows = await session.execute(_STEPS, {**scope, "first": FIRST, "newest": NEWEST})
-    # A run without a reference has a KL of 0, which no rule is about.
-    found = ((row, step_figures.known(row.metrics, has_reference=True)) for row in rows)
-    steps = [MadeStep(row.number, metrics, row.created_at, row.reward) for row, metrics in found]
+    steps = await made_steps(session, run.id)
     learns = run.config.algorithm.learns_from_rewards
     for finding in judge_steps(steps, run.config.training.max_logprob_gap):
         if learns or finding.name != "reward_flat":

@@ -37,9 +37,17 @@ def judge_steps(steps: Sequence[MadeStep], max_gap: float) -> list[Finding]:
     """
     found = (
         *(_entropy(steps), _kl(steps), _gradients(steps), _gap(steps, max_gap), _uncompared(steps)),
-        *(_unpublished(steps), _reward(steps)),
+        *(unpublished(steps), _reward(steps)),
     )
     return [one for findings in found for one in findings]
+
+
+def unpublished(steps: Sequence[MadeStep]) -> Iterator[Finding]:
+    """The rule about the object store, which needs no document of the run."""
+    if steps and steps[-1].metric("publication_failed"):
+        number = steps[-1].number
+        reason = f"at step {number} the object store did not get version {number} or one before it"
+        yield Finding("not_published", reason, {"step": number})
 
 
 def seconds_between(steps: Sequence[MadeStep]) -> float | None:
@@ -116,13 +124,6 @@ def _uncompared(steps: Sequence[MadeStep]) -> Iterator[Finding]:
             " sampled the tokens are gone, or there is no memory for a second model"
         )
         yield Finding(rule.name, reason, {"count": uncompared, "steps": len(newest)})
-
-
-def _unpublished(steps: Sequence[MadeStep]) -> Iterator[Finding]:
-    if steps and steps[-1].metric("publication_failed"):
-        number = steps[-1].number
-        reason = f"at step {number} the object store did not get version {number} or one before it"
-        yield Finding("not_published", reason, {"step": number})
 
 
 def _reward(steps: Sequence[MadeStep]) -> Iterator[Finding]:

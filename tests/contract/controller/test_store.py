@@ -16,6 +16,7 @@ from leyden.libs.contracts import ids
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store import tables
+from leyden.libs.store.alarms.publications import ended_unpublished_runs
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, read_pools, write_pools
 from leyden.libs.store.read.results import list_evaluations
@@ -30,7 +31,7 @@ from leyden.services.controller.trainers.supervisor import TrainerSupervisor
 from leyden.services.controller.upkeep.alarms import judge_all
 from leyden.services.controller.worker import take_over
 from tests.support import builders
-from tests.support.alarms import alarm_lines
+from tests.support.alarms import add_alarm, alarm_lines, alarms
 
 LONG_AGO = datetime.now(tz=UTC) - timedelta(hours=1)
 
@@ -971,6 +972,26 @@ async def test_a_document_that_does_not_parse_fails_its_own_run_alone(scene: Sce
     async with scene.database.read() as session:
         judged = await session.get_one(tables.RunStatus, broken.id)
         assert judged.judged_end == judged.finished_at is not None
+
+
+async def test_a_document_that_breaks_leaves_the_alarms_that_it_cannot_be_asked_about(scene: Scene) -> None:
+    run = await add_run(scene)
+    await scene.tick(2)
+    await scene.finish_all(run)
+    await scene.tick()
+    await scene.credit_and_train(run, 1)
+    await add_alarm(scene.database, run.id, "gap_near_limit")
+    await add_alarm(scene.database, run.id, "stalled", number=2)
+    async with scene.database.session() as session:
+        made = {"metrics": {"publication_failed": 1.0}, "checkpoint": "2", "started_at": LONG_AGO}
+        session.add(tables.Step(run_id=run.id, number=2, **made))
+    await breaks(scene.database, run)
+    await scene.tick(2)
+    assert (await scene.phase(run))[0] == "failed"
+    # An ended run does not stall, and somebody publishes its versions.
+    assert list(await alarms(scene.database, run.id)) == ["gap_near_limit", "no_model_call", "not_published"]
+    async with scene.database.read() as session:
+        assert await ended_unpublished_runs(session) == [run.id]
 
 
 DAMAGES: list[Any] = [
