@@ -1,7 +1,7 @@
 """Attempts of clients: agents that the platform does not start. The leases are those of `leases`.
 
 A client asks for one attempt at a time and names its request, so that a repeat after a lost answer gets the same one:
-the owner of a lease is `worker/key`.
+the owner of a lease is `worker/key`, once for each agent of the run.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _DEMAND = text(f"""
                jsonb_build_object('name', CAST(:agent AS text))) #>> '{{}}', u.runner_type) AS runner_type,
            jsonb_path_query_array(u.config, '$.agents[*].name') AS agents, s.phase, u.intent,
            EXISTS (SELECT FROM rollouts r {_OF_AGENT} WHERE r.run_id = u.id AND {DUE}) AS is_due,
-           EXISTS (SELECT FROM attempts a WHERE a.run_id = u.id AND a.owner = :owner
-                   AND a.state IN ('leased', 'running')) AS is_held
+           EXISTS (SELECT FROM attempts a JOIN rollouts r ON r.id = a.rollout_id {_OF_AGENT}
+                   WHERE a.run_id = u.id AND a.owner = :owner AND a.state IN ('leased', 'running')) AS is_held
     FROM runs u LEFT JOIN run_status s ON s.run_id = u.id WHERE u.id = :run_id
 """)  # noqa: S608  # constants alone
 
@@ -39,7 +39,7 @@ _NEXT = text(f"""
 
 _COLUMNS = "a.rollout_id, a.number, a.run_id, a.lease_id, a.lease_expires_at"
 _HELD = text(f"""
-    WITH leased AS (SELECT {_COLUMNS} FROM attempts a
+    WITH leased AS (SELECT {_COLUMNS} FROM attempts a JOIN rollouts r ON r.id = a.rollout_id {_OF_AGENT}
         WHERE a.run_id = :run_id AND a.owner = :owner AND a.state IN ('leased', 'running'))
     {OF_LEASED}
 """)  # noqa: S608  # constants alone
@@ -113,12 +113,12 @@ async def lease_next(
 ) -> tuple[Lease | None, bool]:
     """Leases the next due rollout of an external agent of a run; None when another client was quicker.
 
-    The second value: whether the lease is new. Idempotency key: the owner, while its attempt lives.
+    The second value: whether the lease is new. Idempotency key: owner and agent, while the attempt lives.
 
     Args: agent: its name, where the run has several
     """
     await session.execute(_LOCK_OWNER, {"owner": owner})
-    held = (await session.execute(_HELD, {"run_id": run_id, "owner": owner})).first()
+    held = (await session.execute(_HELD, {"run_id": run_id, "owner": owner, "agent": agent})).first()
     if held is not None:
         return lease_of(held), False
     found = list(await session.scalars(_NEXT, {"run_id": run_id, "agent": agent}))

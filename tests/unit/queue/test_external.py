@@ -46,6 +46,24 @@ async def test_requests_at_once_with_one_owner_get_one_attempt_and_others_anothe
     assert len(ids) == 2 and sum(is_new for _, is_new in leased) == 2
 
 
+async def test_an_owner_that_plays_two_agents_has_an_attempt_of_each(database: Database) -> None:
+    document = {**builders.run_document(), "runner": {"type": "external"}}
+    del document["agent"]
+    run = await builders.add_run(database, config={**document, "agents": [{"name": "a"}, {"name": "b"}]})
+    for number, agent in enumerate("ab"):
+        await builders.add_group(database, run, number, agent=agent)
+    found = dict[str, list[Lease | None]]()
+    for agent in "abab":
+        async with database.session() as session:
+            asked = await external.read_demand(session, run.id, "one/key", agent)
+            assert asked is not None and asked.is_held is (agent in found)
+            leased, _ = await external.lease_next(session, run.id, "one/key", 30.0, agent)
+            found.setdefault(agent, []).append(leased)
+    first, again = found["a"], found["b"]
+    assert [one and one.agent_name for one in (*first, *again)] == ["a", "a", "b", "b"]
+    assert len({one.lease_id for one in (*first, *again) if one is not None}) == 2
+
+
 async def test_rollouts_of_runners_are_not_leased(database: Database) -> None:
     run = await builders.add_run(database)
     await builders.add_group(database, run)
