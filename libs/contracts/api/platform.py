@@ -19,6 +19,7 @@ class Engine(Body):
     """The further policy of that run; null for its own model."""
     policy_version: int | None
     state: str
+    """`serving`; `updating`: it loads weights; `idle`: it waits for a run; `draining`; `unreachable`."""
     detail: str | None
     updated_at: datetime
 

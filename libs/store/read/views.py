@@ -29,7 +29,7 @@ from leyden.libs.contracts.api.runs import PolicyVersion
 from leyden.libs.contracts.config import BrokenDocument, stored_object
 from leyden.libs.contracts.conversation import Json, Turn, parse_turn, parse_turns
 from leyden.libs.contracts.ids import run_of
-from leyden.libs.contracts.states import GroupState, RolloutState, RunIntent
+from leyden.libs.contracts.states import EngineState, GroupState, RolloutState, RunIntent
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.policies import PolicyKey, policies_by_id
@@ -456,20 +456,24 @@ async def list_policy_versions(
 
 
 async def list_engines(session: ReadSession) -> list[Engine]:
-    """Every engine that the controller has seen."""
+    """Every engine that the controller has seen. One without weights of a run is idle while no run has its pool."""
     rows = (await session.scalars(select(tables.Engine).order_by(tables.Engine.url))).all()
     policies = await policies_by_id(session, [row.run_id for row in rows if row.run_id is not None])
-    return [_engine(row, policies.get(row.run_id or "")) for row in rows]
+    had = set(await session.scalars(select(tables.Pool.name).where(func.cardinality(tables.Pool.run_ids) > 0)))
+    return [
+        _engine(row, policies.get(row.run_id or ""), is_idle=row.state == EngineState.UPDATING and row.pool not in had)
+        for row in rows
+    ]
 
 
-def _engine(row: tables.Engine, policy: PolicyKey | None) -> Engine:
+def _engine(row: tables.Engine, policy: PolicyKey | None, *, is_idle: bool) -> Engine:
     engine = Engine(
         url=row.url,
         pool=row.pool,
         run_id=row.run_id,
         policy_version=row.policy_version,
-        state=row.state,
-        detail=row.detail,
+        state="idle" if is_idle else row.state,
+        detail=None if is_idle else row.detail,
         updated_at=row.updated_at,
     )
     if policy is None or policy.is_own:

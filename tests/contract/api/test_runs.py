@@ -148,6 +148,21 @@ async def test_pools_show_their_engines_and_runs(api_http: httpx.AsyncClient, da
     ]
 
 
+async def test_an_engine_that_no_run_has_is_idle_until_one_has_its_pool(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    async with database.session() as session:
+        await write_pools(session, [Pool("default")])
+        nothing = EngineStatus("http://a", EngineState.UPDATING, detail="serves 'default', which no run gave it")
+        await write_engines(session, [nothing])
+    [engine] = (await api_http.get("/v1/engines")).json()["items"]
+    assert (engine["state"], engine["detail"]) == ("idle", None)
+    async with database.session() as session:
+        await write_assignments(session, {"default": Assignment(("run-a",), ())})
+    [engine] = (await api_http.get("/v1/engines")).json()["items"]
+    assert (engine["state"], engine["detail"]) == ("updating", "serves 'default', which no run gave it")
+
+
 async def test_a_pool_of_adapters_takes_runs_that_train_them(api_http: httpx.AsyncClient, database: Database) -> None:
     async with database.session() as session:
         await write_pools(session, [Pool("default"), Pool("shared", adapters=4, max_adapter_rank=16)])
