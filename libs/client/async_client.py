@@ -146,7 +146,11 @@ def _export(
 
 
 class AsyncClient:
-    """A client of one platform, for asyncio. Its methods are those of `Client`, and so are its arguments."""
+    """A client of one platform, for asyncio. Its methods are those of `Client`, and so are its arguments.
+
+    A cancelled call returns at once, and its request goes on in its thread: the platform may still do it, and `close`
+    waits for it. A repeat does nothing twice where the method has a `key`, and both calls give the same one.
+    """
 
     def __init__(
         self, base_url: str, token: str | None = None, *, timeout_seconds: float = 60.0, patience_seconds: float = 10.0

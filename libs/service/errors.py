@@ -17,6 +17,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 
+PLAIN_TITLES = {422: "Invalid request"}
+"""Titles of statuses whose own phrase says little: people read the title above the wrong fields."""
+
+
 class Misconfigured(Exception):
     """The process cannot start until the operator corrects something; the message names it and the remedy."""
 
@@ -66,7 +70,7 @@ def problem_response(
     extensions: Mapping[str, object] | None = None,
 ) -> Response:
     """A problem details answer (`application/problem+json`)."""
-    title = HTTPStatus(status).phrase
+    title = PLAIN_TITLES.get(status) or HTTPStatus(status).phrase
     body: dict[str, object] = {"type": "about:blank", "title": title, "status": status, "detail": detail or title}
     if cause is not None:
         body["cause"] = cause

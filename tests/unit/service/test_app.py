@@ -99,6 +99,10 @@ async def test_framework_errors_are_problems_too(
     assert answer.headers["content-type"] == "application/problem+json"
 
 
+async def test_wrong_values_are_headed_in_plain_words(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/number")).json()["title"] == "Invalid request"
+
+
 async def test_unexpected_errors_reveal_no_internals(client: httpx.AsyncClient) -> None:
     answer = await client.get("/broken", headers={"x-request-id": "abc-1"})
     assert (answer.status_code, answer.headers["x-request-id"]) == (500, "abc-1")
