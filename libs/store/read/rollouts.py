@@ -8,7 +8,20 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, cast
 
-from sqlalchemy import ColumnElement, Double, Row, Select, String, bindparam, func, literal_column, select, text, tuple_
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    Double,
+    Row,
+    Select,
+    String,
+    bindparam,
+    func,
+    literal_column,
+    select,
+    text,
+    tuple_,
+)
 
 from leyden.libs.contracts.api.rollouts import Cause, Rollout, RolloutPage
 from leyden.libs.contracts.states import ShownRolloutState
@@ -16,7 +29,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.paging import as_float, decode_cursor, page
-from leyden.libs.store.rewards import KNOWN_REWARD
+from leyden.libs.store.rewards import EARNED, GIVEN_OF_RUNS, KNOWN_REWARD, TRAINING_REWARD
 
 RolloutSort = Literal["newest", "oldest", "highest", "lowest"]
 RolloutRow = Row[tables.Rollout, tables.Group, int | None, float | None, str]
@@ -24,6 +37,15 @@ RolloutQuery = Select[tables.Rollout, tables.Group, int | None, float | None, st
 
 _STATE: ColumnElement[str] = literal_column(ROLLOUT_STATE)
 _REWARD: ColumnElement[float | None] = literal_column(KNOWN_REWARD)
+
+# Why: for 10,000 rollouts, those above a reward by reward with their count took 280 ms by a lookup for each; this pass
+# takes 110.
+_EARNED = f"""
+    WITH given AS MATERIALIZED ({GIVEN_OF_RUNS})
+    SELECT rollouts.id, CASE WHEN groups.evaluation_id IS NULL THEN {TRAINING_REWARD} ELSE {EARNED} END AS reward
+    FROM rollouts JOIN runs ON runs.id = rollouts.run_id JOIN groups ON groups.id = rollouts.group_id
+    LEFT JOIN given ON given.id = rollouts.id WHERE rollouts.run_id = ANY(:run_ids)
+"""  # noqa: S608  # constants alone
 
 # Tool calls and tasks are searched as JSON, which has line ends and quotes written out. Requests are not searched: each
 # repeats those before it.
@@ -119,9 +141,27 @@ class RolloutFilter:
 
 def select_rollouts() -> RolloutQuery:
     """Rollouts with their group, the step that consumed it, the reward and the shown state."""
+    return _select(_REWARD)
+
+
+def _select(reward: ColumnElement[float | None]) -> RolloutQuery:
     rollout, group, consumed = tables.Rollout, tables.Group, tables.StepGroup
-    joined = select(rollout, group, consumed.step, _REWARD, _STATE).join(group, group.id == rollout.group_id)
+    joined = select(rollout, group, consumed.step, reward, _STATE).join(group, group.id == rollout.group_id)
     return joined.outerjoin(consumed, (consumed.group_id == group.id) & (consumed.run_id == group.run_id))
+
+
+def _matching(wanted: RolloutFilter, *, at_once: bool) -> tuple[RolloutQuery, ColumnElement[float | None]]:
+    """Rollouts that the filter leaves, and their reward in the query.
+
+    Args: at_once: whether the rewards of all rollouts of a run are computed, which pays where each is asked for
+    """
+    if not at_once or wanted.run_id is None:
+        return _select(_REWARD).where(*_conditions(wanted, _REWARD)), _REWARD
+    bound = text(_EARNED).bindparams(bindparam("run_ids", [wanted.run_id], ARRAY(String)))
+    earned = bound.columns(id=String, reward=Double).cte("earned").prefix_with("MATERIALIZED")
+    reward: ColumnElement[float | None] = earned.c.reward
+    query = _select(reward).join(earned, earned.c.id == tables.Rollout.id)
+    return query.where(*_conditions(wanted, reward)), reward
 
 
 async def list_rollouts(
@@ -138,12 +178,14 @@ async def list_rollouts(
     Args: count: whether the first page counts all that the filter leaves
     Raises: BadCursor
     """
-    query = select_rollouts().where(*_conditions(wanted))
     total = None
     if count and cursor is None:
         # Why: a window over the page's own statement reads all its columns; this takes a third of the time.
-        total = await session.scalar(select(func.count()).select_from(query.subquery()))
-    rows = (await session.execute(_sorted(query, sort, cursor).limit(limit + 1))).all()
+        by_reward = wanted.reward_min is not None or wanted.reward_max is not None
+        counted, _ = _matching(wanted, at_once=by_reward)
+        total = await session.scalar(select(func.count()).select_from(counted.subquery()))
+    query, reward = _matching(wanted, at_once=sort in ("highest", "lowest"))
+    rows = (await session.execute(_sorted(query, reward, sort, cursor).limit(limit + 1))).all()
     found = page(f"rollouts {sort}", rows, limit, shown_rollout, lambda row: _key(row, sort))
     return RolloutPage(items=found.items, next_cursor=found.next_cursor, total=total)
 
@@ -155,7 +197,7 @@ async def list_causes(session: ReadSession, run_id: str) -> list[Cause]:
     return [Cause(cause=row.cause, rollouts=row.rollouts) for row in rows]
 
 
-def _conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
+def _conditions(wanted: RolloutFilter, reward: ColumnElement[float | None]) -> list[ColumnElement[bool]]:
     rollout, group, state = tables.Rollout, tables.Group, wanted.state
     equal: tuple[tuple[Any, object], ...] = (
         (rollout.run_id, wanted.run_id),
@@ -176,9 +218,9 @@ def _conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
         failed = (rollout.state == "excluded") | ((rollout.state == "finished") & (rollout.reason != "succeeded"))
         found.append(failed if wanted.failed else (rollout.state == "finished") & (rollout.reason == "succeeded"))
     if wanted.reward_min is not None:
-        found.append(cast("ColumnElement[float]", _REWARD) >= wanted.reward_min)
+        found.append(cast("ColumnElement[float]", reward) >= wanted.reward_min)
     if wanted.reward_max is not None:
-        found.append(cast("ColumnElement[float]", _REWARD) <= wanted.reward_max)
+        found.append(cast("ColumnElement[float]", reward) <= wanted.reward_max)
     if wanted.text:
         found.append(_has_text(wanted.run_id, wanted.text))
     if wanted.cause is not None:
@@ -213,7 +255,9 @@ def _pattern(words: str) -> str:
     return f"%{words}%"
 
 
-def _sorted(query: RolloutQuery, sort: RolloutSort, cursor: str | None) -> RolloutQuery:
+def _sorted(
+    query: RolloutQuery, reward: ColumnElement[float | None], sort: RolloutSort, cursor: str | None
+) -> RolloutQuery:
     created, key_id = tables.Rollout.created_at, tables.Rollout.id
     if sort in ("newest", "oldest"):
         order = tuple_(created, key_id)
@@ -221,8 +265,7 @@ def _sorted(query: RolloutQuery, sort: RolloutSort, cursor: str | None) -> Rollo
             query = query.where(order < tuple_(*key) if sort == "newest" else order > tuple_(*key))
         columns = (created, key_id)
         return query.order_by(*((column.desc() for column in columns) if sort == "newest" else columns))
-    sign = "-" if sort == "highest" else ""
-    place: ColumnElement[float] = literal_column(f"coalesce({sign}{KNOWN_REWARD}, 'Infinity'::float8)")
+    place = func.coalesce(-reward if sort == "highest" else reward, literal_column("'Infinity'::float8"))
     if key := decode_cursor(cursor, f"rollouts {sort}", str, str):
         query = query.where(tuple_(place, key_id) > tuple_(as_float(key[0]), key[1]))
     return query.order_by(place, key_id)
