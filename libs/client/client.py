@@ -280,12 +280,13 @@ class Client:
         parameters: Parameters = {"evaluation": evaluation, "verdict": verdict, "sort": sort}
         return self._pages(f"/v1/runs/{_part(run_id)}/tasks", RunTask, parameters)
 
-    def policies(self, run_id: str, *, policy: str | None = None) -> Iterator[PolicyVersion]:
+    def policies(self, run_id: str, *, policy: str | None = None, kept: bool | None = None) -> Iterator[PolicyVersion]:
         """Lists the policy versions, from 0.
 
-        Args: policy: see `steps`
+        Args: policy: see `steps`; kept: those alone whose files are there, or were removed
         """
-        return self._pages(f"/v1/runs/{_part(run_id)}/policies", PolicyVersion, {"policy": policy})
+        parameters: Parameters = {"policy": policy, "kept": kept}
+        return self._pages(f"/v1/runs/{_part(run_id)}/policies", PolicyVersion, parameters)
 
     def version_files(self, run_id: str, version: int, *, policy: str | None = None) -> VersionFiles:
         """Returns the files of a policy version, or the reason why the API cannot read them.

@@ -36,7 +36,7 @@ from leyden.libs.service import JsonResponse, Problem
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.datasets import find_dataset
 from leyden.libs.store.engines import read_pools
-from leyden.libs.store.read import agents, results, runs, views
+from leyden.libs.store.read import agents, policies, results, runs, views
 from leyden.libs.store.read.best import best_version
 from leyden.libs.store.runs import actions, retention
 from leyden.libs.store.training import read_computation, weights_bytes
@@ -195,10 +195,10 @@ async def get_run(store: Store, caller: Reader, run_id: str) -> Run:
     async with store.read() as session:
         found = await runs.get_run(session, run_id)
         own = await _of_trainer(session, run_id)
-        policies = dict(found.policies)
-        for name, policy in policies.items():
-            policies[name] = policy.model_copy(update=await _of_trainer(session, policy.id))
-    return found.model_copy(update={**own, "policies": policies})
+        further = dict(found.policies)
+        for name, policy in further.items():
+            further[name] = policy.model_copy(update=await _of_trainer(session, policy.id))
+    return found.model_copy(update={**own, "policies": further})
 
 
 async def _of_trainer(session: ReadSession, policy_id: str) -> _OfTrainer:
@@ -339,12 +339,20 @@ async def get_agents(
 
 @router.get("/{run_id}/policies")
 async def get_policies(
-    store: Store, caller: Reader, run_id: str, policy: PolicyName = None, cursor: Cursor = None, limit: Limit = 100
+    store: Store,
+    caller: Reader,
+    run_id: str,
+    policy: PolicyName = None,
+    kept: Annotated[
+        bool | None, Query(description="Versions alone whose files are there (true), or were removed (false).")
+    ] = None,
+    cursor: Cursor = None,
+    limit: Limit = 100,
 ) -> Page[PolicyVersion]:
     """List policy versions from 0, the base model."""
     async with store.read() as session:
         policy_id = await runs.policy_id(session, run_id, policy)
-        return await views.list_policy_versions(session, policy_id, cursor=cursor, limit=limit)
+        return await policies.list_policy_versions(session, run_id, policy_id, kept=kept, cursor=cursor, limit=limit)
 
 
 @router.get("/{run_id}/samples")

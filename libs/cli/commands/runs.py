@@ -369,13 +369,21 @@ def list_tasks(
 
 
 @policies.command("list")
-def list_policies(ctx: typer.Context, run: Name, policy: PolicyName = None, as_json: AsJson = False) -> None:
-    """List the policy versions of a run; 0 is the base model."""
+def list_policies(
+    ctx: typer.Context,
+    run: Name,
+    policy: PolicyName = None,
+    kept: Annotated[bool, typer.Option("--kept", help="Versions alone whose files are there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the policy versions of a run with the mean training reward that each earned; 0 is the base model."""
     with context_of(ctx).client() as leyden:
-        found = list(leyden.policies(leyden.find_run(run).id, policy=policy))
+        found = list(leyden.policies(leyden.find_run(run).id, policy=policy, kept=kept or None))
     rows = [
         (
             p.version,
+            None if p.reward_mean is None else f"{p.reward_mean:.3f}",
+            p.engines,
             f"{p.size_bytes / 2**20:.0f} MiB",
             p.content_sha256[:12],
             p.path if p.pruned_at is None else "removed (training.keep_checkpoints)",
@@ -383,7 +391,7 @@ def list_policies(ctx: typer.Context, run: Name, policy: PolicyName = None, as_j
         )
         for p in found
     ]
-    print_result(as_json, found, table(("version", "size", "sha256", "folder", "made"), rows))
+    print_result(as_json, found, table(("version", "reward", "engines", "size", "sha256", "folder", "made"), rows))
 
 
 @policies.command("export")

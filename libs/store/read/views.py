@@ -25,7 +25,6 @@ from leyden.libs.contracts.api.rollouts import (
     Sample,
     Span,
 )
-from leyden.libs.contracts.api.runs import PolicyVersion
 from leyden.libs.contracts.config import BrokenDocument, stored_object
 from leyden.libs.contracts.conversation import Json, Turn, parse_turn, parse_turns
 from leyden.libs.contracts.ids import run_of
@@ -434,25 +433,6 @@ def _sample(row: tables.Sample, step: int | None, replays: list[int], tokens: bo
 
 
 _ARRAYS = ("token_ids", "mask", "generator_logprobs", "advantages", "policy_versions")
-
-
-async def list_policy_versions(
-    session: ReadSession, run_id: str, *, cursor: str | None, limit: int
-) -> Page[PolicyVersion]:
-    """Policy versions of a run from 0."""
-    table, name = tables.PolicyVersion, f"policy versions of {run_id}"
-    conditions = [table.run_id == run_id]
-    if key := decode_cursor(cursor, name, int):
-        conditions.append(table.version > cast(int, key[0]))
-    query = select(table).where(*conditions).order_by(table.version).limit(limit + 1)
-    rows = (await session.scalars(query)).all()
-    return page(
-        name,
-        rows,
-        limit,
-        lambda row: PolicyVersion.model_validate(row, from_attributes=True),
-        lambda row: (row.version,),
-    )
 
 
 async def list_engines(session: ReadSession) -> list[Engine]:

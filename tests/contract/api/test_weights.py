@@ -189,3 +189,31 @@ async def test_weights_need_a_token_that_may_read(
             await asyncio.to_thread(client.download_version, run.id, 0, tmp_path / "got")
     with Client(api_url, reader.token) as client:
         await asyncio.to_thread(client.download_version, run.id, 0, tmp_path / "got")
+
+
+async def test_versions_tell_what_they_earned_in_training_and_which_engines_serve_them(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    critic = await builders.add_run(database, lead_run_id=run.id, policy="critic")
+    for version in range(3):
+        await builders.add_policy_version(database, run, version, pruned_at=run.created_at if version == 0 else None)
+        await builders.add_policy_version(database, critic, version)
+    for number, (version, state) in enumerate(((1, "complete"), (1, "complete"), (2, "open"))):
+        _, rollouts = await builders.add_group(database, run, number, admitted_version=version, state=state)
+        for rollout, reward in zip(rollouts, (0.25, 0.75), strict=True):
+            await builders.finish_rollout(database, rollout, reward=reward)
+    async with database.session() as session:
+        for url, served, state in (("a", critic.id, "serving"), ("b", run.id, "serving"), ("c", run.id, "unreachable")):
+            session.add(tables.Engine(url=url, run_id=served, policy_version=2, state=state))
+        await session.flush()
+        session.add(tables.EngineAdapter(url="a", run_id=run.id, policy_version=1))
+
+    async def shown(**words: str) -> list[tuple[int, float | None, int]]:
+        answer = await api_http.get(f"/v1/runs/{run.id}/policies", params=words)
+        return [(one["version"], one["reward_mean"], one["engines"]) for one in answer.json()["items"]]
+
+    assert await shown() == [(0, None, 0), (1, 0.5, 1), (2, None, 1)]
+    assert await shown(kept="false") == [(0, None, 0)]
+    assert await shown(kept="true", limit="1") == [(1, 0.5, 1)]
+    assert await shown(policy="critic", kept="true") == [(0, None, 0), (1, 0.5, 0), (2, None, 1)]

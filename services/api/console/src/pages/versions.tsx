@@ -6,17 +6,17 @@ import { bestVersion, request, usePolled, wholeEvaluations, wordsOf, type Evalua
 import { useRunEvents } from "../live";
 import { Paged } from "../paged";
 import { NameOf, Named } from "../named";
-import { AgentLine, Commands, Facts, Loaded, Problem, Select, Table, bytes, link, number, time } from "../parts";
+import { AgentLine, Commands, Facts, Loaded, Problem, Table, bytes, link, number, time } from "../parts";
 
 const SHOWN = 100;
-const FIELDS = ["policy"] as const;
+const FIELDS = ["policy", "kept"] as const;
 
 export function VersionsPage({ run }: { run: string }) {
   useRunEvents(run);
   const path = `v1/runs/${encodeURIComponent(run)}`;
   const answer = usePolled<Run>(path, undefined, ["run", "steps"]);
   const evaluations = usePolled<Page<Evaluation>>(`${path}/evaluations?limit=1000`, undefined, ["evaluations", "rollouts"]);
-  const [{ policy = "" }, change] = useChoice(FIELDS);
+  const [{ policy = "", kept = "" }, change] = useChoice(FIELDS);
   const whole = evaluations.data && wholeEvaluations(evaluations.data.items);
   const of = policy ? `?policy=${encodeURIComponent(policy)}` : "";
   const option = policy ? ` --policy ${policy}` : "";
@@ -26,46 +26,72 @@ export function VersionsPage({ run }: { run: string }) {
       <Loaded answer={answer}>
         {(data) => (
           <>
-            {Object.keys(data.policies ?? {}).length > 0 && (
-              <form class="filters" aria-label="Policy" onSubmit={(event) => event.preventDefault()}>
-                <Select id="policy" label="Policy" value={policy} onChange={(value) => change("policy", value)} options={[
-                  ["", "the run's own model"], ...Object.keys(data.policies ?? {}).map((name): [string, string] => [name, name]),
-                ]} />
-              </form>
-            )}
+            <PoliciesOf run={data} chosen={policy} />
             <Lineage run={data} policy={policy} />
           </>
         )}
       </Loaded>
       <Problem error={evaluations.error} at={evaluations.at} />
+      <p><label><input type="checkbox" checked={kept !== ""} onChange={(event) => change("kept", event.currentTarget.checked ? "true" : "")} /> Only versions whose files are there</label></p>
       <Paged<PolicyVersion>
-        path={`${path}/policies${of}`}
+        path={`${path}/policies?${new URLSearchParams([...(policy ? [["policy", policy]] : []), ...(kept ? [["kept", "true"]] : [])])}`}
         limit={SHOWN}
         parts={["steps", "run"]}
-        nothing={<><p>No version yet: the trainer writes version 0, the base model, when it starts. See the run:</p><Commands commands={[`leyden run watch ${run}`]} /></>}
+        nothing={kept ? <p>No version has files here.</p> : <><p>No version yet: the trainer writes version 0, the base model, when it starts. See the run:</p><Commands commands={[`leyden run watch ${run}`]} /></>}
       >
         {({ items }) => (
-            <Table label="Versions" head={["Version", "Held-out reward, 95 %", "Made", "Size", "Digest", "Files"]} numbers={["Size"]}>
+            <Table label="Versions" head={["Version", "Step", "Held-out reward, 95 %", "Training reward", "State", "Made", "Size", "Digest", "Files"]} numbers={["Step", "Training reward", "Size"]}>
               {items.map((one) => (
                 <tr key={one.version}>
                   <th scope="row">{one.version}{one.version === 0 && " (base)"}{isBest(answer.data, policy, one.version) && <strong> best</strong>}</th>
+                  <td class="number">{one.version === 0 ? "–" : <a href={`${link("runs", run)}/rollouts?step=${one.version}`} aria-label={`Rollouts of step ${one.version}`}>{one.version}</a>}</td>
                   <td><Rewards evaluations={whole?.filter((each) => each.measured_version === one.version)} run={run} /></td>
+                  <td class="number">{one.reward_mean == null ? <span class="quiet">none</span> : <a href={`${link("runs", run)}/rollouts?version=${one.version}`}>{number(one.reward_mean)}</a>}</td>
+                  <td><VersionState version={one} /></td>
                   <td>{time(one.created_at)}</td>
                   <td class="number">{bytes(one.size_bytes)}</td>
                   <td><code>{one.content_sha256.slice(0, 12)}</code></td>
-                  <td class="reason">{one.pruned_at ? <span class="quiet">removed {time(one.pruned_at)}</span> : <Files path={`${path}/policies/${one.version}`} of={of} version={one.version} />}</td>
+                  <td class="reason">{one.pruned_at ? <span class="quiet">none</span> : <Files path={`${path}/policies/${one.version}`} of={of} version={one.version} />}</td>
                 </tr>
               ))}
             </Table>
         )}
       </Paged>
-      <Commands commands={[`leyden policy list ${run}${option}`, `leyden policy export ${run}${option} --to FOLDER`]} />
+      <Commands commands={[`leyden policy list ${run}${option}${kept && " --kept"}`, `leyden policy export ${run}${option} --to FOLDER`]} />
     </>
   );
 }
 
 const isBest = (run: Run | undefined, policy: string, version: number) =>
   (policy ? run?.policies?.[policy]?.best_version : run?.best_version) === version;
+
+/** Served by engines, kept on disk, or removed. */
+function VersionState({ version: { engines, pruned_at } }: { version: PolicyVersion }) {
+  if (engines) return <span class="state serving">served by {engines} {engines === 1 ? "engine" : "engines"}</span>;
+  return pruned_at ? <span class="quiet">removed {time(pruned_at)}</span> : <span class="state">kept</span>;
+}
+
+/** The policies of a run that has several, each with its newest and best version; a link shows its versions below. */
+function PoliciesOf({ run, chosen }: { run: Run; chosen: string }) {
+  const further = Object.entries(run.policies ?? {});
+  if (further.length === 0) return null;
+  const { step, steps, policy_version } = run.progress;
+  const own = { ...run, step, steps, policy_version, trains: true };
+  return (
+    <Table label="Policies" head={["Policy", "Step", "Newest version", "Best version", "Begins with", "On disk"]} numbers={["Step", "Newest version", "Best version", "On disk"]}>
+      {[["", own] as const, ...further].map(([name, one]) => (
+        <tr key={name}>
+          <th scope="row"><a href={`${link("runs", run.id)}/versions${name && `?policy=${encodeURIComponent(name)}`}`} aria-current={name === chosen ? "true" : undefined}>{name ? <AgentLine text={name} /> : "the run's own model"}</a></th>
+          <td class="number">{one.trains ? `${one.step} / ${one.steps ?? "?"}` : "frozen"}</td>
+          <td class="number">{one.policy_version ?? "none yet"}</td>
+          <td class="number">{bestVersion(one)}</td>
+          <td>{one.parent ? <>version {one.parent.version} of <Named kind="runs" id={one.parent.run_id} part="/versions" /></> : "the base model"}</td>
+          <td class="number">{one.weights_bytes == null ? "unknown" : bytes(one.weights_bytes)}</td>
+        </tr>
+      ))}
+    </Table>
+  );
+}
 
 function Lineage({ run, policy }: { run: Run; policy: string }) {
   const made = policy ? run.policies?.[policy] : run;
