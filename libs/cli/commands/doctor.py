@@ -27,6 +27,7 @@ from leyden.libs.cli.local.services import INTERNAL_PORTS, KEYS, PORTS, listens,
 from leyden.libs.cli.view.findings import Finding
 from leyden.libs.cli.view.output import AsJson, as_text, print_result, table
 from leyden.libs.containers.client import CONTAINER_PROGRAM, ContainerClient, ContainerError
+from leyden.libs.contracts.api.waiting import NEEDED_DISK_BYTES
 from leyden.libs.sandbox.mounts import WORK, rights_to_show
 
 WHEELS = {
@@ -50,7 +51,6 @@ NO_VIEW_REMEDY = (
     "allow user namespaces (sysctl kernel.apparmor_restrict_unprivileged_userns=0 or user.max_user_namespaces above 0)"
     " or CAP_SYS_ADMIN, or use runner.type container"
 )
-NEEDED_DISK_BYTES = 5 * 2**30
 NEEDED_MEMORY_BYTES = 4 * 2**30
 
 

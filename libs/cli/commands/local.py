@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -40,6 +40,7 @@ from leyden.libs.cli.view.output import AsJson, Part, as_text, facts, print_resu
 from leyden.libs.client import Client, LeydenError
 from leyden.libs.contracts.api.platform import Engine
 from leyden.libs.contracts.api.runs import Run
+from leyden.libs.contracts.api.waiting import Volume
 from leyden.libs.contracts.states import ENDED
 
 STOP_SECONDS = 120.0
@@ -233,12 +234,12 @@ def status(ctx: typer.Context, home: Home = None, as_json: AsJson = False) -> No
         return
     record = _running(context)
     states = {name: _state(service) for name, service in record.services.items()}
-    engines, runs, error = _from_api(context)
+    seen = _from_api(context)
     services = {
         name: {**service.model_dump(mode="json"), "status": states[name]} for name, service in record.services.items()
     }
-    document = {"state": record.state, "services": services, "engines": engines, "runs": runs}
-    print_result(as_json, document, *_status(record, states, engines, runs, error))
+    document = {"state": record.state, "services": services, **seen.document()}
+    print_result(as_json, document, *_status(record, states, seen))
     if any(state != "ok" for state in states.values()):
         raise typer.Exit(Exit.ERROR)
 
@@ -249,49 +250,69 @@ def _state(service: ServiceRecord) -> str:
     return ", ".join(f"{check} {result}".strip() for check, result in failing.items()) or "ok"
 
 
-def _from_api(context: Context) -> tuple[list[Engine], list[Run], str | None]:
+@dataclass(frozen=True)
+class _Seen:
+    """The answers of the API; `error`: it gave none."""
+
+    engines: list[Engine] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    volumes: list[Volume] = field(default_factory=list)
+    error: str | None = None
+
+    def document(self) -> dict[str, object]:
+        return {"engines": self.engines, "runs": self.runs, "volumes": self.volumes}
+
+
+def _from_api(context: Context) -> _Seen:
     try:
         with context.client() as leyden:
             newest = itertools.islice(leyden.runs(), NEWEST_RUNS)
-            return list(leyden.engines()), [run for run in newest if run.phase not in ENDED], None
+            active = [run for run in newest if run.phase not in ENDED]
+            return _Seen(list(leyden.engines()), active, leyden.platform().volumes)
     except (LeydenError, CommandError) as error:
-        return [], [], str(error)
+        return _Seen(error=str(error))
 
 
-def _status(
-    record: PlatformRecord, states: dict[str, str], engines: list[Engine], runs: list[Run], error: str | None
-) -> Iterator[Part]:
+def _status(record: PlatformRecord, states: dict[str, str], seen: _Seen) -> Iterator[Part]:
     services = [
         (name, states[name], one.url or one.internal_url, one.process.pid if one.process else None, one.restarts)
         for name, one in record.services.items()
     ]
     yield table(("service", "status", "address", "pid", "restarts"), services)
-    yield from _engines_and_runs(engines, runs, error)
+    yield from _parts(seen)
 
 
 def _cluster_status(context: Context, as_json: bool) -> None:
     release = context.release()
     pods = sorted(map(pod_state, release.pods()), key=lambda pod: (pod.component, pod.name))
-    engines, runs, error = _from_api(context)
+    seen = _from_api(context)
     document = {
         "release": release.name,
         "namespace": release.namespace,
         "pods": [asdict(pod) for pod in pods],
-        "engines": engines,
-        "runs": runs,
+        **seen.document(),
     }
     rows = [(pod.component, pod.name, pod.reason or pod.phase.lower(), pod.restarts, pod.node) for pod in pods]
     shown = table(("component", "pod", "status", "restarts", "node"), rows)
-    print_result(as_json, document, shown, *_engines_and_runs(engines, runs, error))
+    print_result(as_json, document, shown, *_parts(seen))
     if any(pod.reason for pod in pods if lasts(pod.component)):
         raise typer.Exit(Exit.ERROR)
 
 
-def _engines_and_runs(engines: list[Engine], runs: list[Run], error: str | None) -> Iterator[Part]:
-    if error is not None:
-        yield as_text(f"the API answers: {error}")
+def _parts(seen: _Seen) -> Iterator[Part]:
+    if seen.error is not None:
+        yield as_text(f"the API answers: {seen.error}")
         return
-    rows = [(e.url, e.pool, e.state, e.run_id, e.policy_version, e.updated_at) for e in engines]
+    rows = [(e.url, e.pool, e.state, e.run_id, e.policy_version, e.updated_at) for e in seen.engines]
     yield table(("engine", "pool", "state", "run", "version", "seen"), rows) if rows else "No engine has been seen yet."
-    active = [(run.id, run.name, run.phase, steps_words(run.progress), run.reason) for run in runs]
+    active = [(run.id, run.name, run.phase, steps_words(run.progress), run.reason) for run in seen.runs]
     yield table(("run", "name", "phase", "step", "reason"), active) if active else "No run is active."
+    if seen.volumes:
+        yield table(("disk", "free", "of", "folder"), [_disk_row(one) for one in seen.volumes])
+
+
+def _disk_row(one: Volume) -> tuple[str, str, str, str | None]:
+    if one.free_bytes is None or one.total_bytes is None:
+        return one.name, "unknown", "unknown", one.reason
+    low = " (nearly full)" if one.nearly_full else ""
+    return one.name, f"{one.free_bytes / 2**30:.1f} GiB{low}", f"{one.total_bytes / 2**30:.1f} GiB", one.path

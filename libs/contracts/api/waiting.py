@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
 
 from leyden.libs.contracts.api.body import Body, Page
 
@@ -53,6 +56,25 @@ class ServiceState(Body):
     """The last statement over one of them; null without a connection."""
 
 
+NEEDED_DISK_BYTES = 5 * 2**30
+"""Free bytes below which a disk is nearly full: a training may write as much within minutes."""
+
+
+class Volume(Body):
+    """A disk that services write to, as the API's machine sees it."""
+
+    name: Literal["versions", "database"]
+    """`versions`: the folder of the newest version, which has checkpoints beside it; `database`: that of Postgres."""
+    path: str | None
+    free_bytes: int | None
+    total_bytes: int | None
+    """Null where the API cannot tell, as is `free_bytes`."""
+    nearly_full: bool | None
+    """Whether less than 5 GiB is free, which `leyden doctor` asks for; null where that is not known."""
+    reason: str | None = None
+    """Why the API cannot tell."""
+
+
 class Platform(Body):
     """The services, the work that waits, and disk space."""
 
@@ -66,3 +88,5 @@ class Platform(Body):
     database_bytes: int
     weights_bytes: int
     """Sizes of all versions whose files are there, as trainers recorded them; checkpoints are not among them."""
+    volumes: list[Volume] = Field(default_factory=list)
+    """The disks of versions and database; empty in answers of an older platform."""

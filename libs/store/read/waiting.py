@@ -64,6 +64,15 @@ _BYTES = text("""
         (SELECT coalesce(sum(size_bytes), 0)::bigint FROM policy_versions WHERE pruned_at IS NULL) AS weights
 """)
 
+# Postgres tells its folder to few; elsewhere than on this machine the path would be another disk's.
+_FOLDERS = text("""
+    SELECT (SELECT path FROM policy_versions WHERE pruned_at IS NULL AND version > 0
+            ORDER BY created_at DESC LIMIT 1) AS versions,
+        CASE WHEN coalesce(host(inet_server_addr()) IN ('127.0.0.1', '::1'), true)
+            AND pg_has_role(current_user, 'pg_read_all_settings', 'USAGE')
+        THEN current_setting('data_directory') END AS database
+""")
+
 
 async def list_waiting(session: ReadSession, run_id: str | None, *, cursor: str | None, limit: int) -> WaitingPage:
     """Rollouts that wait for feedback, those that ended first at the beginning. Args: run_id: None: of all runs"""
@@ -115,3 +124,9 @@ async def read_platform(session: ReadSession) -> Platform:
         database_bytes=size.database,
         weights_bytes=size.weights,
     )
+
+
+async def folders_written(session: ReadSession) -> tuple[str | None, str | None]:
+    """The folders of the newest trained version and of a Postgres on this machine; None where they are not known."""
+    row = (await session.execute(_FOLDERS)).one()
+    return row.versions, row.database

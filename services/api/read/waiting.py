@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 
 from leyden.libs.contracts.api.waiting import Platform, WaitingPage
 from leyden.libs.store.read import runs
-from leyden.libs.store.read.waiting import list_waiting, read_platform
+from leyden.libs.store.read.waiting import folders_written, list_waiting, read_platform
 from leyden.services.api.auth import GuardedRoute, Reader
 from leyden.services.api.parameters import Cursor, Limit, Store
+from leyden.services.api.read.volumes import measured
 
 router = APIRouter(prefix="/v1", tags=["platform"], route_class=GuardedRoute)
 
@@ -34,4 +36,6 @@ async def get_waiting(
 async def get_platform(store: Store, caller: Reader) -> Platform:
     """Show the services as the database sees them, the work that waits, and disk space."""
     async with store.read() as session:
-        return await read_platform(session)
+        found = await read_platform(session)
+        folders = await folders_written(session)
+    return found.model_copy(update={"volumes": await asyncio.to_thread(measured, *folders)})

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import httpx
 import pytest
 
 from leyden.libs.client import Client, NotFound
+from leyden.libs.contracts.api.waiting import NEEDED_DISK_BYTES
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from tests.fakes.served_api import TOKEN
@@ -96,3 +99,24 @@ async def test_the_platform_tells_work_bytes_and_which_services_are_connected(
     connected = {one.name: one.active_at is not None for one in found.services if one.connections > 0}
     assert connected == {"api": True, "grader": True}
     assert {one.name for one in found.services} >= {"gateway", "controller", "runner", "trainer"}
+
+
+async def test_the_platform_tells_free_disk_where_the_api_has_the_folder(
+    leyden: Client, database: Database, tmp_path: Path
+) -> None:
+    run, _ = await run_that_waits(database)
+    await builders.add_policy_version(database, run, 0, path=str(tmp_path))
+    versions, postgres = (await asyncio.to_thread(leyden.platform)).volumes
+    assert (versions.free_bytes, versions.nearly_full, "no run has trained" in (versions.reason or "")) == (
+        None,
+        None,
+        True,
+    )
+    assert postgres.path is not None and postgres.total_bytes == shutil.disk_usage(postgres.path).total
+    await builders.add_policy_version(database, run, 1, path=str(tmp_path))
+    [versions, _] = (await asyncio.to_thread(leyden.platform)).volumes
+    assert versions.free_bytes is not None and 0 < versions.free_bytes <= (versions.total_bytes or 0)
+    assert versions.nearly_full == (versions.free_bytes < NEEDED_DISK_BYTES)
+    await builders.add_policy_version(database, run, 2, path=str(tmp_path / "gone"))
+    [versions, _] = (await asyncio.to_thread(leyden.platform)).volumes
+    assert (versions.free_bytes, versions.reason) == (None, f"the API's machine has no folder {tmp_path / 'gone'}")

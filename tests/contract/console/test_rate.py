@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from playwright.sync_api import Browser, expect
@@ -13,6 +14,7 @@ from leyden.libs.store.database import Database
 from tests.contract.api.test_waiting import run_that_waits
 from tests.contract.console.conftest import HOSTILE, SHOWN, Insert
 from tests.fakes.served_api import TOKEN
+from tests.support import builders
 from tests.support.browser import Visitor
 
 
@@ -103,6 +105,8 @@ def test_the_platform_shows_services_pools_and_what_is_unknown(
                 tables.Engine(url="http://one", pool="default", run_id=run.id, policy_version=3, state="serving")
             )
             session.add(tables.Engine(url="http://two", pool="default", state="unreachable", detail=HOSTILE))
+        for version in range(2):
+            await builders.add_policy_version(database, run, version, path="/nowhere")
         return run.id
 
     run = insert(pools)
@@ -118,7 +122,9 @@ def test_the_platform_shows_services_pools_and_what_is_unknown(
     expect(engines.nth(1)).to_contain_text("unreachableunknownunknown")
     expect(engines.nth(1)).to_contain_text(SHOWN)
     expect(page.get_by_text("No engine of this pool has been seen")).to_be_visible()
-    expect(page.get_by_text("Checkpoints, free diskunknown")).to_be_visible()
+    disks = page.get_by_role("region", name="Disks").locator("tbody tr")
+    expect(disks.nth(0)).to_have_text("versions and checkpointsunknownunknownthe API's machine has no folder /nowhere")
+    expect(disks.nth(1)).to_have_text(re.compile(r"^the database[\d.]+ .iB[\d.]+ .iB/"))
     assert visitor.violations() == []
     page.get_by_role("definition").get_by_role("link", name="2", exact=True).click()
     expect(page.get_by_role("heading", name="Rate rollouts")).to_be_visible()

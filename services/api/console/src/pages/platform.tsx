@@ -35,10 +35,23 @@ function Overview({ platform, health }: { platform: Platform; health: Health | u
           ["Grades of people that wait", <a href="#/rate">{platform.waiting_feedback.toLocaleString()}</a>],
           ["Database", bytes(platform.database_bytes)],
           ["Weights of versions", bytes(platform.weights_bytes)],
-          ["Checkpoints, free disk", "unknown"],
           ["Schema", health ? (health.schema_revision ?? "none") : "unknown"],
         ]}
       />
+      <h2>Disks</h2>
+      <Table label="Disks" head={["Disk of", "Free", "In all", "Folder"]} numbers={["Free", "In all"]}>
+        {platform.volumes?.map((one) => (
+          <tr key={one.name}>
+            <th scope="row">{DISKS[one.name]}</th>
+            <td class="number">{one.free_bytes == null ? "unknown" : bytes(one.free_bytes)}</td>
+            <td class="number">{one.total_bytes == null ? "unknown" : bytes(one.total_bytes)}</td>
+            <td class="reason"><AgentLine text={one.reason ?? one.path} /></td>
+          </tr>
+        ))}
+      </Table>
+      {platform.volumes?.filter((one) => one.nearly_full).map((one) => (
+        <p key={one.name} class="warning">The disk of {DISKS[one.name]} is nearly full: remove runs (`leyden run delete`), keep fewer versions (training.keep_checkpoints), or give it room.</p>
+      ))}
       <h2>Services</h2>
       <Table label="Services" head={["Service", "State", "Connections", "Last statement"]} numbers={["Connections"]}>
         {platform.services.map((one) => (
@@ -54,6 +67,8 @@ function Overview({ platform, health }: { platform: Platform; health: Health | u
     </>
   );
 }
+
+const DISKS = { versions: "versions and checkpoints", database: "the database" };
 
 function PoolOf({ pool }: { pool: Pool }) {
   return (
