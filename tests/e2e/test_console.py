@@ -296,8 +296,7 @@ def test_every_number_of_the_charts_is_that_of_sql(
     expect(page.get_by_role("img", name="Mean reward of held-out tasks")).to_be_visible()
     expect(page.locator("figcaption")).to_have_count(len(NUMBERS))
     assert sorted(page.locator("figcaption").all_inner_texts()) == sorted(NUMBERS)
-    for fold in page.get_by_text("Numbers", exact=True).all():
-        fold.click()
+    open_numbers(page)
     differences = []
     with psycopg.connect(platform.facts.database_url) as database:
         for title, (digits, query) in NUMBERS.items():
@@ -338,6 +337,9 @@ def test_the_ledger_of_each_sibling_is_that_of_sql(
         for rollout in client.rollouts(group=group):
             page.evaluate(f"location.hash = '#/rollouts/{rollout.id}'")
             expect(page.get_by_role("heading", name=f"Rollout {rollout.id}")).to_be_visible()
+            # The group's answer comes last, and the credit's rows change with it.
+            expect(page.get_by_text(re.compile("the mean of the (others' values|values below)"))).to_be_visible()
+            expect(page.get_by_text("unknown", exact=False)).to_have_count(0)
             scope = {"rollout": rollout.id}
             reward = cells(page, "Reward")
             found = database.execute(COMPONENTS_OF, scope).fetchall()
@@ -353,8 +355,6 @@ def test_the_ledger_of_each_sibling_is_that_of_sql(
             assert all(
                 is_shown(*pair, 3) for row in zip(shown, credited, strict=True) for pair in zip(*row, strict=True)
             )
-            expect(page.get_by_text(re.compile("the mean of the (others' values|values below)"))).to_be_visible()
-            expect(page.get_by_text("unknown", exact=False)).to_have_count(0)
     assert visitor.violations() == [] and visitor.complaints == []
 
 
@@ -405,6 +405,7 @@ def test_facts_legends_counts_and_evaluations_of_a_run_are_those_of_sql(
     page = visitor.page
     page.goto(console_link(client, platform.facts.url("api"), f"/runs/{run.id}"))
     expect(page.get_by_role("img", name="Mean reward of held-out tasks")).to_be_visible()
+    expect(page.locator("figcaption")).to_have_count(len(NUMBERS))
     facts = dict(zip(page.locator("dt").all_inner_texts(), page.locator("dd").all_inner_texts(), strict=True))
     # The device's settings are words of the trainer alone.
     assert {*facts} - {"Computes in"} == {*FACTS}
@@ -424,7 +425,8 @@ def test_facts_legends_counts_and_evaluations_of_a_run_are_those_of_sql(
         assert {name: shown_counts.get(name) for name, _ in rows(COUNTS)} == dict(rows(COUNTS))
         untrainable = [(row[0],) for row in rows(NUMBERS["Calls that do not train"][1].replace("g.step,", "", 1))]
         assert sum(untrained.values()) == sum(count for (count,) in untrainable)
-        assert run.excluded == {} and page.get_by_text("No training rollout was excluded.").is_visible()
+        assert run.excluded == {}
+        expect(page.get_by_text("No training rollout was excluded.")).to_be_visible()
         legends_are_the_last_numbers(page)
 
         page.get_by_role("navigation", name="Run").get_by_role("link", name="Evaluations").click()
@@ -435,12 +437,18 @@ def test_facts_legends_counts_and_evaluations_of_a_run_are_those_of_sql(
     assert visitor.complaints == []
 
 
+def open_numbers(page: Page) -> None:
+    """Unfolds the table of each chart; the page draws it some time after the click."""
+    folds = page.locator("figure").get_by_text("Numbers", exact=True)
+    for fold in folds.all():
+        fold.click()
+    expect(page.locator("figure tbody")).to_have_count(folds.count())
+
+
 def legends_are_the_last_numbers(page: Page) -> None:
     """Each chart's words under it repeat the last row of its table, which is SQL's."""
+    open_numbers(page)
     for figure in page.locator("figure").all():
-        figure.get_by_text("Numbers", exact=True).click()
-        # A browser tells the page of an opened part later than the click ends.
-        expect(figure.locator("tbody tr").first).to_be_visible()
         heads = figure.locator("thead th").all_inner_texts()[1:]
         rows = [row.locator("th, td").all_inner_texts() for row in figure.locator("tbody tr").all()]
         legends = figure.locator(".legend li").all_inner_texts()
