@@ -1,4 +1,4 @@
-"""Trainers forked from a process that has imported torch, transformers and SQLAlchemy: most of a trainer's start."""
+"""Trainers forked from a process that has imported all that a trainer imports, which is most of its start."""
 
 import multiprocessing
 import os
@@ -8,12 +8,22 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from leyden.libs.faults import points
+from leyden.libs.faults.settings import FaultSettings
+
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["accelerate", "sqlalchemy.ext.asyncio", "transformers.models.llama.modeling_llama"])
+_forks.set_forkserver_preload(
+    [
+        "accelerate",
+        "transformers.models.llama.modeling_llama",
+        "leyden.services.trainer.follower",
+        "leyden.services.trainer.worker",
+    ]
+)
 
 
 def forked_trainer(run_id: str, environment: dict[str, str]) -> BaseProcess:
-    """A process of its own, not started yet; it imports Leyden with these variables, and no others."""
+    """A process of its own, not started yet, with these variables and no others."""
     return _forks.Process(target=_main, args=(run_id, environment))
 
 
@@ -30,5 +40,7 @@ def run_forked(work: Callable[..., None], *arguments: Any, processes: int) -> No
 def _main(run_id: str, environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
+    # Imported before, with other variables.
+    points._folder = FaultSettings().folder
     sys.argv = ["leyden.services.trainer", "--run-id", run_id]
     runpy.run_module("leyden.services.trainer", run_name="__main__", alter_sys=True)
