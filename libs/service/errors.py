@@ -16,7 +16,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-
 PLAIN_TITLES = {422: "Invalid request"}
 """Titles of statuses whose own phrase says little: people read the title above the wrong fields."""
 

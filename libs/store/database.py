@@ -151,9 +151,7 @@ class Database:
             async with self._beside.block() as connection:
                 yield connection
 
-    async def in_thread(
-        self, session: ReadSession, function: Callable[P, RV], *args: P.args, **kwargs: P.kwargs
-    ) -> RV:
+    async def in_thread(self, session: ReadSession, function: Callable[P, RV], *args: P.args, **kwargs: P.kwargs) -> RV:
         """The function's result, computed in a thread while the session's transaction stays open.
 
         A process that lives sends statements, before Postgres ends the transaction after `idle_seconds` without one.

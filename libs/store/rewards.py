@@ -56,6 +56,34 @@ KNOWN_REWARD = f"""(CASE WHEN NOT ((SELECT awaits_rewards FROM runs AS own WHERE
     AND {_SUCCEEDED} AND {_NOT_GIVEN}) THEN {REWARD} END)"""  # noqa: S608  # constants alone
 """SQL over `rollouts`: the reward for people; null also while it is to come."""
 
+_OF_STEP = "of_step.run_id = {run} AND of_step.step = {step}"
+# Why: credit has one row for a group, which is far less to read; its numbers count a reward that is to come as 0.
+_STEP_MEAN = f"""(SELECT CASE WHEN runs.awaits_rewards THEN (
+        SELECT avg({KNOWN_REWARD}) FROM step_groups AS of_step JOIN rollouts ON rollouts.group_id = of_step.group_id
+        WHERE {_OF_STEP} AND rollouts.state = 'finished' AND {SIBLING}
+    ) ELSE (
+        SELECT sum(credit.reward_mean * credit.counted_siblings)
+            / nullif(sum(credit.counted_siblings) FILTER (WHERE credit.reward_mean IS NOT NULL), 0)
+        FROM step_groups AS of_step
+        JOIN group_credits AS credit ON credit.group_id = of_step.group_id AND credit.run_id = of_step.run_id
+        WHERE {_OF_STEP}
+    ) END FROM policies JOIN runs ON runs.id = policies.run_id WHERE policies.id = {{run}})"""  # noqa: S608  # constants
+
+
+def step_mean(run: str, step: str) -> str:
+    """SQL: the mean reward over the rollouts of a step, as `reward_mean` of steps; null where none is known.
+
+    Args: run, step: SQL of the id of a run or a further policy, and of the step's number
+    """
+    return _STEP_MEAN.format(run=run, step=step)
+
+
+IS_USED = """(rollouts.run_id = (SELECT run_id FROM policies WHERE id = step_groups.run_id)
+    OR EXISTS (SELECT FROM samples WHERE samples.run_id = step_groups.run_id
+               AND samples.group_id = step_groups.group_id AND samples.rollout_id = rollouts.id))"""
+"""SQL over `rollouts` and `step_groups`: whether the step trains it, and not another one of the group. Fine-tuning
+trains some rollouts of other runs, and each run all of its own."""
+
 # Why: looking up what each of 10,000 rollouts was given takes three times as long as one pass over all of a run.
 GIVEN_OF_RUNS = """
     SELECT rollouts.id, sum(w.value) AS total FROM rollouts JOIN (

@@ -17,7 +17,7 @@ from leyden.libs.contracts.config.reward import Component
 from leyden.libs.store.alarms.trends import jump, mean_deviates, trend
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.best import measured_tasks, own_evaluations
-from leyden.libs.store.rewards import SIBLING
+from leyden.libs.store.rewards import SIBLING, step_mean
 
 TREND_STEPS, LEAST_STEPS = ALARM_RULES["component_rises_alone"].window, ALARM_RULES["component_rises_alone"].at_least
 """The newest steps, whose trends are judged; fewer have none."""
@@ -45,8 +45,8 @@ _COMPONENTS = text(f"""
 """)  # noqa: S608  # constants alone
 
 # Every sampled token of a rollout is trained by one sample.
-_STEPS = text("""
-    SELECT g.step, avg(c.reward_mean) AS reward, sum(c.counted_siblings)::float8 AS rollouts,
+_STEPS = text(f"""
+    SELECT g.step, {step_mean(":run", "g.step")} AS reward, sum(c.counted_siblings)::float8 AS rollouts,
            sum((c.calls ->> 'calls')::bigint)::float8 AS calls, sum(sampled.tokens)::float8 AS tokens
     FROM step_groups g
     JOIN group_credits c ON c.group_id = g.group_id AND c.run_id = g.run_id
@@ -55,7 +55,7 @@ _STEPS = text("""
     ) AS sampled
     WHERE g.run_id = :run AND (g.step <= :first OR g.step > :after)
     GROUP BY g.step ORDER BY g.step
-""")
+""")  # noqa: S608  # constants alone
 
 
 @dataclass(frozen=True)

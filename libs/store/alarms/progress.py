@@ -20,6 +20,7 @@ from leyden.libs.store.alarms.steps import FIRST, NEWEST, MadeStep, judge_steps,
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read import step_figures
 from leyden.libs.store.read.call_counts import absent_roles, of_steps, roles_seen
+from leyden.libs.store.rewards import step_mean
 from leyden.libs.store.runs.trainer_ends import trainer_ends
 from leyden.libs.store.training import read_computation
 
@@ -28,17 +29,13 @@ MIN_TOOL_CALLS, MIN_CALLS, MIN_EQUAL_GROUPS = 10, 20, 4
 SHORTEST_STALL_SECONDS = 60.0
 """Steps of a small model take seconds, and a pause of some seconds is none."""
 
-# The mean over groups: they are of one size.
-_STEPS = text("""
-    SELECT s.number, s.metrics, s.created_at,
-           (SELECT avg(c.reward_mean) FROM step_groups g
-            JOIN group_credits c ON c.group_id = g.group_id AND c.run_id = g.run_id
-            WHERE g.run_id = :run AND g.step = s.number) AS reward
+_STEPS = text(f"""
+    SELECT s.number, s.metrics, s.created_at, {step_mean("s.run_id", "s.number")} AS reward
     FROM steps s
     WHERE s.run_id = :run AND (s.number <= :first
         OR s.number > (SELECT max(number) FROM steps WHERE run_id = :run) - :newest)
     ORDER BY s.number
-""")
+""")  # noqa: S608  # constants alone
 
 _STALE = text("""
     SELECT (SELECT count(*) FROM step_groups g WHERE g.run_id = :run AND g.verdict = 'stale'

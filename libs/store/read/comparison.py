@@ -24,6 +24,7 @@ from leyden.libs.store.read import results, runs
 from leyden.libs.store.read.best import BestVersion, measured_versions, measurements
 from leyden.libs.store.read.intervals import student_95
 from leyden.libs.store.read.tasks import task_texts
+from leyden.libs.store.rewards import step_mean
 
 EVALUATIONS = 1000
 POINTS = 40
@@ -31,9 +32,8 @@ POINTS = 40
 MOST_CHANGES = 10
 """Tasks named of those that rose, and of those that fell."""
 
-# Evenly: each step whose share of the way differs from that of the step before. Credit's means are those of the
-# rollouts, and one row for a group is far less to read.
-_CURVES = text("""
+# Evenly: each step whose share of the way differs from that of the step before.
+_CURVES = text(f"""
     WITH numbered AS (
         SELECT run_id, number, row_number() OVER run - 1 AS place, count(*) OVER (PARTITION BY run_id) - 1 AS last
         FROM steps WHERE run_id = ANY(:runs) WINDOW run AS (PARTITION BY run_id ORDER BY number)
@@ -41,12 +41,9 @@ _CURVES = text("""
         SELECT run_id, number FROM numbered
         WHERE last < :points OR place = 0 OR place * (:points - 1) / last > (place - 1) * (:points - 1) / last
     )
-    SELECT chosen.run_id, chosen.number, sum(credit.reward_mean * credit.counted_siblings)
-        / nullif(sum(credit.counted_siblings) FILTER (WHERE credit.reward_mean IS NOT NULL), 0) AS reward
-    FROM chosen LEFT JOIN step_groups AS used ON used.run_id = chosen.run_id AND used.step = chosen.number
-    LEFT JOIN group_credits AS credit ON credit.group_id = used.group_id AND credit.run_id = used.run_id
-    GROUP BY chosen.run_id, chosen.number ORDER BY chosen.run_id, chosen.number
-""")
+    SELECT run_id, number, {step_mean("chosen.run_id", "chosen.number")} AS reward
+    FROM chosen ORDER BY run_id, number
+""")  # noqa: S608  # constants alone
 
 
 _ROLLOUTS = text("""

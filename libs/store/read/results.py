@@ -22,7 +22,7 @@ from leyden.libs.store.read import call_counts, step_figures
 from leyden.libs.store.read.agents import agents_rewards
 from leyden.libs.store.read.intervals import TaskSums, statistic
 from leyden.libs.store.read.paging import decode_cursor, page
-from leyden.libs.store.rewards import KNOWN_REWARD, REWARD, SIBLING, UNGRADED
+from leyden.libs.store.rewards import IS_USED, KNOWN_REWARD, REWARD, SIBLING, UNGRADED
 
 MAX_TEXTS = 20
 """Shown values of a text fact, most frequent first."""
@@ -89,11 +89,13 @@ _EXPECTED = text("""
 # A greedy rollout is a baseline, and shows what the policy would do, not what it samples.
 _ROLLOUTS_OF_A_RUN = f"""
     JOIN rollouts ON rollouts.group_id = step_groups.group_id AND rollouts.state = 'finished' AND {SIBLING}
+        AND {IS_USED}
 """
 # Why: without OFFSET the planner joins, and a page of some hundred groups reads the rollouts of all runs.
 _ROLLOUTS_OF_A_PAGE = f"""
     CROSS JOIN LATERAL (
-        SELECT * FROM rollouts WHERE group_id = step_groups.group_id AND state = 'finished' AND {SIBLING} OFFSET 0
+        SELECT * FROM rollouts
+        WHERE group_id = step_groups.group_id AND state = 'finished' AND {SIBLING} AND {IS_USED} OFFSET 0
     ) AS rollouts
 """  # noqa: S608  # constants alone
 
@@ -131,7 +133,7 @@ _STEP_COMPONENTS = text(f"""
         avg((rewards.state = 'failed')::int)::float8 AS failed_share
     FROM step_groups
     CROSS JOIN LATERAL (
-        SELECT * FROM rollouts WHERE group_id = step_groups.group_id AND {SIBLING} OFFSET 0
+        SELECT * FROM rollouts WHERE group_id = step_groups.group_id AND {SIBLING} AND {IS_USED} OFFSET 0
     ) AS rollouts
     JOIN rollout_rewards AS rewards ON rewards.rollout_id = rollouts.id
         AND rewards.attempt = coalesce(rollouts.attempt, rollouts.grading_attempt) AND rewards.revision = 1

@@ -18,7 +18,8 @@ from leyden.libs.store.rewards import SIBLING
 
 OF_COMPUTED_TOKENS = frozenset({
     "loss", "gradient_norm", "entropy", "kl_reference", "clipped_share", "clipped_share_last", "masked_share",
-    "importance_mean", "effective_sample_share", "sharing_ratio",
+    "importance_mean", "effective_sample_share", "sharing_ratio", "kl_teacher", "value_loss", "value_mean",
+    "value_explained_variance", "value_gradient_norm",
 })  # fmt: skip
 """Metrics that a step without a computed token has no value for; its trainer writes one all the same."""
 OF_TRAINABLE_TOKENS = frozenset({"policy_lag_mean", "policy_lag_max"})
@@ -64,7 +65,8 @@ _TOKENS = text("""
     GROUP BY step_groups.step
 """)
 
-# From the admission of a rollout to the trainer, part by part, by its counted attempt.
+# From the admission of a rollout to the trainer, part by part, by its counted attempt. Demonstrations were made
+# for another run.
 _TIMES = text(f"""
     SELECT step_groups.step,
         avg(extract(epoch FROM tried.started_at - rollouts.created_at))::float8 AS queue_seconds,
@@ -80,14 +82,14 @@ _TIMES = text(f"""
     JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished' AND {SIBLING}
     JOIN attempts AS tried ON tried.rollout_id = rollouts.id AND tried.number = rollouts.attempt
     LEFT JOIN gradings ON gradings.rollout_id = rollouts.id AND gradings.attempt = rollouts.attempt
-    WHERE step_groups.run_id = :policy GROUP BY step_groups.step
+    WHERE step_groups.run_id = :policy AND rollouts.run_id = :run GROUP BY step_groups.step
 """)  # noqa: S608  # constants alone
 
 _JUDGED = text("""
     SELECT step_groups.step, count(*) AS judged_components
     FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id
     JOIN rollout_rewards AS grades ON grades.rollout_id = rollouts.id
-    WHERE step_groups.run_id = :policy AND step_groups.step IS NOT NULL
+    WHERE step_groups.run_id = :policy AND step_groups.step IS NOT NULL AND rollouts.run_id = :run
         AND grades.source IN ('score_model', 'relative_model')
     GROUP BY step_groups.step
 """)
@@ -133,14 +135,15 @@ _PACE = text("""
 
 # Samples of a step come from groups that credit has finished, the first ones first.
 _NEXT_STEP = text("""
-    SELECT count(*) AS groups, coalesce(sum(size), 0) AS rollouts, coalesce(sum(ended), 0) AS ended,
-        coalesce(sum(graded), 0) AS graded, coalesce(sum(size) FILTER (WHERE is_credited), 0) AS credited
+    SELECT count(*) AS groups, coalesce(sum(made), 0) AS rollouts, coalesce(sum(ended), 0) AS ended,
+        coalesce(sum(graded), 0) AS graded, coalesce(sum(made) FILTER (WHERE is_credited), 0) AS credited
     FROM (
-        SELECT groups.size, credit.group_id IS NOT NULL AS is_credited, counted.ended, counted.graded
+        SELECT counted.made, credit.group_id IS NOT NULL AS is_credited, counted.ended, counted.graded
         FROM groups LEFT JOIN group_credits AS credit
             ON credit.group_id = groups.id AND credit.run_id = groups.run_id
         CROSS JOIN LATERAL (
-            SELECT count(*) FILTER (WHERE state <> 'queued' OR grading_attempt > excused_attempt) AS ended,
+            SELECT count(*) AS made,
+                count(*) FILTER (WHERE state <> 'queued' OR grading_attempt > excused_attempt) AS ended,
                 count(*) FILTER (WHERE state <> 'queued') AS graded
             FROM rollouts WHERE rollouts.group_id = groups.id AND rollouts.rerolls_of IS NULL
         ) AS counted

@@ -17,6 +17,7 @@ from leyden.libs.contracts.api.rollouts import Call
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.conversation import Json, Turn, parse_turn, turn_json
 from leyden.libs.store import tables
+from leyden.libs.store.alarms.progress import made_steps
 from leyden.libs.store.database import Database
 from leyden.libs.store.policies import policy_columns
 from leyden.libs.store.runs.phases import step_rewards
@@ -575,6 +576,8 @@ async def test_a_reward_that_is_still_to_come_is_no_0_of_a_step(
     await finish(database, reroll, 1.0, {})
     async with database.session() as session:
         (await session.get_one(tables.Rollout, reroll.id)).rerolls_of = rollouts[0].id
+    # Credit counts 0 until there is a reward.
+    await builders.add_credited_group(database, group, reward_mean=0.0, counted_siblings=2)
     await add_step(database, run, 1, {group.id: "trained"})
 
     async def shown() -> tuple[Any, ...]:
@@ -586,13 +589,17 @@ async def test_a_reward_that_is_still_to_come_is_no_0_of_a_step(
             reports = text("SELECT reward_mean FROM reports.steps WHERE run_id = :run")
             reported = await session.scalar(reports, {"run": run.id})
             stops = await step_rewards(session, run.id)
+            judged = [one.reward for one in await made_steps(session, run.id)]
+        [curve] = (await get(api_http, "/v1/curves", run=run.id))["items"]
+        assert curve["points"] == [[1, step["reward_mean"]]] and judged == [step["reward_mean"]]
         rewards = {one["id"]: one["reward"] for one in listed}
         means = (step["reward_mean"], of_run, reported)
         return means, "reward_mean" in names, stops, [rewards[one.id] for one in rollouts]
 
     assert await shown() == ((None, None, None), False, [], [None, None])
     reward = {"key": "grade", "value": 0.5}
-    assert (await api_http.post(f"/v1/rollouts/{rollouts[0].id}/rewards", json=reward)).status_code == 201
+    async with database.session() as session:
+        session.add(tables.ExternalReward(rollout_id=rollouts[0].id, name="grade", **reward))
     assert await shown() == ((0.5, 0.5, 0.5), True, [(1, 0.5)], [0.5, None])
 
 

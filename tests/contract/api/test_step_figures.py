@@ -9,6 +9,7 @@ import httpx
 import pytest
 from sqlalchemy import text
 
+from leyden.libs.contracts import ids
 from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.store import tables
@@ -226,6 +227,13 @@ async def test_the_next_step_tells_how_many_of_its_rollouts_have_ended_are_grade
     async with database.read() as session:
         row = (await session.execute(by_sql, {"groups": [credited[0].id, graded[0].id, begun[0].id]})).one()
     assert tuple(row) == (found["graded"], found["credited"])
+    # Re-rolls are rollouts of their group, and are not counted.
+    async with database.session() as session:
+        (await session.get_one(tables.Group, begun[0].id)).size = 4
+        first, again = begun[1][0], ids.rollout_id(begun[0].id, 3)
+        reroll = {"rerolls_of": first.id, "from_call": 1, "state": "queued"}
+        session.add(tables.Rollout(id=again, run_id=run.id, group_id=begun[0].id, sibling=3, **reroll))
+    assert (await progress_of(api_http, run))["next_step"] == found
     await builders.end_run(database, run)
     assert (await progress_of(api_http, run))["next_step"] is None
 
