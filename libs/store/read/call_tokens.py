@@ -12,6 +12,7 @@ from sqlalchemy import Row, select, text
 
 from leyden.libs.contracts.api.call_tokens import CallToken, CallTokens
 from leyden.libs.contracts.config import BrokenDocument, RunConfig
+from leyden.libs.contracts.states import ConsumptionVerdict, RolloutState
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.policies import OWN, PolicyKey, policies_of
@@ -34,6 +35,7 @@ _ROW = text("""
     JOIN samples s ON s.run_id = runs.id AND s.group_id = :group_id AND s.rollout_id = c.rollout_id
     LEFT JOIN step_samples ON step_samples.run_id = s.run_id AND step_samples.sample_id = s.id
     WHERE c.run_id = :run_id AND c.id = :call_id AND c.completion_tokens > 0
+        AND substr(s.token_ids, 4 * c.shared_tokens + 1, octet_length(c.prompt_ids)) = c.prompt_ids
         AND substr(s.token_ids, 4 * c.prompt_tokens + 1, 4 * c.completion_tokens) = c.sampled_ids
         AND position('\\x01'::bytea IN substr(s.mask, c.prompt_tokens + 1, c.completion_tokens)) > 0
     ORDER BY s.branch LIMIT 1
@@ -160,6 +162,10 @@ async def _reason(
         return "its rollout belongs to an evaluation"
     if rollout.greedy:
         return "its rollout is greedy: the baseline of its siblings"
+    if rollout.rerolls_of is not None:
+        return f"its rollout is a re-roll: a sample of what {rollout.rerolls_of} was worth at one of its calls"
+    if rollout.state in (RolloutState.EXCLUDED, RolloutState.CANCELLED):
+        return f"its rollout was {rollout.state}" + (f": {rollout.reason}" if rollout.reason else "")
     if rollout.attempt is not None and call.attempt != rollout.attempt:
         return f"its attempt does not count: attempt {rollout.attempt} does"
     if policy is None:
@@ -174,7 +180,10 @@ async def _reason(
         return None
     if credit.verdict == "excluded":
         return f"its group is excluded: {credit.reason}"
-    return f"the verdict on its group: {consumed.verdict}" if consumed else "credit made no row of it"
+    # A trained group trains other calls.
+    if consumed is None or consumed.verdict == ConsumptionVerdict.TRAINED:
+        return "credit made no row of it: its agent did not use the answer, or it trains nothing"
+    return f"the verdict on its group: {consumed.verdict}"
 
 
 async def _folders(session: ReadSession, policy: PolicyKey | None) -> list[Path]:

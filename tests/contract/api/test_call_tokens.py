@@ -92,7 +92,25 @@ async def test_each_token_has_its_numbers_and_the_mask_and_advantage_of_the_row_
     assert (beyond["start"], beyond["tokens"], beyond["step"]) == (8, [], 2)
 
 
-@pytest.mark.parametrize("cause", ["untrainable", "evaluation", "greedy", "attempt", "excluded", "verdict"])
+async def test_a_call_with_the_answer_of_another_one_has_its_own_row(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    group, [rollout, _] = await builders.add_group(database, run)
+    # Two agents of one rollout gave the same answer to other questions of the same length.
+    calls = [await builders.add_call(database, rollout, prompt, (50, 51)) for prompt in ((40, 41), (42, 43))]
+    await builders.finish_rollout(database, rollout)
+    await builders.add_credited_group(database, group)
+    for branch, (prompt, advantage) in enumerate((((40, 41), 0.5), ((42, 43), -0.5))):
+        await builders.add_sample(database, rollout, prompt, (50, 51), branch=branch, advantage=advantage)
+    shown = [(await tokens(api_http, call))["tokens"] for call in calls]
+    assert [[one["advantage"] for one in row] for row in shown] == [[0.5, 0.5], [-0.5, -0.5]]
+
+
+CAUSES = ["untrainable", "evaluation", "greedy", "reroll", "attempt", "lost", "excluded", "verdict", "trained"]
+
+
+@pytest.mark.parametrize("cause", CAUSES)
 async def test_a_call_that_does_not_train_says_why(api_http: httpx.AsyncClient, database: Database, cause: str) -> None:
     run = await builders.add_run(database)
     columns: dict[str, Any] = {}
@@ -102,18 +120,25 @@ async def test_a_call_that_does_not_train_says_why(api_http: httpx.AsyncClient, 
             values = {"dataset_id": run.dataset_id, "policy_version": 0, "rollouts_per_task": 1}
             session.add(tables.Evaluation(id=columns["evaluation_id"], run_id=run.id, number=1, **values))
     greedy = 0 if cause == "greedy" else None
-    group, [rollout, _] = await builders.add_group(database, run, greedy=greedy, **columns)
+    group, [rollout, other] = await builders.add_group(database, run, greedy=greedy, **columns)
     if cause == "attempt":
         await builders.add_attempt(database, rollout, 2, state="expired")
     untrainable = {"trainable": False, "untrainable_reason": "temperature"} if cause == "untrainable" else {}
     call = await builders.add_call(database, rollout, attempt=2 if cause == "attempt" else 1, **untrainable)
-    await builders.finish_rollout(database, rollout)
+    if cause != "lost":
+        await builders.finish_rollout(database, rollout)
     if cause == "excluded":
         await builders.add_credited_group(database, group, verdict="excluded", reason="it broke")
-    if cause == "verdict":
+    verdicts = {"verdict": "no_variance", "trained": "trained", "reroll": "trained", "lost": "trained"}
+    if cause in verdicts:
         await builders.add_credited_group(database, group)
         async with database.session() as session:
-            session.add(tables.StepGroup(group_id=group.id, run_id=run.id, step=1, verdict="no_variance"))
+            session.add(tables.StepGroup(group_id=group.id, run_id=run.id, step=1, verdict=verdicts[cause]))
+            row = await session.get_one(tables.Rollout, rollout.id)
+            if cause == "reroll":
+                row.rerolls_of = other.id
+            if cause == "lost":
+                row.state, row.reason = "excluded", "its pod was lost"
     found = await tokens(api_http, call)
     words = {
         "untrainable": "temperature",
@@ -122,6 +147,9 @@ async def test_a_call_that_does_not_train_says_why(api_http: httpx.AsyncClient, 
         "attempt": "attempt 1",
         "excluded": "it broke",
         "verdict": "no_variance",
+        "trained": "credit made no row of it",
+        "reroll": f"its rollout is a re-roll: a sample of what {other.id} was worth",
+        "lost": "its rollout was excluded: its pod was lost",
     }
     assert words[cause] in found["reason"]
     assert [one["trains"] for one in found["tokens"]] == [False, False]
@@ -154,7 +182,7 @@ async def test_a_call_has_the_verdict_of_the_policy_that_answered_it(
     async with database.session() as session:
         session.add(tables.StepGroup(group_id=group.id, run_id=critic.id, step=1, verdict="no_variance"))
     assert await reasons() == [
-        "credit made no row of it",
+        "credit made no row of it: its agent did not use the answer, or it trains nothing",
         "the verdict on its group: no_variance",
         "its policy 'frozen' does not train",
     ]
