@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import select, text
@@ -128,11 +128,11 @@ async def _siblings(session: ReadSession, group: tables.Group, limit: int) -> li
     calls: dict[str, list[SiblingCall]] = defaultdict(list)
     for record in (await session.execute(_CALLS, scope)).mappings():
         calls[record["rollout_id"]].append(_call(record))
-    components = await _components(session, group.id)
+    components = await _components(session, group)
     return [
         Sibling(
             **rollout.model_dump(),
-            components=[one for one in components[rollout.id] if one.attempt == rollout.attempt],
+            components=components[rollout.id],
             calls=calls[rollout.id],
             call_count=counts[rollout.id].calls,
             sampled_tokens=counts[rollout.id].tokens,
@@ -141,14 +141,19 @@ async def _siblings(session: ReadSession, group: tables.Group, limit: int) -> li
     ]
 
 
-async def _components(session: ReadSession, group_id: str) -> dict[str, Sequence[RewardComponent]]:
-    table = tables.RolloutReward
-    siblings = select(tables.Rollout.id).where(tables.Rollout.group_id == group_id)
-    query = select(table).where(table.rollout_id.in_(siblings)).order_by(table.position, table.revision)
-    found: dict[str, list[RewardComponent]] = defaultdict(list)
-    for row in await session.scalars(query):
-        found[row.rollout_id].append(RewardComponent.model_validate(row, from_attributes=True))
-    return defaultdict(list, found)
+async def _components(session: ReadSession, group: tables.Group) -> dict[str, list[RewardComponent]]:
+    """Those that the shown rewards are of: the newest ones of an evaluation, else the first ones, which trained."""
+    table, rollout = tables.RolloutReward, tables.Rollout
+    query = select(table, rollout.attempt).join(rollout, rollout.id == table.rollout_id)
+    order = (table.attempt, table.revision, table.position)
+    rows = await session.execute(query.where(rollout.group_id == group.id).order_by(*order))
+    found: dict[str, dict[tuple[int, int], list[RewardComponent]]] = defaultdict(lambda: defaultdict(list))
+    for row, counted in rows:
+        if counted is None or row.attempt == counted:
+            one = RewardComponent.model_validate(row, from_attributes=True)
+            found[row.rollout_id][row.attempt, row.revision].append(one)
+    chosen = {name: max(of) if group.evaluation_id else (max(of)[0], 1) for name, of in found.items()}
+    return defaultdict(list, {name: found[name][key] for name, key in chosen.items()})
 
 
 def _call(record: Mapping[Any, Any]) -> SiblingCall:

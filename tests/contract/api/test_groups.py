@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import httpx
+import pytest
 
+from leyden.libs.contracts import ids
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from tests.support import builders
@@ -29,17 +31,18 @@ async def add_credit(database: Database, call: tables.ModelCall, advantage: floa
         )
 
 
-async def add_component(database: Database, rollout: tables.Rollout, value: float) -> None:
+async def add_component(database: Database, rollout: tables.Rollout, value: float, *, revision: int = 1) -> None:
     async with database.session() as session:
         lease = {"tries": 1, "lease_id": rollout.id, "owner": "test", "lease_expires_at": datetime.now(tz=UTC)}
-        session.add(tables.Grading(rollout_id=rollout.id, attempt=1, run_id=rollout.run_id, **lease))
+        if revision == 1:
+            session.add(tables.Grading(rollout_id=rollout.id, attempt=1, run_id=rollout.run_id, **lease))
         await session.flush()
         session.add(
             tables.RolloutReward(
                 rollout_id=rollout.id,
                 attempt=1,
                 component="right",
-                revision=1,
+                revision=revision,
                 run_id=rollout.run_id,
                 position=0,
                 state="scored",
@@ -99,6 +102,32 @@ async def test_siblings_come_with_the_parts_of_their_rewards_their_calls_and_cre
     assert [a["asked"] == b["asked"] for a, b in zip(one, other, strict=True)] == [True, True]
     assert [a["answered"] == b["answered"] for a, b in zip(one, other, strict=True)] == [True, False]
     assert (one[1]["credit"]["advantage"], one[1]["credit"]["return"], one[1]["trainable"]) == (0.25, 1.0, False)
+
+
+@pytest.mark.parametrize("of_evaluation", [False, True])
+async def test_siblings_have_the_components_of_the_reward_that_they_show(
+    api_http: httpx.AsyncClient, database: Database, of_evaluation: bool
+) -> None:
+    run, columns = await builders.add_run(database), dict[str, str]()
+    if of_evaluation:
+        columns["evaluation_id"] = ids.evaluation_id(run.id, 1)
+        async with database.session() as session:
+            values = {"dataset_id": run.dataset_id, "policy_version": 0, "rollouts_per_task": 1}
+            session.add(tables.Evaluation(id=columns["evaluation_id"], run_id=run.id, number=1, **values))
+    group, (graded, excluded) = await builders.add_group(database, run, size=2, **columns)
+    await builders.finish_rollout(database, graded, reward=0.5)
+    await builders.add_attempt(database, excluded, state="settled")
+    for rollout in (graded, excluded):
+        await add_component(database, rollout, 1.0)
+    async with database.session() as session:
+        (await session.get_one(tables.Rollout, excluded.id)).state = "excluded"
+        keys = {"rollout_id": graded.id, "attempt": 1, "run_id": run.id, "token_name": "a"}
+        session.add(tables.Regrade(**keys, revision=2, reward={}, total=0.25))
+    await add_component(database, graded, 0.5, revision=2)
+    shown = (await api_http.get(f"/v1/groups/{group.id}")).json()["siblings"]
+    newest = (0.25, [0.5]) if of_evaluation else (0.5, [1.0])
+    found = [(one["reward"], [part["value"] for part in one["components"]]) for one in shown]
+    assert found == [newest, (None, [1.0])]
 
 
 async def test_a_complete_group_awaits_credit_until_its_verdict_or_the_end_of_its_run(
