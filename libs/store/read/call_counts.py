@@ -28,6 +28,8 @@ _OF_RUN = text("""
         'empty', coalesce(sum((calls ->> 'empty')::bigint), 0),
         'cut', coalesce(sum((calls ->> 'cut')::bigint), 0),
         'overflows', coalesce(sum((calls ->> 'overflows')::bigint), 0),
+        'states', coalesce(sum((calls ->> 'states')::bigint), 0),
+        'unmeasured', coalesce(sum((calls ->> 'unmeasured')::bigint), 0),
         'untrainable', (
             SELECT coalesce(jsonb_object_agg(key, count), '{}')
             FROM (SELECT key, sum(value::bigint) AS count FROM counted, jsonb_each_text(calls -> 'untrainable')
@@ -42,14 +44,15 @@ _OF_RUN = text("""
     FROM counted
 """)
 
-# Two steps in a row, or the only one: then no step has learned anything.
+# Two steps in a row, or the only one: then no step has learned anything. The first step of fine-tuning judges all that
+# cannot train; where it trains nothing, no second one follows.
 _WITHOUT_A_TRAINABLE_TOKEN = text("""
     SELECT s.run_id, array_agg(newest.number ORDER BY newest.number) AS steps
     FROM run_status s JOIN runs r ON r.id = s.run_id
     CROSS JOIN LATERAL (SELECT number FROM steps WHERE run_id = s.run_id ORDER BY number DESC LIMIT 2) AS newest
     WHERE s.phase IN ('running', 'evaluating')
-    GROUP BY s.run_id, r.steps
-    HAVING count(*) >= least(2, r.steps) AND bool_and(
+    GROUP BY s.run_id, r.steps, r.algorithm
+    HAVING count(*) >= least(CASE WHEN r.algorithm = 'sft' THEN 1 ELSE 2 END, r.steps) AND bool_and(
         EXISTS (SELECT FROM step_groups g WHERE g.run_id = s.run_id AND g.step = newest.number)
         AND NOT EXISTS (SELECT FROM step_groups g
                         WHERE g.run_id = s.run_id AND g.step = newest.number AND g.verdict <> 'untrainable')

@@ -103,7 +103,7 @@ _CAUSES = text("""
     ), found AS (
         SELECT id, reason AS cause FROM rollouts WHERE run_id = :run AND reason <> 'succeeded'
         UNION
-        SELECT rollouts.id, groups_left.cause FROM groups_left JOIN rollouts USING (group_id)
+        SELECT rollouts.id, groups_left.cause FROM groups_left JOIN rollouts USING (group_id) WHERE run_id = :run
     )
     SELECT cause, count(*) AS rollouts FROM found WHERE cause <> '' GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT :limit
 """)

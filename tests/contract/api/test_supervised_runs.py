@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
 import pytest
 
+from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, write_pools
+from leyden.services.controller.runs.stopping import idle_runs
 from leyden.services.credit.worker import demonstrate_pending
 from tests.contract.api.test_runs import create, row_of, set_phase
 from tests.contract.credit.test_worker import complete
@@ -45,6 +48,55 @@ async def test_a_run_on_demonstrations_keeps_the_runs_that_they_are_of(
     assert f"its rollouts are demonstrations of run {run_id}, delete that one first" in refused.json()["detail"]
     (sample,) = (await api_http.get(f"/v1/runs/{run_id}/samples")).json()["items"]
     assert sample["rollout_id"] == f"{source}.0.0"
+
+
+async def test_steps_show_the_rewards_of_the_demonstrations_alone(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    source = await row_of(database, (await create(api_http))["id"])
+    group, rollouts = await builders.add_group(database, source, size=3)
+    for rollout, reward in zip(rollouts, (1.0, 0.5, 0.0), strict=True):
+        await builders.add_call(database, rollout, [1, 2], [3])
+        await builders.finish_rollout(database, rollout, reward=reward, facts={"right": reward})
+    await complete(database, group)
+    await set_phase(database, source.id, "completed")
+    made = await api_http.post("/v1/runs", json=document(source.id))
+    run_id = made.json()["id"]
+    assert await demonstrate_pending(database) == 1
+    async with database.session() as session:
+        now = datetime.now(tz=UTC)
+        session.add(tables.Step(run_id=run_id, number=1, metrics={}, checkpoint="", started_at=now))
+        session.add(tables.StepGroup(group_id=group.id, run_id=run_id, step=1, verdict="trained"))
+    [step] = (await api_http.get(f"/v1/runs/{run_id}/steps")).json()["items"]
+    assert (step["rollouts"], step["reward_mean"], step["facts"]) == (1, 1.0, {"right": 1.0})
+    [curve] = (await api_http.get("/v1/curves", params={"run": run_id})).json()["items"]
+    assert curve["points"] == [[1, 1.0]]
+    assert (await api_http.get(f"/v1/runs/{run_id}")).json()["progress"]["reward_mean"] == 1.0
+    names = (await api_http.get(f"/v1/runs/{run_id}/metrics")).json()["names"]
+    # Another run waited for them.
+    assert "reward_mean" in names and not {"queue_seconds", "credit_seconds"} & set(names)
+
+
+async def test_a_run_none_of_whose_demonstrations_trains_fails_after_its_first_step(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    """Its first step judges all that cannot train: a second one would have nothing, and wait for ever."""
+    source = await ended_source(api_http, database)
+    roles = {"roles": [{"name": "judge", "agent_name": "j"}], "train": ["judge"]}
+    made = await api_http.post("/v1/runs", json={**document(source), **roles})
+    assert made.status_code == 201, made.text
+    run_id = made.json()["id"]
+    assert await demonstrate_pending(database) == 1
+    await set_phase(database, run_id, "running")
+    async with database.session() as session:
+        now = datetime.now(tz=UTC)
+        session.add(tables.Step(run_id=run_id, number=1, metrics={}, checkpoint="", started_at=now))
+        session.add(tables.StepGroup(group_id=f"{source}.0", run_id=run_id, step=1, verdict="untrainable"))
+    async with database.read() as session:
+        causes = await idle_runs(session, 10)
+    assert causes[run_id].startswith("no token of step 1 can be trained: of 1 model calls")
+    # Why its rollouts taught nothing is told of the source's own list, not of this run's.
+    assert (await api_http.get(f"/v1/runs/{run_id}/causes")).json()["items"] == []
 
 
 @pytest.mark.parametrize(
