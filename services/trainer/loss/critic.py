@@ -85,14 +85,15 @@ class Estimates:
         return replace(self, weights_K=self.weights_K / max(self.weights_K.sum(), 1e-300))
 
     def metrics(self) -> dict[str, float]:
-        """Explained variance is 1 - Var(target - value) / Var(target): 1 is a perfect critic, 0 a constant one."""
+        """Explained variance is 1 - Var(target - value) / Var(target): 1 is a perfect critic, 0 a constant one;
+        unknown where all targets are equal."""
         unit_K = self.weights_K > 0
         values, returns = self.values_K[unit_K], self.targets
+        found = {"value_mean": float(values.mean())} if len(values) else {}
         spread = float(returns.var()) if len(returns) else 0.0
-        return {
-            "value_mean": float(values.mean()) if len(values) else 0.0,
-            "value_explained_variance": 1 - float((returns - values).var()) / spread if spread > 0 else 0.0,
-        }
+        if spread > 0:
+            found["value_explained_variance"] = 1 - float((returns - values).var()) / spread
+        return found
 
 
 def estimate(critic: Critic, samples: Sequence[Sample], tokens: TrainedTokens, values_K: Floats) -> Estimates:

@@ -365,6 +365,10 @@ def test_explained_variance() -> None:
     constant = Estimates(np.array([1.5, 7, 1.5]), np.zeros(3), np.array([1.0, 0, 2]), weights)
     assert [one.metrics()["value_explained_variance"] for one in (perfect, constant)] == [1.0, 0.0]
     assert perfect.metrics()["value_mean"] == 1.5
+    # Equal targets show nothing, and neither does a step without a unit.
+    equal = Estimates(np.array([1.0, 7, 2]), np.zeros(3), np.array([2.0, 0, 2]), weights)
+    assert equal.metrics() == {"value_mean": 1.5}
+    assert Estimates(*np.zeros((4, 0))).metrics() == {}
 
 
 def test_the_value_heads_rate_follows_the_schedule() -> None:
