@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select, text, update
 
 from leyden.libs.faults import FaultInjector
 from leyden.libs.grading.pool import Pool
@@ -27,6 +27,7 @@ from leyden.services.grader.worker import work
 from tests.contract.controller.test_store import LONG_AGO
 from tests.invariants import violations
 from tests.support import builders
+from tests.support.waiting import eventually
 
 F1 = {
     "name": "answer",
@@ -264,6 +265,42 @@ async def test_a_killed_grader_repeats_and_doubles_nothing(
         found = await settled(database, run, 3)
     assert [one.total for one in found] == [pytest.approx(0.9 * 2 / 3), pytest.approx(0.9 * 2 / 3), 0.0]
     assert len(await rewards(database, run)) == 6
+
+
+async def waits_for_a_table(database: Database) -> bool:
+    async with database.read() as session:
+        waiting = "locktype = 'relation' AND NOT granted"
+        return bool(await session.scalar(text(f"SELECT count(*) FROM pg_locks WHERE {waiting}")))
+
+
+async def test_a_grader_paused_inside_a_transaction_does_not_hold_its_attempts(
+    database: Database, redis_url: str
+) -> None:
+    names = {"LEYDEN_DATABASE_URL": database.dsn, "LEYDEN_REDIS_URL": redis_url, "GRADER_LEASE_SECONDS": "3"}
+    late = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "leyden.services.grader", env={**os.environ, **names}
+    )
+    try:
+        async with database.session() as session:
+            # The grader has graded its attempt and waits for the rows of the components.
+            await session.execute(text("LOCK TABLE rollout_rewards IN SHARE MODE"))
+            run, _ = await add_ungraded(database, FORMAT, outputs=["answer: 4"])
+            await eventually(lambda: waits_for_a_table(database), "a grader that writes", 60.0)
+            late.send_signal(signal.SIGSTOP)
+        async with grading(database, redis_url):
+            await settled(database, run, 1)
+        late.send_signal(signal.SIGCONT)
+        other, _ = await add_ungraded(database, FORMAT, outputs=["no"])
+        assert [one.total for one in await settled(database, other, 1)] == [0.0]
+        assert [(one.total, one.tries) for one in await gradings(database, run)] == [(0.1, 2)]
+        assert len(await rewards(database, run)) == 1
+        late.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(60):
+            assert await late.wait() == 0
+    finally:
+        if late.returncode is None:
+            late.kill()
+            await late.wait()
 
 
 @pytest.mark.parametrize("missing", ["renormalise", "zero", "exclude"])
