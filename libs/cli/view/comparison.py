@@ -18,10 +18,12 @@ from leyden.libs.cli.view.output import (
     steps_words,
     table,
 )
-from leyden.libs.contracts.api.comparison import Comparison, RunCurve, TaskComparison, whole_evaluations
+from leyden.libs.contracts.api.comparison import Comparison, RunCurve, TaskChange, TaskComparison, whole_evaluations
 from leyden.libs.contracts.api.runs import Evaluation, Run
 
 BARS = "▁▂▃▄▅▆▇█"
+ROW_CHARACTERS = 60
+"""Those of a task's row that a table shows."""
 
 
 def run_table(runs: Sequence[Run], curves: Mapping[str, RunCurve]) -> Table:
@@ -77,7 +79,8 @@ def best_of(curve: RunCurve) -> str:
 
 
 def comparison_parts(found: Comparison) -> Iterator[Part]:
-    """Figures of each run in a column, differences of the documents by path, and tasks won over the first run."""
+    """Figures of each run in a column, differences of the documents by path, tasks won over the first run, and
+    those that changed most."""
     columns = [f"{run.name} ({run.id})" for run in found.runs]
     yield table(("", *columns), list(_figures(found)))
     yield heading("Differences of the documents")
@@ -88,6 +91,11 @@ def comparison_parts(found: Comparison) -> Iterator[Part]:
         yield heading(f"Held-out tasks, beside {columns[0]}")
         head = ("run", "dataset", "won", "lost", "same", "difference")
         yield table(head, [_tasks(one, found.runs) for one in found.tasks])
+    for one in found.tasks:
+        if one.changes:
+            other = _column(one, found.runs)
+            yield heading(f"Tasks of {one.dataset_id} that changed most from {columns[0]} to {other}")
+            yield table(("task", "there", "here", "difference", "row", "rollouts"), list(map(_change, one.changes)))
 
 
 def _figures(found: Comparison) -> Iterator[tuple[object, ...]]:
@@ -109,7 +117,18 @@ def held_out_reward(evaluations: Sequence[Evaluation]) -> str | None:
     return words if reward.count == sum(own[-1].rollouts.values()) else f"{words} ({counted_rollouts(own[-1])})"
 
 
+def _column(one: TaskComparison, runs: Sequence[Run]) -> str:
+    """The name and id of the compared run."""
+    return f"{next(run.name for run in runs if run.id == one.run_id)} ({one.run_id})"
+
+
+def _change(one: TaskChange) -> tuple[object, ...]:
+    before, after = one.rewards
+    row = "its dataset was deleted" if one.text is None else one.text[:ROW_CHARACTERS]
+    rollouts = " ".join(rollout or "–" for rollout in one.rollout_ids)
+    return (one.number, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}", row, rollouts)
+
+
 def _tasks(one: TaskComparison, runs: Sequence[Run]) -> tuple[object, ...]:
-    name = next(run.name for run in runs if run.id == one.run_id)
     interval = "" if one.low is None or one.high is None else f" [{one.low:+.3f}, {one.high:+.3f}]"
-    return (f"{name} ({one.run_id})", one.dataset_id, one.won, one.lost, one.same, f"{one.difference:+.3f}{interval}")
+    return (_column(one, runs), one.dataset_id, one.won, one.lost, one.same, f"{one.difference:+.3f}{interval}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import pairwise, product
@@ -9,9 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
+from rich.console import Console
 from sqlalchemy import select, text, update
 
+from leyden.libs.cli.view.comparison import comparison_parts
 from leyden.libs.contracts import ids
+from leyden.libs.contracts.api.comparison import Comparison
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from tests.support import builders
@@ -78,6 +82,21 @@ async def test_runs_are_compared_by_document_series_and_task(api_http: httpx.Asy
             (other.id, change["number"]),
         ]
     assert (tasks["low"], tasks["high"]) == (pytest.approx(-0.777, abs=1e-3), pytest.approx(1.277, abs=1e-3))
+
+
+async def test_a_terminal_shows_the_tasks_that_changed_most(api_http: httpx.AsyncClient, database: Database) -> None:
+    dataset = (await builders.add_run(database)).dataset_id
+    first = await measured_run(database, dataset, 1e-6, [0.0, 1.0])
+    other = await measured_run(database, dataset, 1e-5, [1.0, 1.0])
+    answer = await api_http.get("/v1/comparison", params={"run": [first.id, other.id]})
+    output = io.StringIO()
+    Console(file=output, width=300).print(*comparison_parts(Comparison.model_validate(answer.json())))
+    _, shown = output.getvalue().split(
+        f"Tasks of {dataset} that changed most from rate 1e-06 ({first.id}) to rate 1e-05"
+    )
+    row = shown.splitlines()[2].split()
+    rollouts = [f"{run.id}.e1.0.0" for run in (first, other)]
+    assert row == ["0", "0.000", "1.000", "+1.000", '{"question":', '"2+2"}', *rollouts]
 
 
 async def test_an_unknown_run_is_named_and_a_run_beside_itself_differs_in_nothing(
