@@ -1277,6 +1277,10 @@ class StepSample(Base):
         comment="float32, one per trained token of the sample: its log-probability by the weights at the step's start."
         " NaN where the step did not compute it; null in steps of older versions."
     )
+    trainer_entropies: Mapped[bytes | None] = mapped_column(
+        comment="float32, one per trained token of the sample: the entropy in nats, at the sampling temperature, of the"
+        " distribution that those weights have in its place. NaN and null as above."
+    )
     __table_args__ = (Index(None, "run_id", "step"),)
 
 

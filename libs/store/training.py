@@ -112,12 +112,16 @@ class CommittedStep:
     metrics: dict[str, float]
 
 
+class StartTokens(NamedTuple):
+    """Columns of `step_samples`: of a sample's trained tokens, by the weights at the step's start."""
+
+    trainer_logprobs: bytes
+    trainer_entropies: bytes
+
+
 @dataclass(frozen=True)
 class StepRecord:
-    """Everything that one step's transaction writes.
-
-    trainer_logprobs: by sample, as `step_samples` holds them
-    """
+    """Everything that one step's transaction writes. start_tokens: by sample"""
 
     run_id: str
     number: int
@@ -130,7 +134,7 @@ class StepRecord:
     version: Version
     untrainable_groups: Sequence[str] = ()
     canary: Canary | None = None
-    trainer_logprobs: Mapping[str, bytes] = field(default_factory=dict)
+    start_tokens: Mapping[str, StartTokens] = field(default_factory=dict)
 
 
 async def read_run_config(session: ReadSession, run_id: str) -> RunConfig:
@@ -316,8 +320,14 @@ async def commit_step(session: Session, record: StepRecord) -> None:
     if record.canary is not None:
         await add_canary(session, run_id, number, record.canary)
     groups = [{"group_id": group, "run_id": run_id, "step": number, "verdict": verdict} for group, verdict in verdicts]
+    unknown = dict[str, bytes | None].fromkeys(StartTokens._fields)
     samples = [
-        {"run_id": run_id, "sample_id": one, "step": number, "trainer_logprobs": record.trainer_logprobs.get(one)}
+        {
+            "run_id": run_id,
+            "sample_id": one,
+            "step": number,
+            **(record.start_tokens[one]._asdict() if one in record.start_tokens else unknown),
+        }
         for one in record.sample_ids
     ]
     if groups:

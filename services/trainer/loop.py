@@ -171,9 +171,9 @@ class Trainer:
         started_at, started = datetime.now(tz=UTC), time.perf_counter()
         replayed, samples, zero_variance = await self._read_samples(selection)
         loaded = time.perf_counter()
-        logprobs = dict[str, bytes]()
+        start = dict[str, training.StartTokens]()
         metrics, export, canary = await asyncio.to_thread(
-            self._learn, samples, zero_variance, stop.is_set, logprobs.update
+            self._learn, samples, zero_variance, stop.is_set, start.update
         )
         if "logprob_gap_tokens" not in metrics:
             metrics |= await self._compare_older(samples)
@@ -200,7 +200,7 @@ class Trainer:
             version=export.row(number),
             untrainable_groups=selection.untrainable,
             canary=canary,
-            trainer_logprobs=logprobs,
+            start_tokens=start,
         )
         await self._commit(record, replayed)
         await self.saver.finish()
@@ -266,7 +266,7 @@ class Trainer:
         samples: Sequence[Sample],
         zero_variance: Sequence[Sample],
         interrupted: Callable[[], bool],
-        keep_logprobs: Callable[[dict[str, bytes]], None],
+        keep_start: Callable[[dict[str, training.StartTokens]], None],
     ) -> tuple[Metrics, Export, Canary | None]:
         """Runs in a thread: the part of a step that needs no database."""
         # The run's first step reports whether it continues with the moments of another run.
@@ -279,7 +279,7 @@ class Trainer:
                 zero_variance=zero_variance,
                 interrupted=interrupted,
                 is_written=self.saver.is_written,
-                keep_logprobs=keep_logprobs,
+                keep_start=keep_start,
             )
         started = time.perf_counter()
         folder = version_folder(self.settings.folder.absolute(), self.settings.run_id, self.learner.step)

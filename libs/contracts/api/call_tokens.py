@@ -20,6 +20,9 @@ class CallToken(Body):
     trainer_logprob: float | None = None
     """The same by the trainer's weights at the beginning of the step that trained it, version `step` - 1; null unless
     it trains, and where the step did not compute or record it."""
+    trainer_entropy: float | None = None
+    """The entropy in nats, at the sampling temperature, of the distribution that those weights have in its place; null
+    as `trainer_logprob` is."""
     policy_version: int | None
     """The version that sampled it; null in the prompt."""
     trains: bool | None

@@ -27,13 +27,15 @@ _ROW = text("""
     SELECT s.id, s.run_id, step_samples.step,
         substr(s.mask, CAST(:begin AS int) + 1, CAST(:count AS int)) AS mask,
         substr(s.advantages, 4 * CAST(:begin AS int) + 1, 4 * CAST(:count AS int)) AS advantages,
-        substr(step_samples.trainer_logprobs,
-            4 * CAST(bit_count(substr(s.mask, 1, CAST(:begin AS int))) AS int) + 1,
-            4 * CAST(bit_count(substr(s.mask, CAST(:begin AS int) + 1, CAST(:count AS int))) AS int))
-            AS trainer_logprobs
+        substr(step_samples.trainer_logprobs, trained.first, trained.bytes) AS trainer_logprobs,
+        substr(step_samples.trainer_entropies, trained.first, trained.bytes) AS trainer_entropies
     FROM model_calls c JOIN runs ON runs.id = c.run_id OR runs.lead_run_id = c.run_id
     JOIN samples s ON s.run_id = runs.id AND s.group_id = :group_id AND s.rollout_id = c.rollout_id
     LEFT JOIN step_samples ON step_samples.run_id = s.run_id AND step_samples.sample_id = s.id
+    CROSS JOIN LATERAL (
+        SELECT 4 * CAST(bit_count(substr(s.mask, 1, CAST(:begin AS int))) AS int) + 1 AS first,
+            4 * CAST(bit_count(substr(s.mask, CAST(:begin AS int) + 1, CAST(:count AS int))) AS int) AS bytes
+    ) trained
     WHERE c.run_id = :run_id AND c.id = :call_id AND c.completion_tokens > 0
         AND substr(s.token_ids, 4 * c.shared_tokens + 1, octet_length(c.prompt_ids)) = c.prompt_ids
         AND substr(s.token_ids, 4 * c.prompt_tokens + 1, 4 * c.completion_tokens) = c.sampled_ids
@@ -51,6 +53,7 @@ class Trained(NamedTuple):
     mask: bytes
     advantages: Sequence[float]
     logprobs: Sequence[float | None]
+    entropies: Sequence[float | None]
 
 
 async def read_call_tokens(
@@ -118,6 +121,7 @@ def _sampled(call: tables.ModelCall, window: range, trained: Trained | None, *, 
             trains=trains,
             advantage=trained.advantages[position - trained.begin] if trained and trains else None,
             trainer_logprob=trained.logprobs[position - trained.begin] if trained and trains else None,
+            trainer_entropy=trained.entropies[position - trained.begin] if trained and trains else None,
         )
 
 
@@ -134,10 +138,16 @@ async def _row(session: ReadSession, rollout: tables.Rollout, call: tables.Model
 
 def _trained(row: Row[Any], window: range) -> Trained:
     advantages = _numbers(row.advantages, "f", range(len(window)))
-    # Those of trained tokens alone.
-    logprobs = iter(_numbers(row.trainer_logprobs or b"", "f", range(len(window))))
-    aligned = [next(logprobs, None) if trains else None for trains in row.mask]
-    return Trained(window.start, row.mask, advantages, [None if one is None or isnan(one) else one for one in aligned])
+    return Trained(
+        window.start, row.mask, advantages, _of_step(row, row.trainer_logprobs), _of_step(row, row.trainer_entropies)
+    )
+
+
+def _of_step(row: Row[Any], array: bytes | None) -> list[float | None]:
+    """A column of the step, which has trained tokens alone, at the places of the window."""
+    numbers = iter(_numbers(array or b"", "f", range(len(row.mask))))
+    aligned = [next(numbers, None) if trains else None for trains in row.mask]
+    return [None if one is None or isnan(one) else one for one in aligned]
 
 
 async def _policy(session: ReadSession, call: tables.ModelCall) -> PolicyKey | BrokenDocument | None:

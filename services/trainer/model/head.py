@@ -62,11 +62,13 @@ class _SampledOutputs(torch.autograd.Function):
         means_U = torch.zeros_like(normalisers_U) if entropies else None
         for rows, tokens in _tiles(len(hidden_U_H), len(weight_V_H), hidden_U_H.device):
             logits_u_v = _product(hidden_U_H[rows], weight_V_H[tokens].to(hidden_U_H.dtype)).to(wide)
-            normalisers_u = torch.logaddexp(normalisers_U[rows], logits_u_v.logsumexp(dim=1))
+            top_u = logits_u_v.amax(dim=1)
+            shares_u_v = (logits_u_v - top_u[:, None]).exp_()
+            normalisers_u = torch.logaddexp(normalisers_U[rows], top_u + shares_u_v.sum(dim=1).log())
             if means_U is not None:
                 # Σ p z of the tiles so far.
                 means_U[rows] *= (normalisers_U[rows] - normalisers_u).exp()
-                means_U[rows] += (logits_u_v * (logits_u_v - normalisers_u[:, None]).exp()).sum(dim=1)
+                means_U[rows] += torch.linalg.vecdot(shares_u_v, logits_u_v) * (top_u - normalisers_u).exp()
             normalisers_U[rows] = normalisers_u
             # From the tile that the normaliser saw: another product, rounded otherwise, can exceed it.
             row_K, token_K = rows_K - rows.start, token_ids_K - tokens.start
@@ -76,14 +78,18 @@ class _SampledOutputs(torch.autograd.Function):
             sampled_K[here_k] = logits_u_v[row_K[here_k], token_K[here_k]]
         entropies_U = None if means_U is None else normalisers_U - means_U
         context.save_for_backward(hidden_U_H, weight_V_H, rows_K, token_ids_K, normalisers_U, entropies_U)
+        # A loss without a bonus has no gradient of entropies, and pays for none.
+        context.set_materialize_grads(False)
         return sampled_K - normalisers_U[rows_K], entropies_U
 
     @staticmethod
     def backward(
-        context: Any, gradient_K: Tensor, to_entropies_U: Tensor | None
+        context: Any, gradient_K: Tensor | None, to_entropies_U: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         hidden_U_H, weight_V_H, rows_K, token_ids_K, normalisers_U, entropies_U = context.saved_tensors
-        wide, (wants_hidden, wants_weight, *_) = gradient_K.dtype, context.needs_input_grad
+        wide, (wants_hidden, wants_weight, *_) = normalisers_U.dtype, context.needs_input_grad
+        if gradient_K is None:
+            gradient_K = torch.zeros_like(rows_K, dtype=wide)
         to_hidden = torch.zeros_like(hidden_U_H, dtype=wide) if wants_hidden else None
         to_weight = torch.zeros_like(weight_V_H, dtype=wide) if wants_weight else None
         if to_hidden is not None:

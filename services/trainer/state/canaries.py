@@ -85,7 +85,7 @@ def read_logprobs(learner: Learner, token_ids: Sequence[Sequence[int]], max_pack
     samples = [_as_sample(number, row) for number, row in enumerate(token_ids)]
     tokens, ranks = trained_tokens(samples), learner.ranks
     plan = plan_batch(samples, tokens, max_pack_tokens, ranks=ranks)
-    logprobs_K, _ = batch_outputs(learner.policy, plan, len(tokens), learner.accelerator, ranks)
+    logprobs_K = batch_outputs(learner.policy, plan, len(tokens), learner.accelerator, ranks).logprobs_K
     found: NDArray[np.float64] = ranks.add(torch.from_numpy(logprobs_K)).numpy()
     return found
 

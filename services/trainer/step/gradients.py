@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -70,28 +71,36 @@ def plan_batch(
 
 def batch_logprobs(policy: Policy, plan: Plan, size: int, accelerator: Accelerator) -> NDArray[np.float64]:
     """The policy's log-probability of each planned token, [K], without gradients; 0 for other tokens. size: K."""
-    return batch_outputs(policy, plan, size, accelerator)[0]
+    return batch_outputs(policy, plan, size, accelerator).logprobs_K
+
+
+class BatchOutputs(NamedTuple):
+    """`Outputs` of a whole batch, [K] each; 0 for tokens that the plan leaves out, and where nothing computes them."""
+
+    logprobs_K: NDArray[np.float64]
+    values_K: NDArray[np.float64]
+    entropies_K: NDArray[np.float64]
 
 
 def batch_outputs(
-    policy: Policy, plan: Plan, size: int, accelerator: Accelerator, ranks: Ranks = ALONE
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """`batch_logprobs`, and the value of the state before each planned token; 0 without a value head.
+    policy: Policy, plan: Plan, size: int, accelerator: Accelerator, ranks: Ranks = ALONE, *, entropies: bool = False
+) -> BatchOutputs:
+    """`batch_logprobs`, and what else the policy puts out for the state before each planned token.
 
-    Args: ranks: among which the policy is divided; all of them call it
+    Args: ranks: among which the policy is divided; all of them call it; entropies: compute them, too
     """
-    logprobs_K, values_K = np.zeros(size), np.zeros(size)
+    batch = BatchOutputs(*(np.zeros(size) for _ in BatchOutputs._fields))
     with torch.no_grad():
         for number, pack, path in _packs(policy, plan.forest, accelerator, ranks):
+            reads = FIRST if number is None else plan.reads[number][1]
             with accelerator.autocast():
-                found: Outputs = policy(pack, path, FIRST if number is None else plan.reads[number][1])
+                found: Outputs = policy(pack, path, reads, entropies=entropies)
             if number is None:
                 continue
-            tokens_k = plan.reads[number][0]
-            logprobs_K[tokens_k] = found.logprobs_K.cpu()
-            if found.values_K is not None:
-                values_K[tokens_k] = found.values_K.cpu()
-    return logprobs_K, values_K
+            for column_K, column_k in zip(batch, found, strict=True):
+                if column_k is not None:
+                    column_K[plan.reads[number][0]] = column_k.cpu()
+    return batch
 
 
 def accumulate_gradients(
@@ -120,7 +129,7 @@ def accumulate_gradients(
         here = anchors.of(tokens_k)
         terms = _terms(tokens, weights_K, here, tokens_k, found.logprobs_K)
         result, value_loss = _losses(algorithm, found, terms, here.estimates, values_alone=values_alone)
-        computed.add(tokens_k, found.logprobs_K, result, value_loss)
+        computed.add(tokens_k, found, result, value_loss)
         return result.loss
 
     def own_value_loss(tokens_k: NDArray[np.int64], found: Outputs) -> Tensor:
@@ -131,7 +140,8 @@ def accumulate_gradients(
         computed.value_loss += missed.item()
         return critic.coefficient * missed
 
-    of_pass, entropies = (learner, plan, interrupted), algorithm.entropy_coefficient > 0
+    # Those of the step's start are recorded: the anchors have them where other weights make the updates.
+    of_pass, entropies = (learner, plan, interrupted), algorithm.entropy_coefficient > 0 or anchors.old_K is None
     _add_gradients(*of_pass, learner.policy, policy_loss, values_alone=values_alone, entropies=entropies)
     if learner.value_model is not None:
         _add_gradients(*of_pass, learner.value_model, own_value_loss)

@@ -6,12 +6,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from leyden.libs.store.training import StartTokens
 from leyden.services.trainer.loss.corrections import effective_sample_share
 from leyden.services.trainer.loss.losses import LOG_RATIO_LIMIT
 from leyden.services.trainer.rows.batch import TrainedTokens, trained_tokens
@@ -74,7 +75,7 @@ def _token_metrics(batch: Batch, updates: Sequence[Update], step: int) -> Metric
     """Averages over the computed tokens of all updates. `logprob_gap_*` compare trainer and engine at the step's own
     version, before the first update."""
     tokens = batch.tokens
-    start_K, mask_K = _start(batch, updates)
+    start_K, _, mask_K = _start(batch, updates)
 
     def column(name: str, of: Sequence[Update] = updates) -> NDArray[Any]:
         return np.concatenate([getattr(update.computed, name)[update.computed.computed_K] for update in of])
@@ -98,23 +99,35 @@ def _token_metrics(batch: Batch, updates: Sequence[Update], step: int) -> Metric
     return metrics | gap_metrics(start_K, tokens, own_K)
 
 
-def start_logprobs(batch: Batch, updates: Sequence[Update]) -> dict[str, bytes]:
-    """By sample, the log-probabilities of its trained tokens by the weights at the step's start, as `step_samples`
-    holds them: float32, NaN where no update computed them."""
-    start_K, mask_K = _start(batch, updates)
-    values_K = np.where(mask_K, start_K, np.nan).astype("<f4")
-    starts_N = np.searchsorted(batch.tokens.rows_K, np.arange(len(batch.samples) + 1))
-    parts = (values_K[start:end] for start, end in pairwise(starts_N))
-    return {sample.id: part.tobytes() for sample, part in zip(batch.samples, parts, strict=True)}
+def start_tokens(batch: Batch, updates: Sequence[Update]) -> dict[str, StartTokens]:
+    """By sample, what the weights at the step's start say of its trained tokens; NaN where no update computed them."""
+    start = _start(batch, updates)
+    columns = [np.where(start.mask_K, column_K, np.nan).astype("<f4") for column_K in start[:2]]
+    bounds = pairwise(np.searchsorted(batch.tokens.rows_K, np.arange(len(batch.samples) + 1)))
+    return {
+        sample.id: StartTokens(*(column[begin:end].tobytes() for column in columns))
+        for sample, (begin, end) in zip(batch.samples, bounds, strict=True)
+    }
 
 
-def _start(batch: Batch, updates: Sequence[Update]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """The log-probabilities of the step's start, before the first update, and which of them were computed."""
-    start_K, mask_K = np.zeros(len(batch.tokens)), np.zeros(len(batch.tokens), bool)
+class _Start(NamedTuple):
+    """Columns of all trained tokens, by the weights at the step's start; mask_K: whether an update computed them."""
+
+    logprobs_K: NDArray[np.float64]
+    entropies_K: NDArray[np.float64]
+    mask_K: NDArray[np.bool_]
+
+
+def _start(batch: Batch, updates: Sequence[Update]) -> _Start:
+    size, anchors = len(batch.tokens), batch.anchors
+    found = _Start(np.zeros(size), np.zeros(size), np.zeros(size, bool))
     for update in updates:
-        start_K[update.tokens_k] = update.computed.logprobs_K
-        mask_K[update.tokens_k] |= update.computed.computed_K
-    return start_K if batch.anchors.old_K is None else batch.anchors.old_K, mask_K
+        found.logprobs_K[update.tokens_k] = update.computed.logprobs_K
+        found.entropies_K[update.tokens_k] = update.computed.entropies_K
+        found.mask_K[update.tokens_k] |= update.computed.computed_K
+    if anchors.old_K is None or anchors.entropies_K is None:
+        return found
+    return found._replace(logprobs_K=anchors.old_K, entropies_K=anchors.entropies_K)
 
 
 def _routing_metrics(batch: Batch) -> Metrics:

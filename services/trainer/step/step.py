@@ -14,6 +14,7 @@ from torch import nn
 
 from leyden.libs.contracts.config import Algorithm, Optimizer, RunConfig, Sft
 from leyden.libs.faults import fault_point
+from leyden.libs.store.training import StartTokens
 from leyden.services.trainer.loss.critic import Estimates, Scale, estimate
 from leyden.services.trainer.loss.distillation import teacher_advantages
 from leyden.services.trainer.loss.losses import kl
@@ -32,9 +33,15 @@ from leyden.services.trainer.rows.batch import (
     with_whitened_advantages,
 )
 from leyden.services.trainer.step.batch import Anchors, Batch
-from leyden.services.trainer.step.gradients import Plan, accumulate_gradients, batch_outputs, plan_batch
+from leyden.services.trainer.step.gradients import (
+    BatchOutputs,
+    Plan,
+    accumulate_gradients,
+    batch_outputs,
+    plan_batch,
+)
 from leyden.services.trainer.step.learner import Learner
-from leyden.services.trainer.step.metrics import Metrics, Update, start_logprobs, step_metrics, without_samplers
+from leyden.services.trainer.step.metrics import Metrics, Update, start_tokens, step_metrics, without_samplers
 from leyden.services.trainer.step.optimizers import learning_rate
 
 
@@ -50,7 +57,7 @@ def optimizer_step(
     zero_variance: Sequence[Sample] = (),
     interrupted: Callable[[], bool] = lambda: False,
     is_written: Callable[[float], bool] = lambda _: True,
-    keep_logprobs: Callable[[dict[str, bytes]], None] = lambda _: None,
+    keep_start: Callable[[dict[str, StartTokens]], None] = lambda _: None,
 ) -> Metrics:
     """Trains the policy on `samples` and returns the step's metrics; all ranks call it with the same samples.
 
@@ -59,8 +66,8 @@ def optimizer_step(
     them. It must be empty if the credit whitens advantages.
 
     Args:   interrupted: asked before every pack; is_written: waits at most so many seconds and returns whether the last
-                step's state is on the disk. No rank changes weights or moments before that; keep_logprobs: is given
-                `start_logprobs`
+                step's state is on the disk. No rank changes weights or moments before that; keep_start: is given
+                `start_tokens`
     Raises: TrainingDiverged: loss or gradient norm is not finite; Interrupted; torch.OutOfMemoryError;
                 CompilationFailed; whatever `is_written` raises, and RankFailed on other ranks. `step` is then
                 unchanged, and before the first update weights and moments are, too. After it the learner must be
@@ -75,7 +82,7 @@ def optimizer_step(
         if learner.value_head is not None and batch.anchors.estimates is not None:
             learner.value_head.follow(batch.anchors.estimates.targets)
     learner.step += 1
-    keep_logprobs(start_logprobs(batch, updates))
+    keep_start(start_tokens(batch, updates))
     metrics = step_metrics(batch, updates, learner.step, started)
     # No policy of the run sampled demonstrations.
     return without_samplers(metrics) if isinstance(config.algorithm, Sft) else metrics
@@ -129,26 +136,27 @@ def _anchors(learner: Learner, samples: Sequence[Sample], tokens: TrainedTokens,
     every_row = algorithm.trains_every_row or config.credit.baseline.whiten
     plan = plan_batch(samples, tokens, config.training.micro_batch_tokens, every_row=every_row, ranks=ranks)
 
-    def outputs(policy: Policy, plan: Plan = plan) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        own = batch_outputs(policy, plan, len(tokens), learner.accelerator, ranks)
-        logprobs_K, values_K = ranks.add(torch.from_numpy(np.stack(own))).numpy()
-        return logprobs_K, values_K
+    def outputs(policy: Policy, plan: Plan = plan, *, entropies: bool = False) -> BatchOutputs:
+        own = batch_outputs(policy, plan, len(tokens), learner.accelerator, ranks, entropies=entropies)
+        return BatchOutputs(*ranks.add(torch.from_numpy(np.stack(own))).numpy())
 
     shared = algorithm.critic is not None and learner.value_model is None
-    old_K, values_K = outputs(learner.policy) if several or shared else (None, None)
+    old = outputs(learner.policy, entropies=several) if several or shared else None
+    values_K = None if old is None else old.values_K
     if learner.value_model is not None:
-        values_K = outputs(learner.value_model)[1]
+        values_K = outputs(learner.value_model).values_K
     reference_K = None
     if learner.reference is not None:
         with learner.reference.weights() as reference:
-            reference_K = outputs(reference)[0]
+            reference_K = outputs(reference).logprobs_K
     teacher_K = None
     if learner.teacher is not None:
         with learner.teacher.weights() as teacher:
-            teacher_K = outputs(teacher, _plan_of_teacher(samples, plan, config, ranks))[0]
-    return Anchors(
-        old_K if several else None, reference_K, _estimates(learner, algorithm, samples, tokens, values_K), teacher_K
-    )
+            teacher_K = outputs(teacher, _plan_of_teacher(samples, plan, config, ranks)).logprobs_K
+    estimates = _estimates(learner, algorithm, samples, tokens, values_K)
+    if old is None or not several:
+        return Anchors(None, reference_K, estimates, teacher_K)
+    return Anchors(old.logprobs_K, reference_K, estimates, teacher_K, old.entropies_K)
 
 
 def _plan_of_teacher(samples: Sequence[Sample], plan: Plan, config: RunConfig, ranks: Ranks) -> Plan:

@@ -57,7 +57,8 @@ async def test_each_token_has_its_numbers_and_the_mask_and_advantage_of_the_row_
         # One for each trained token of the row; the step did not compute the second one.
         logprobs = np.asarray([-0.75, np.nan, -2.5], "<f4").tobytes()
         names = {"run_id": run.id, "sample_id": ids.sample_id(rollout.id, 0)}
-        session.add(tables.StepSample(**names, step=2, trainer_logprobs=logprobs))
+        entropies = np.asarray([1.5, np.nan, 0.25], "<f4").tobytes()
+        session.add(tables.StepSample(**names, step=2, trainer_logprobs=logprobs, trainer_entropies=entropies))
 
     found = await tokens(api_http, first, start=2, limit=3)
     assert (found["start"], found["prompt_tokens"], found["completion_tokens"]) == (2, 3, 3)
@@ -72,6 +73,7 @@ async def test_each_token_has_its_numbers_and_the_mask_and_advantage_of_the_row_
         (4, 51, True, -1.5, True, 0.25),
     ]
     assert [one["trainer_logprob"] for one in found["tokens"]] == [None, -0.75, None]
+    assert [one["trainer_entropy"] for one in found["tokens"]] == [None, 1.5, None]
     texts = Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
     assert [one["text"] for one in found["tokens"]] == [texts.decode([one]) for one in (42, 50, 51)]
 
@@ -79,7 +81,7 @@ async def test_each_token_has_its_numbers_and_the_mask_and_advantage_of_the_row_
     assert (forced["trains"], forced["advantage"]) == (False, None)
     [last] = (await tokens(api_http, later))["tokens"]
     assert (last["position"], last["policy_version"], last["trains"], last["advantage"]) == (7, 3, True, -1.0)
-    assert last["trainer_logprob"] == -2.5
+    assert (last["trainer_logprob"], last["trainer_entropy"]) == (-2.5, 0.25)
     assert [one["id"] for one in (await tokens(api_http, later, start=0))["tokens"]] == [
         *range(40, 43),
         50,

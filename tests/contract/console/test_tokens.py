@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def test_a_call_of_200_000_tokens_is_shown_by_windows(
     assert page.locator("main b").count() == 0
 
 
-def test_tokens_are_coloured_by_the_gap_between_trainer_and_engine(
+def test_tokens_are_coloured_by_the_gap_between_trainer_and_engine_and_by_entropy(
     insert: Insert[str], open_page: Callable[[str], Visitor]
 ) -> None:
     async def trained(database: Database) -> str:
@@ -79,7 +80,9 @@ def test_tokens_are_coloured_by_the_gap_between_trainer_and_engine(
         async with database.session() as session:
             moment = sample.created_at
             session.add(tables.Step(run_id=run.id, number=4, metrics={}, checkpoint="", started_at=moment))
-            session.add(tables.StepSample(run_id=run.id, sample_id=sample.id, step=4, trainer_logprobs=logprobs))
+            entropies = np.asarray([0.01, 0.3, 1.25, 3.0, np.nan], "<f4").tobytes()
+            columns = {"trainer_logprobs": logprobs, "trainer_entropies": entropies}
+            session.add(tables.StepSample(run_id=run.id, sample_id=sample.id, step=4, **columns))
         return rollout.id
 
     visitor = open_page(f"/rollouts/{insert(trained)}")
@@ -93,10 +96,14 @@ def test_tokens_are_coloured_by_the_gap_between_trainer_and_engine(
     tokens.focus()
     page.keyboard.press("ArrowRight")
     expect(page.get_by_text("token 4 ·")).to_contain_text(
-        "log-probability -0.5000 · version 0 · the trainer's -0.5500, by version 3 · gap −0.050 · trains"
+        "log-probability -0.5000 · version 0 · the trainer's -0.5500, by version 3"
+        " · gap −0.050 · entropy 0.300 · trains"
     )
     page.keyboard.press("End")
-    expect(page.get_by_text("token 7 ·")).not_to_contain_text("gap")
+    expect(page.get_by_text("token 7 ·")).not_to_contain_text(re.compile("gap|entropy"))
+    page.get_by_label("Colour by").select_option("entropy")
+    for level in range(5):
+        expect(tokens.locator(f".entropy-{level}")).to_have_count(1)
     assert visitor.violations() == []
 
 

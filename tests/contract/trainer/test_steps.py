@@ -186,18 +186,21 @@ async def test_a_run_without_steps_records_version_0_of_a_model_that_no_trainer_
     assert [(number, one.path) for number, one in (await case.versions()).items()] == [(0, str(model))]
 
 
-async def test_a_step_records_the_logprobs_of_its_start(case: Case) -> None:
+async def test_a_step_records_logprobs_and_entropies_of_its_start(case: Case) -> None:
     await case.open(steps=1)
     model = read_model(case.model)
     for number in range(2):
         await case.add_group(number, model=model)
     await case.train()
     sampled = {row.id: row.generator_logprobs for row in await case.rows(tables.Sample)}  # type: ignore[attr-defined]
-    recorded = {row.sample_id: row.trainer_logprobs for row in await case.rows(tables.StepSample)}  # type: ignore[attr-defined]
+    recorded: Sequence[tables.StepSample] = await case.rows(tables.StepSample)  # type: ignore[assignment]
     assert len(recorded) == 4
-    for sample_id, logprobs in recorded.items():
-        engine = np.frombuffer(sampled[sample_id], "<f4")[3:]
-        np.testing.assert_allclose(np.frombuffer(logprobs, "<f4"), engine, atol=1e-5)
+    for row in recorded:
+        assert row.trainer_logprobs is not None and row.trainer_entropies is not None
+        engine = np.frombuffer(sampled[row.sample_id], "<f4")[3:]
+        np.testing.assert_allclose(np.frombuffer(row.trainer_logprobs, "<f4"), engine, atol=1e-5)
+        entropies = np.frombuffer(row.trainer_entropies, "<f4")
+        assert len(entropies) == len(engine) and (entropies > 0).all()
 
 
 async def test_every_version_has_a_canary_of_the_same_tokens(case: Case) -> None:

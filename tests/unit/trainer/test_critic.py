@@ -216,7 +216,7 @@ def test_values_and_their_gradients_equal_those_of_one_call_per_row(seed: int) -
     policy, critic = actor_critic(seed), Critic(coefficient=0.7)
     rows = [row for i in range(3) for row in agent_rows(*agent_forest(10 * seed + i, f"r.{i}.0"), f"r.{i}.0")]
     tokens = trained_tokens(rows)
-    _, values_K = batch_outputs(policy, plan_batch(rows, tokens, 20), len(tokens), CPU)
+    values_K = batch_outputs(policy, plan_batch(rows, tokens, 20), len(tokens), CPU).values_K
     plain = [plain_values(policy, row) for row in rows]
     np.testing.assert_allclose(values_K, torch.cat(plain).detach(), atol=1e-10)
 

@@ -55,8 +55,13 @@ def test_entropies_and_their_gradients_equal_those_of_all_logits(monkeypatch: py
     logprobs = (layer(columns[0]) / columns[1][:, None].double()).log_softmax(-1)
     other = plain(layer, columns), -(logprobs.exp() * logprobs).sum(-1)
     assert all(torch.allclose(ours, theirs, atol=1e-12) for ours, theirs in zip(one, other, strict=True))
-    ours, theirs = (torch.autograd.grad(outputs, wanted, [upstream_K, upstream_U]) for outputs in (one, other))
+    both = [upstream_K, upstream_U]
+    ours, theirs = (torch.autograd.grad(outputs, wanted, both, retain_graph=True) for outputs in (one, other))
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(ours, theirs, strict=True))
+    # Each of the two alone.
+    for place, upstream in enumerate(both):
+        alone = (torch.autograd.grad(o[place], wanted, upstream, retain_graph=True) for o in (one, other))
+        assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(*alone, strict=True))
 
 
 def test_no_log_probability_is_above_0_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:

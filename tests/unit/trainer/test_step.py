@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
 from leyden.libs.contracts.config import Optimizer, RunConfig, Training
-from leyden.libs.store.training import ReadyGroup
+from leyden.libs.store.training import ReadyGroup, StartTokens
 from leyden.services.trainer.loop import PoliciesDisagree, require_agreement
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.rows.batch import Sample, mini_batches, to_go, trained_tokens, with_whitened_advantages
@@ -107,8 +107,8 @@ def test_the_logprob_gap_uses_only_tokens_of_the_same_version() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [{}, {"epochs": 2}], ids=["one update", "two"])
-def test_the_logprobs_of_the_steps_start_are_kept_for_each_sample(algorithm: dict[str, object]) -> None:
-    subject, kept = learner(), dict[str, bytes]()
+def test_logprobs_and_entropies_of_the_steps_start_are_kept_for_each_sample(algorithm: dict[str, object]) -> None:
+    subject, kept = learner(), dict[str, StartTokens]()
     samples = [
         sample("run.0.0", [1, 2, 3, 4], [0, 1, 0, 1], advantage=1.0),
         sample("run.0.1", [1, 2, 5], [0, 0, 1], advantage=0.0),
@@ -116,14 +116,19 @@ def test_the_logprobs_of_the_steps_start_are_kept_for_each_sample(algorithm: dic
     ]
     tokens = trained_tokens(samples)
     exact_K = batch_logprobs(subject.policy, plan_batch(samples, tokens, 100), len(tokens), CPU)
-    step(subject, samples, algorithm=algorithm, keep_logprobs=kept.update)
-    found = {name: np.frombuffer(values, "<f4") for name, values in kept.items()}
+    with torch.no_grad():
+        logits = [subject.model(torch.tensor([one.token_ids[:-1].tolist()])).logits[0] for one in samples]
+    logits_K = torch.stack([logits[0][0], logits[0][2], logits[1][1], logits[2][1]])
+    entropies_K = torch.distributions.Categorical(logits=logits_K).entropy().numpy()
+    step(subject, samples, algorithm=algorithm, keep_start=kept.update)
+    found = {name: [np.frombuffer(column, "<f4") for column in columns] for name, columns in kept.items()}
     assert list(found) == [one.id for one in samples]
-    np.testing.assert_allclose(found[samples[0].id], exact_K[:2], atol=1e-5)
-    # Nothing computes a row that cannot move the loss.
-    assert np.isnan(found[samples[1].id]).tolist() == [True]
-    np.testing.assert_allclose(found[samples[2].id], exact_K[3:], atol=1e-5)
-    step(subject, [], keep_logprobs=kept.update)
+    for place, exact in enumerate((exact_K, entropies_K)):
+        np.testing.assert_allclose(found[samples[0].id][place], exact[:2], atol=1e-5)
+        # Nothing computes a row that cannot move the loss.
+        assert np.isnan(found[samples[1].id][place]).tolist() == [True]
+        np.testing.assert_allclose(found[samples[2].id][place], exact[3:], atol=1e-5)
+    step(subject, [], keep_start=kept.update)
 
 
 def test_tokens_of_an_older_version_are_compared_with_its_weights(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import { AgentLine, Loaded, number, signed } from "./parts";
 const WINDOW = 500;
 const OVERLAYS = {
   probability: ["at least 0.9", "0.5 to 0.9", "0.1 to 0.5", "0.01 to 0.1", "below 0.01"],
+  entropy: ["below 0.1", "0.1 to 0.5", "0.5 to 2", "at least 2", "not recorded"],
   gap: ["below 0.01", "0.01 to 0.1", "0.1 to 1", "at least 1", "not recorded"],
   advantage: ["none", "above 0", "below 0"],
   training: ["trains", "does not", "not decided"],
@@ -38,6 +39,7 @@ export function TokenOverlay({ rollout, call, mayTrain }: { rollout: string; cal
             </select>{" "}
             {scale(overlay, found.tokens).map(([name, level]) => <span key={name} class={`token ${overlay}-${level}`}>{name}</span>)}
           </p>
+          {overlay === "entropy" && <p class="quiet">In nats, by the trainer's weights at the beginning of the step: 0 where one token alone was likely, 2 where about seven were as likely as one another.</p>}
           {overlay === "gap" && <p class="quiet">The trainer's log-probability less the engine's. Where an older version than the trainer's sampled a token, the gap has what training changed since, too.</p>}
           <Tokens key={found.start} tokens={found.tokens} overlay={overlay} step={found.step} />
         </>
@@ -103,6 +105,7 @@ function words(token: CallToken, step: number | null): string {
   facts.push(`log-probability ${number(token.logprob, 4)}`, `version ${token.policy_version ?? "–"}`);
   const gap = gapOf(token);
   if (gap !== undefined) facts.push(`the trainer's ${number(token.trainer_logprob, 4)}, by version ${(step ?? 0) - 1}`, `gap ${signed(gap)}`);
+  if (typeof token.trainer_entropy === "number") facts.push(`entropy ${number(token.trainer_entropy, 3)}`);
   if (token.trains) facts.push(`trains with advantage ${signed(token.advantage ?? 0)}`);
   else facts.push(token.trains === null ? "not decided whether it trains" : "does not train");
   return facts.join(" · ");
@@ -115,11 +118,16 @@ function scale(overlay: Overlay, tokens: CallToken[]): [string, number | string]
   return versions.map((version) => [`version ${version}`, version % COLOURS]);
 }
 
+/** The place of a number's size among bounds, and the last one where it is not recorded. */
+function places(value: number | null | undefined, bounds: number[]): number {
+  return typeof value === "number" ? bounds.filter((bound) => Math.abs(value) >= bound).length : bounds.length + 1;
+}
+
 /** The class of the overlay; tokens of the prompt have the first one, and no version. */
 function level(token: CallToken, overlay: Overlay): number | string {
   if (overlay === "version") return token.policy_version === null ? "none" : token.policy_version % COLOURS;
-  const gap = gapOf(token);
-  if (overlay === "gap") return gap === undefined ? 4 : [0.01, 0.1, 1].filter((bound) => Math.abs(gap) >= bound).length;
+  if (overlay === "entropy") return places(token.trainer_entropy, [0.1, 0.5, 2]);
+  if (overlay === "gap") return places(gapOf(token), [0.01, 0.1, 1]);
   if (overlay === "training") return token.trains === null ? 2 : token.trains ? 0 : 1;
   if (overlay === "advantage") return !token.advantage ? 0 : token.advantage > 0 ? 1 : 2;
   const probability = token.logprob === null ? 1 : Math.exp(token.logprob);
