@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import structlog
-
 from leyden.libs.contracts.capability import Capability
 from leyden.libs.service.errors import Misconfigured
 from leyden.libs.service.secrets import SecretError, refuse_open
+from leyden.libs.telemetry import logger
 
 MIN_SECRET_LENGTH = 32
 """Characters; RFC 7518 3.2 requires at least 256 bits for HS256."""
@@ -25,7 +24,7 @@ MIN_SECRET_LENGTH = 32
 MAX_VERIFIED = 10_000
 """Size of the cache of verified keys; the oldest entry is evicted first."""
 
-log = structlog.get_logger()
+log = logger()
 
 
 class KeyRingError(Misconfigured):

@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsError
 from leyden.libs.service.errors import Misconfigured
 from leyden.libs.service.settings import ServiceSettings
 from leyden.libs.telemetry import configure_logs, configure_tracing
+from leyden.libs.telemetry.imports import without_rich
 
 Configured = TypeVar("Configured", bound=ServiceSettings)
 
@@ -57,7 +58,8 @@ def service_main(name: str, settings: type[Configured]) -> Callable[[Callable[[C
             found = settings()
             configure_logs(name, found.log_level)
             configure_tracing(name, found.otlp_endpoint)
-            run(found)
+            with without_rich():
+                run(found)
 
         return main
 

@@ -13,8 +13,12 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import orjson
-import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+
+from leyden.libs.telemetry.imports import without_rich
+
+with without_rich():
+    import structlog
+    from structlog.typing import EventDict, Processor, WrappedLogger
 
 REDACTED = "[redacted]"
 

@@ -65,14 +65,16 @@ class StoredCall:
 class IndexedCall:
     """A completed call that later prompts of its attempt can continue.
 
-    `turns` ends with the answer, `tokens` with the sampled tokens; they begin with those of `continued`. `text_length`
-    and `text_digest` describe the prompt's text. `is_shown`: the answer has all that was sampled, at least one token.
+    `turns` ends with the answer, `tokens` with the sampled tokens; they begin with those of `continued`.
+    `prompt_length`, `text_length` and `text_digest` describe the prompt's tokens and text. `is_shown`: the answer has
+    all that was sampled, at least one token.
     """
 
     call_id: str
     turns: tuple[Turn, ...]
     tools: tuple[Tool, ...]
     tokens: TokenIds
+    prompt_length: int
     is_shown: bool
     text_length: int
     text_digest: bytes
@@ -230,7 +232,7 @@ class PrefixIndex:
             indexed.chain[-1],
             answer,
             IndexedCall(
-                call_id, turns, indexed.conversation.tools, tokens,
+                call_id, turns, indexed.conversation.tools, tokens, len(indexed.prompt.ids),
                 self._is_shown(answer, sampled_ids, indexed.conversation.tools),
                 len(indexed.text), text_digest(indexed.text), continued,
             ),
@@ -253,7 +255,7 @@ class PrefixIndex:
                 stored.answer,
                 IndexedCall(
                     stored.call_id, (*stored.conversation.turns, stored.answer), stored.conversation.tools,
-                    np.concatenate([stored.prompt_ids, stored.sampled_ids]),
+                    np.concatenate([stored.prompt_ids, stored.sampled_ids]), len(stored.prompt_ids),
                     self._is_shown(stored.answer, stored.sampled_ids.tolist(), stored.conversation.tools), len(text),
                     text_digest(text), None,
                 ),
@@ -312,12 +314,13 @@ class PrefixIndex:
         """Returns the position in the text after the first `end` turns, of which the last is the call's answer."""
         turns, tools, options = conversation
         answer = turns[end - 1]
-        written = answer.content + closing
-        is_plain = bool(closing) and answer.reasoning is None and not answer.tool_calls
         is_followed = end < len(turns) and turns[end].role != "assistant"
         # Why: the rendering below took 2 of the prompt's 5 ms (bench row "turn 100 of a session").
-        if is_plain and is_followed and text.startswith(written, call.text_length):
-            return call.text_length + len(written)
+        if closing and is_followed:
+            is_plain = answer.reasoning is None and not answer.tool_calls
+            written = (answer.content if is_plain else self._sampled_text(call)) + closing
+            if text.startswith(written, call.text_length):
+                return call.text_length + len(written)
         upto = self._model.render(turns[:end], tools, options, add_generation_prompt=False)
         if text.startswith(upto) and upto.endswith(closing):
             return len(upto)
@@ -329,6 +332,10 @@ class PrefixIndex:
         shown = text[call.text_length : place].replace(TEXT_MARK, "")
         shows, rest = self._model.shows_reasoning(answer, shown)
         return place + len(closing) if shows and _is_answer_text(answer, rest) else None
+
+    def _sampled_text(self, call: IndexedCall) -> str:
+        tokenizer = self._model.tokenizer
+        return tokenizer.decode(tokenizer.visible(call.tokens[call.prompt_length :].tolist()))
 
     def _unsampled(self, rest: str, last: int) -> str:
         """Returns the text after the sampled tokens, of which the last may be the end-of-turn token that begins it.

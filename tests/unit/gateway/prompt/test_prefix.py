@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from random import Random
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -429,6 +430,23 @@ async def test_ids_and_reasoning_distinguish_equal_answers(tmp_path, ids, reason
     for call, number, thought in zip(calls, ids, reasoning, strict=True):
         later = await session.ask(question, answer(number, thought), Turn("tool", "r", tool_call_id=number))
         assert later.parent_call_id == call.id
+
+
+@pytest.mark.parametrize(("arguments", "renderings"), [('{"x": 1}', 1), ('{"x":1}', 3)])
+async def test_a_tool_call_in_the_templates_spelling_is_continued_with_one_rendering(
+    tmp_path, monkeypatch, arguments, renderings
+):
+    session = Session(ChatModel(FAMILIES["qwen3"].write(tmp_path)))
+    model, question = session.model, Turn("user", "a")
+    text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+    answer = Turn("assistant", "", tool_calls=(ToolCall("1", "f", arguments),))
+    sampled = [*model.tokenizer.encode(text).tolist(), min(model.tokenizer.eos_ids)]
+    first = await session.ask(question, says=answer, sampled=sampled, tools=[TOOL])
+    rendered = Mock(side_effect=model.render)
+    monkeypatch.setattr(model, "render", rendered)
+    second = await session.ask(question, answer, Turn("tool", "r", tool_call_id="1"), tools=[TOOL])
+    assert second.tokens[: len(first.tokens)] == first.tokens
+    assert rendered.call_count == renderings
 
 
 async def test_the_mark_of_the_next_role_that_ended_an_answer_stands_once(tmp_path):
