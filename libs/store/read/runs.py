@@ -20,7 +20,7 @@ from leyden.libs.store.read.agents import agents_progress
 from leyden.libs.store.read.call_counts import of_run
 from leyden.libs.store.read.paging import as_float, decode_cursor, page
 from leyden.libs.store.read.policies import shown_policies
-from leyden.libs.store.rewards import IS_USED, KNOWN_REWARD, SIBLING
+from leyden.libs.store.rewards import IS_USED, KNOWN_REWARD, SIBLING, step_mean
 from leyden.libs.store.runs.trainer_ends import trainer_ends
 
 
@@ -37,7 +37,11 @@ _LAST_REWARD = f"""
         AND {SIBLING} AND {IS_USED}
 """  # noqa: S608  # constants alone
 _LAST_STEP = "SELECT max(number) AS number FROM steps WHERE steps.run_id = runs.id"
-_REWARD = f"(SELECT ({_LAST_REWARD}) FROM ({_LAST_STEP}) AS last_step)"  # noqa: S608  # constants alone
+# Why: the mean over each run's last rollouts made a list of 300 runs with 128 rollouts a step take 4.0 s; by the means
+# that credit wrote it takes 0.9, as any other sort.
+_REWARD = f"""(
+    SELECT coalesce({step_mean("last_step.run_id", "last_step.number")}, ({_LAST_REWARD}))
+    FROM (SELECT runs.id AS run_id, ({_LAST_STEP}) AS number) AS last_step)"""  # noqa: S608  # constants alone
 _STEP = f"coalesce(({_LAST_STEP}), 0)"
 _PHASES = ", ".join(f"'{phase}'" for phase in (*RunPhase,))
 
