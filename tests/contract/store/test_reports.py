@@ -12,7 +12,7 @@ from psycopg.errors import InsufficientPrivilege
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.policies import policy_columns
-from tests.support.builders import add_group, add_run, finish_rollout
+from tests.support.builders import add_group, add_run, finish_rollout, run_document
 
 VIEWS = {
     "runs",
@@ -116,3 +116,42 @@ async def test_a_steps_rewards_are_those_of_the_groups_that_its_run_judged(
             (lead.id, lead.id, None, "running", 2),
             (checker.id, lead.id, "checker", "running", 2),
         ]
+
+
+async def test_a_reward_for_a_call_of_an_attempt_that_does_not_count_is_in_no_report(
+    database: Database, postgres_dsn: str
+) -> None:
+    run = await add_run(database)
+    _, [rollout] = await add_group(database, run, size=1)
+    await finish_rollout(database, rollout, reward=1.0)
+    async with database.session() as session:
+        for attempt, value in ((None, 0.25), (1, 0.5), (2, 64.0)):
+            names = {"key": f"{attempt}", "name": "r", "value": value, "attempt": attempt}
+            session.add(tables.ExternalReward(rollout_id=rollout.id, **names))
+    with psycopg.connect(postgres_dsn) as connection:
+        query = "SELECT reward, newest_reward FROM reports.rollouts"
+        assert connection.execute(query).fetchall() == [(1.75, 1.75)]
+        query = "SELECT sum(value) FROM reports.rewards"
+        assert connection.execute(query).fetchall() == [(1.75,)]
+
+
+async def test_a_number_that_a_step_did_not_measure_is_unknown_in_reports(
+    database: Database, postgres_dsn: str
+) -> None:
+    measures = ("loss", "gradient_norm", "entropy", "clipped_share", "effective_sample_share")
+    numbers = dict.fromkeys((*measures, "kl_reference", "policy_lag_mean", "policy_lag_max"), 0.0)
+    held = run_document(algorithm={"type": "ppo_clip", "kl_coefficient": 0.1})
+    runs = [await add_run(database), await add_run(database, config=held)]
+    async with database.session() as session:
+        for run in runs:
+            for number, tokens in (
+                (1, {"computed_tokens": 8, "trainable_tokens": 8}),
+                (2, {"computed_tokens": 0, "trainable_tokens": 0}),
+            ):
+                made = {"metrics": {**numbers, **tokens}, "checkpoint": "", "started_at": datetime.now(tz=UTC)}
+                session.add(tables.Step(run_id=run.id, number=number, **made))
+    with psycopg.connect(postgres_dsn) as connection:
+        query = f"SELECT {', '.join(numbers)} FROM reports.steps WHERE run_id = %s ORDER BY step"
+        of_runs = [connection.execute(query, (run.id,)).fetchall() for run in runs]
+    nothing = (None,) * len(numbers)
+    assert of_runs == [[(*[0.0] * 5, None, 0.0, 0.0), nothing], [(0.0,) * len(numbers), nothing]]
