@@ -17,6 +17,8 @@ PROGRAM = CHROMIUM / "lib" / "chromium" / "chromium-headless-shell"
 AXE = ROOT / ".cache" / "console" / "node_modules" / "axe-core" / "axe.min.js"
 
 NARROW = 390
+VIOLATIONS = "axe.run({resultTypes: ['violations']}).then(({ violations }) => violations)"
+"""Every rule, with nodes where it is broken. Why: nodes that are in order, too, took 0.76 s instead of 0.17 s."""
 MILLISECONDS = 30_000
 """A page's longest wait, on a machine that is busy with other tests."""
 
@@ -76,6 +78,7 @@ class Visitor:
         return found
 
     def _axe(self, words: str) -> list[str]:
-        self.page.evaluate(AXE.read_text())
-        results: dict[str, Any] = self.page.evaluate("axe.run()")
-        return [f"{words}: {one['id']}: {one['nodes'][0]['html'][:200]}" for one in results["violations"]]
+        if not self.page.evaluate("'axe' in window"):
+            self.page.evaluate(AXE.read_text())
+        found: list[dict[str, Any]] = self.page.evaluate(VIOLATIONS)
+        return [f"{words}: {one['id']}: {one['nodes'][0]['html'][:200]}" for one in found]
