@@ -51,7 +51,7 @@ class ListedAlarm(Alarm):
     state: AlarmState
 
 
-class AlarmPage(Page[ListedAlarm]):
+class AlarmPage(Page[ListedAlarm], use_attribute_docstrings=True):
     """A page of alarms: active ones first, then those that began last."""
 
     names: dict[str, int] | None = None

@@ -57,7 +57,7 @@ class Cause(Body):
     rollouts: int
 
 
-class RolloutPage(Page[Rollout]):
+class RolloutPage(Page[Rollout], use_attribute_docstrings=True):
     """A page of rollouts."""
 
     total: int | None = None

@@ -184,7 +184,7 @@ RUN_PARTS = ("run", "steps", "evaluations", "rollouts")
 RunSort = Literal["newest", "oldest", "highest", "lowest", "most_steps", "fewest_steps", "phase"]
 
 
-class RunPage(Page[Run]):
+class RunPage(Page[Run], use_attribute_docstrings=True):
     """A page of runs."""
 
     total: int | None = None

@@ -55,7 +55,7 @@ class RunTask(Body):
     last_failure: TaskFailure | None
 
 
-class RunTaskPage(Page[RunTask]):
+class RunTaskPage(Page[RunTask], use_attribute_docstrings=True):
     """A page of tasks."""
 
     verdicts: dict[str, int] | None = None

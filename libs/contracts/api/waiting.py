@@ -39,7 +39,7 @@ class WaitingRollout(Body):
     """It is graded without the missing values then (`reward.wait.seconds`)."""
 
 
-class WaitingPage(Page[WaitingRollout]):
+class WaitingPage(Page[WaitingRollout], use_attribute_docstrings=True):
     """A page of rollouts that wait for feedback, those that ended first at its beginning."""
 
     total: int | None = None
