@@ -78,10 +78,17 @@ class ModelTokenizer:
 
         Args: besides: special tokens that stay
         """
+        return self._spelling(besides)(text)
+
+    def names_specials(self, text: str) -> bool:
+        """Whether `as_text` would change the text."""
+        return self._spelling(frozenset()).applies(text)
+
+    def _spelling(self, besides: frozenset[str]) -> _Spelling:
         spelling = self._spellings.get(besides)
         if spelling is None:
             spelling = self._spellings.setdefault(besides, _Spelling(self.specials - besides))
-        return spelling(text)
+        return spelling
 
     def uncached_characters(self, text: str) -> int:
         """Returns the number of characters in segments that are not cached."""
@@ -151,8 +158,11 @@ class _Spelling:
         # Looks ahead, since special tokens may overlap.
         self._begins = re.compile(f"(?=(?:{self._any.pattern}))(.)", re.DOTALL)
 
+    def applies(self, text: str) -> bool:
+        return self._any.search(text) is not None
+
     def __call__(self, text: str) -> str:
-        return self._begins.sub(rf"\1{TEXT_MARK}", text) if self._any.search(text) else text
+        return self._begins.sub(rf"\1{TEXT_MARK}", text) if self.applies(text) else text
 
 
 class TextStream:
