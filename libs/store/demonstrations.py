@@ -42,6 +42,8 @@ _CLAIM = text(f"""
 """)  # noqa: S608  # constants alone
 _CLAIMED = text(f"SELECT r.id, r.dataset_id, r.config {_AWAITS} AND r.id = :run")
 
+_RUNNING = text(f"SELECT r.id, r.dataset_id, r.config {_AWAITS} AND s.phase = 'running'")
+
 _TRAINING_ON = text("""
     SELECT c.run_id FROM groups g JOIN group_credits c ON c.group_id = g.id JOIN runs r ON r.id = c.run_id
     WHERE g.run_id = :run AND r.algorithm = 'sft' AND r.id <> :run LIMIT 1
@@ -90,6 +92,19 @@ async def find_demonstrations(session: ReadSession, algorithm: Sft, dataset_id: 
 async def has_demonstrations(session: ReadSession, algorithm: Sft, dataset_id: str) -> bool:
     """Whether any rollout is one."""
     return bool(await session.scalar(_EXISTS, _scope(algorithm, dataset_id)))
+
+
+async def runs_without_demonstrations(session: ReadSession) -> dict[str, list[str]]:
+    """Running runs that await their demonstrations and have none, with the runs of whose rollouts they were to be."""
+    found = dict[str, list[str]]()
+    # Such runs are few: credit selects within seconds.
+    for row in (await session.execute(_RUNNING)).all():
+        config = RunConfig.read(row.config)
+        if not isinstance(config, RunConfig) or not isinstance(config.algorithm, Sft):
+            continue
+        if not await has_demonstrations(session, config.algorithm, row.dataset_id):
+            found[row.id] = list(config.algorithm.runs)
+    return found
 
 
 async def run_training_on(session: ReadSession, run_id: str) -> str | None:

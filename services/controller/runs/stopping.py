@@ -14,6 +14,7 @@ from leyden.libs.contracts.config import EarlyStopping
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.faults import fault_point
 from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.demonstrations import runs_without_demonstrations
 from leyden.libs.store.read.best import Measurement, measured_tasks, own_evaluations
 from leyden.libs.store.read.call_counts import absent_roles, runs_that_train_nothing
 from leyden.libs.store.runs.facts import BrokenRun, RunFacts
@@ -142,13 +143,14 @@ class EarlyStops:
 
 async def idle_runs(session: ReadSession, groups: int) -> dict[str, str]:
     """Returns the runs in which nothing trains, with the reason and the remedy: their newest steps had no token to
-    train, their first two had no call of any role that is to train, or credit excluded their newest groups.
+    train, their first two had no call of any role that is to train, or credit excluded their newest groups; and runs of
+    fine-tuning that have lost their demonstrations before credit selected them.
 
     Args: groups: a run fails after so many excluded groups in a row
     """
     excluded = {
-        run_id: f"credit excluded the last {groups} groups, so that nothing trains: {cause}"
-        for run_id, cause in (await runs_excluded_by_credit(session, groups)).items()
+        run_id: f"credit excluded {_last(count)}, so that nothing trains: {cause}"
+        for run_id, (count, cause) in (await runs_excluded_by_credit(session, groups)).items()
     }
     absent = {
         run_id: str(found)
@@ -160,7 +162,16 @@ async def idle_runs(session: ReadSession, groups: int) -> dict[str, str]:
         f" {why_nothing_trains(counts)}"
         for run_id, (steps, counts) in (await runs_that_train_nothing(session)).items()
     }
-    return excluded | absent | silent
+    lacking = {
+        run_id: f"none of the rollouts of {', '.join(runs)} is a demonstration any more, or their calls are pruned:"
+        " create the run anew with other algorithm.runs, or a lower min_reward"
+        for run_id, runs in (await runs_without_demonstrations(session)).items()
+    }
+    return excluded | absent | silent | lacking
+
+
+def _last(groups: int) -> str:
+    return f"the last {groups} groups" if groups > 1 else "its only group"
 
 
 async def fail_runs(session: Session, causes: dict[str, str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, write_pools
+from leyden.libs.store.runs.retention import prune_run
 from leyden.services.controller.runs.stopping import idle_runs
 from leyden.services.credit.worker import demonstrate_pending
 from tests.contract.api.test_runs import create, row_of, set_phase
@@ -75,6 +76,28 @@ async def test_steps_show_the_rewards_of_the_demonstrations_alone(
     names = (await api_http.get(f"/v1/runs/{run_id}/metrics")).json()["names"]
     # Another run waited for them.
     assert "reward_mean" in names and not {"queue_seconds", "credit_seconds"} & set(names)
+
+
+async def test_a_run_that_gets_no_demonstration_fails_with_the_cause(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    async def causes() -> dict[str, str]:
+        async with database.read() as session:
+            return await idle_runs(session, 10)
+
+    source = await ended_source(api_http, database)
+    excluded, lost = [(await api_http.post("/v1/runs", json=document(source))).json()["id"] for _ in range(2)]
+    for run_id in (excluded, lost):
+        await set_phase(database, run_id, "running")
+    assert await causes() == {}
+    async with database.read() as session:
+        group = await session.get_one(tables.Group, f"{source}.0")
+    await prune_run(database, source)
+    broken = {"verdict": "excluded", "reason": "a record is broken"}
+    await builders.add_credited_group(database, group, run_id=excluded, **broken)
+    found = await causes()
+    assert found[excluded] == "credit excluded its only group, so that nothing trains: a record is broken"
+    assert found[lost].startswith(f"none of the rollouts of {source} is a demonstration any more")
 
 
 async def test_a_run_none_of_whose_demonstrations_trains_fails_after_its_first_step(
