@@ -39,6 +39,7 @@ _STALE = text("""
     FROM step_groups AS refused WHERE run_id = :policy AND verdict = 'stale' GROUP BY 1
 """)
 
+# No version sampled demonstrations.
 _LAGS = text("""
     SELECT used.step, used.step - 1 - samples.min_policy_version AS lag, sum(samples.trained_tokens)::bigint AS tokens
     FROM (
@@ -48,6 +49,7 @@ _LAGS = text("""
         JOIN samples ON samples.run_id = :policy AND samples.group_id = replays.group_id
         WHERE replays.run_id = :policy
     ) AS used JOIN samples ON samples.run_id = :policy AND samples.id = used.sample_id
+    WHERE samples.min_policy_version >= 0
     GROUP BY 1, 2
 """)
 

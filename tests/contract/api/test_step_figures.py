@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from leyden.libs.contracts import ids
-from leyden.libs.contracts.call_counts import CallCounts
+from leyden.libs.contracts.call_counts import CallCounts, total
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
@@ -258,3 +258,16 @@ async def test_the_time_left_is_unknown_until_a_step_ended_and_then_by_the_media
     assert [one["seconds_left"] for one in found] == pytest.approx([60 * (5 * 100 + 60)] * 2, abs=600)
     await builders.end_run(database, run)
     assert (await progress_of(api_http, run))["seconds_left"] is None
+
+
+async def test_a_run_has_the_sums_of_all_counts_of_its_groups(api_http: httpx.AsyncClient, database: Database) -> None:
+    run = await builders.add_run(database)
+    counts = CallCounts(
+        calls=4, untrainable={"a": 1}, malformed=1, empty=2, cut=3, overflows=1, tools={"sql": {"ok": 2}},
+        states=3, unmeasured=1, roles={},
+    )  # fmt: skip
+    for number in range(2):
+        group, _ = await builders.add_group(database, run, number)
+        await builders.add_credited_group(database, group, calls=counts.model_dump())
+    found = (await api_http.get(f"/v1/runs/{run.id}")).json()["calls"]
+    assert found == {**total([counts, counts]).model_dump(), "roles": None}

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from leyden.libs.contracts import ids
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, write_pools
@@ -68,14 +69,15 @@ async def test_steps_show_the_rewards_of_the_demonstrations_alone(
         now = datetime.now(tz=UTC)
         session.add(tables.Step(run_id=run_id, number=1, metrics={}, checkpoint="", started_at=now))
         session.add(tables.StepGroup(group_id=group.id, run_id=run_id, step=1, verdict="trained"))
+        session.add(tables.StepSample(run_id=run_id, sample_id=ids.sample_id(rollouts[0].id, 0), step=1))
     [step] = (await api_http.get(f"/v1/runs/{run_id}/steps")).json()["items"]
     assert (step["rollouts"], step["reward_mean"], step["facts"]) == (1, 1.0, {"right": 1.0})
     [curve] = (await api_http.get("/v1/curves", params={"run": run_id})).json()["items"]
     assert curve["points"] == [[1, 1.0]]
     assert (await api_http.get(f"/v1/runs/{run_id}")).json()["progress"]["reward_mean"] == 1.0
     names = (await api_http.get(f"/v1/runs/{run_id}/metrics")).json()["names"]
-    # Another run waited for them.
-    assert "reward_mean" in names and not {"queue_seconds", "credit_seconds"} & set(names)
+    # Another run waited for them, and no version of this one sampled them.
+    assert "reward_mean" in names and not {"queue_seconds", "credit_seconds", "lag.1.tokens"} & set(names)
 
 
 async def test_a_run_that_gets_no_demonstration_fails_with_the_cause(
