@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TypeVar
 
 import pytest
@@ -25,10 +27,32 @@ Made = TypeVar("Made")
 Insert = Callable[[Callable[[Database], Awaitable[Made]]], Made]
 
 
-@pytest.fixture(scope="module")
+_shared: list[Browser] = []
+_stop = ExitStack()
+# An interrupted session skips the hook below.
+atexit.register(_stop.close)
+
+
+@pytest.fixture
 def browser() -> Iterator[Browser]:
-    with running_browser() as started:
-        yield started
+    """A browser that consecutive tests share, since starting one costs a second; the contexts are each test's own."""
+    if not _shared:
+        _shared.append(_stop.enter_context(running_browser()))
+    yield _shared[0]
+    for context in _shared[0].contexts:
+        context.close()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Closes the browser when the next test is no user of it: Playwright holds this thread's event loop until then."""
+    if nextitem is None or nextitem.path.parent != item.path.parent or "browser" not in _fixtures(nextitem):
+        _shared.clear()
+        _stop.close()
+
+
+def _fixtures(item: pytest.Item) -> list[str]:
+    return getattr(item, "fixturenames", [])
 
 
 @pytest.fixture
@@ -67,8 +91,8 @@ def visit(browser: Browser) -> Iterator[Callable[[], Visitor]]:
 
 
 @pytest.fixture
-def open_page(visit: Callable[[], Visitor], api_url: str) -> Callable[[str], Visitor]:
-    """Opens a page of the console, signed in by a link, which may read."""
+def open_page(api_url: str, visit: Callable[[], Visitor]) -> Callable[[str], Visitor]:
+    """Opens a page of the console, signed in by a link, which may read; it is closed before the API ends."""
 
     def open_(page: str) -> Visitor:
         visitor = visit()
@@ -80,7 +104,7 @@ def open_page(visit: Callable[[], Visitor], api_url: str) -> Callable[[str], Vis
 
 
 @pytest.fixture
-def open_writer(visit: Callable[[], Visitor], api_url: str) -> Callable[[str], Visitor]:
+def open_writer(api_url: str, visit: Callable[[], Visitor]) -> Callable[[str], Visitor]:
     """Opens a page of the console as `ann`, who may write."""
 
     def open_(page: str) -> Visitor:

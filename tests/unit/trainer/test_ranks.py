@@ -13,7 +13,6 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from leyden.libs.contracts.weights import weight_files
-from leyden.services.controller.trainers.kubernetes import RANK_LOST
 from leyden.services.trainer.ranks.collectives import RankFailed, Ranks
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.tree import share_rows
@@ -135,6 +134,9 @@ def test_a_rank_that_runs_out_of_memory_ends_at_once_with_its_own_error(tmp_path
 
 
 def test_the_controller_knows_the_end_of_a_rank_that_lost_another_one() -> None:
+    # Every rank of the other tests would import the client of Kubernetes for 0.6 s.
+    from leyden.services.controller.trainers.kubernetes import RANK_LOST
+
     assert RANK_LOST in inspect.getsource(Ranks)
 
 
