@@ -214,7 +214,8 @@ def join(rank: int, size: int, port: int, copies: int = 1) -> Ranks:
     optimizers.LEAST_VALUES, optimizers.LEAST_ROW = SMALL
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"})
-    return join_ranks(size, on_cpu=True, timeout_seconds=60, copies=copies)
+    # A rank that dies is noticed at once; on a busy machine one may be behind the others by minutes.
+    return join_ranks(size, on_cpu=True, timeout_seconds=240, copies=copies)
 
 
 def save_all(rank: int, size: int, port: int, folder: Path) -> None:

@@ -21,6 +21,7 @@ from leyden.services.trainer.step.step import optimizer_step
 from tests.fakes.forked_trainer import run_forked
 from tests.support.long import long_only
 from tests.support.shared import free_port
+from tests.support.waiting import until
 from tests.unit.trainer import ranked
 from tests.unit.trainer.cases import agent_samples
 from tests.unit.trainer.ranked import MODELS, RESUMED, Found, resume, save, start, train
@@ -74,6 +75,9 @@ def _assert_same(name: str, found: Found, expected: Found) -> None:
 
 def _write_slowly(rank: int, folder: str) -> None:
     timeout = timedelta(seconds=8)
+    # On a busy machine one process may start later than the other by more than that.
+    Path(folder, f"began {rank}").touch()
+    until(lambda: all(Path(folder, f"began {one}").exists() for one in range(2)), "both ranks")
     dist.init_process_group("gloo", f"file://{folder}/store", timeout=timeout, rank=rank, world_size=2)
     ranks = Ranks(rank, 2, timeout_seconds=timeout.total_seconds())
     began = time.monotonic()
