@@ -123,7 +123,7 @@ def test_an_ended_team_continues_with_its_policies(leyden: Leyden, document: Pat
     assert f"{runs[0]}, version 2" in shown
     assert f"from {runs[0]}, version 1" in shown
     shown = leyden("run", "show", runs[0]).stdout
-    assert "checker" in shown
+    assert "checker" in shown and "cancel, continue" in shown
     assert runs[1] in shown
     listed = json.loads(leyden("policy", "list", runs[0], "--policy", "checker", "--json").stdout)
     assert [one["version"] for one in listed] == [0, 1, 2]
@@ -490,7 +490,8 @@ def test_a_policy_is_exported_as_a_folder_once(leyden: Leyden, postgres_dsn: str
             await database.close()
 
     run_id = asyncio.run(add())
-    assert json.loads(leyden("policy", "list", run_id, "--json").stdout)[0]["version"] == 0
+    assert json.loads(leyden("policy", "list", run_id, "--kept", "--json").stdout)[0]["version"] == 0
+    assert "engines" in leyden("policy", "list", run_id).stdout
     target = tmp_path / "out"
     assert leyden("policy", "export", run_id, "--to", str(target)).exit_code == 0
     assert (target / "config.json").read_text() == "{}"

@@ -1,7 +1,8 @@
 // Alarms: the same rules, reasons and remedies that the CLI, the metrics and webhooks have.
 
 import { useEffect, useState } from "preact/hooks";
-import { ApiError, POLL_MILLISECONDS, SIGNED_OUT, request, type Alarm, type AlarmPage, type ListedAlarm, type Run } from "./api";
+import { ApiError, POLL_MILLISECONDS, SIGNED_OUT, STREAMED_MILLISECONDS, request, type Alarm, type AlarmPage, type ListedAlarm, type Run } from "./api";
+import { hasStream, onChange } from "./live";
 import { Paged } from "./paged";
 import { AgentLine, Fold, State, link, time } from "./parts";
 
@@ -99,7 +100,6 @@ function useActiveAlarms(): number | undefined {
     let [heard, isOver] = [-Infinity, false];
     let timer: ReturnType<typeof setTimeout> | undefined;
     async function ask(): Promise<void> {
-      clearTimeout(timer);
       if (!document.hidden && performance.now() - heard >= POLL_MILLISECONDS) {
         try {
           const { names } = await request<AlarmPage>("GET", "v1/alarms?state=active&limit=1");
@@ -110,15 +110,22 @@ function useActiveAlarms(): number | undefined {
           if (error instanceof ApiError && error.status === 401) window.dispatchEvent(new Event(SIGNED_OUT));
         }
       }
-      if (!isOver) timer = setTimeout(() => void ask(), POLL_MILLISECONDS);
+      // News may have asked meanwhile, and set another timer.
+      clearTimeout(timer);
+      if (!isOver) timer = setTimeout(() => void ask(), hasStream() ? STREAMED_MILLISECONDS : POLL_MILLISECONDS);
     }
     tabs.onmessage = ({ data }: MessageEvent<number | undefined>) => {
       heard = performance.now();
       setCount(data);
     };
     void ask();
+    const deafen = onChange(["run"], () => {
+      heard = -Infinity;
+      void ask();
+    });
     return () => {
       isOver = true;
+      deafen();
       clearTimeout(timer);
       tabs.onmessage = null;
     };
