@@ -58,7 +58,7 @@ KNOWN_REWARD = f"""(CASE WHEN NOT ((SELECT awaits_rewards FROM runs AS own WHERE
 
 _OF_STEP = "of_step.run_id = {run} AND of_step.step = {step}"
 # Why: credit has one row for a group, which is far less to read; its numbers count a reward that is to come as 0.
-_STEP_MEAN = f"""(SELECT CASE WHEN runs.awaits_rewards THEN (
+_STEP_MEAN = f"""(SELECT CASE WHEN runs.awaits_rewards AND runs.algorithm IS DISTINCT FROM 'sft' THEN (
         SELECT avg({KNOWN_REWARD}) FROM step_groups AS of_step JOIN rollouts ON rollouts.group_id = of_step.group_id
         WHERE {_OF_STEP} AND rollouts.state = 'finished' AND {SIBLING}
     ) ELSE (

@@ -59,6 +59,8 @@ BATCH_SECONDS = Histogram(
 )
 
 GROUPS_PER_TRANSACTION = 8
+IDLE_ANSWERS = 4
+"""The longest answers of Postgres for which a claim may stand still."""
 RETRY_SECONDS = 1.0
 ALL_SECONDS = 30.0
 """Seconds between polls for groups that were not credited soon after their completion."""
@@ -105,8 +107,9 @@ async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
         "leyden-credit",
         pool_size=settings.database_pool_size,
         answer_seconds=settings.database_answer_seconds,
-        # A worker that stands still inside a transaction holds its claims, and other workers wait for it.
-        idle_seconds=settings.database_answer_seconds,
+        # A worker that stands still inside a transaction holds its claims, and other workers wait for it. One that
+        # lives leaves the claim's transaction alone for the few statements of its reads and writes.
+        idle_seconds=IDLE_ANSWERS * settings.database_answer_seconds,
     )
     notifications = Notifications(settings.redis_url)
     checks.add("database", database.ping)

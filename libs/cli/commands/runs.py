@@ -127,7 +127,7 @@ def show(ctx: typer.Context, run: Name, policy: PolicyName = None, as_json: AsJs
         ("rollouts", found.progress.rollouts),
         *([("judges", words)] if (words := judge_words(found)) else []),
         ("made", found.created_at),
-        ("allowed actions", ", ".join(found.allowed_actions) or "none"),
+        ("allowed actions", ", ".join(map(_action, found.allowed_actions)) or "none"),
     )
     tables: list[Part] = [*alarm_lines(found), *call_lines(found.calls)]
     tables += [agent_table(found)] if found.agents else []
@@ -255,6 +255,11 @@ def _policy_version(given: str) -> tuple[str, int]:
         example = "--policy-version checker=17"
         raise CommandError(f"--policy-version {given!r} is not POLICY=VERSION: write {example}", Exit.USAGE)
     return policy, int(version)
+
+
+def _action(name: str) -> str:
+    """The command of an action."""
+    return "resume (as a new run)" if name == "continue" else name
 
 
 def _words(parent: RunParent | None) -> str | None:

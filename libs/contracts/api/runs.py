@@ -356,8 +356,8 @@ class PolicyVersion(Body):
     engines: int | None = None
     """Engines that were seen serving it at their last poll; null in answers of an older platform."""
     reward_mean: float | None = None
-    """Mean reward of the training rollouts of complete groups that it sampled; those of a further policy are its run's.
-    Null where none has a reward."""
+    """Mean reward of the training rollouts of complete groups that began with it; those of a further policy are its
+    run's. Null where none has a reward."""
 
 
 class VersionFile(Body):

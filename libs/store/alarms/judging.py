@@ -56,7 +56,7 @@ async def findings(session: ReadSession, run: tables.Run, phase: RunPhase) -> li
     if isinstance(config, RunConfig):
         found += [one async for one in of_progress(session, JudgedRun(run.id, config, phase))]
     else:
-        # The controller fails the run with this reason. Its versions are published all the same.
+        # The controller fails the run with this reason.
         found += unpublished(await made_steps(session, run.id))
     return [one for one in found if phase not in ENDED or ALARM_RULES[one.name].lasts]
 
@@ -87,9 +87,13 @@ async def judge_run(session: Session, run_id: str, quiet_seconds: float = 0.0) -
         row.severity, row.reason, row.seen_at = ALARM_RULES[one.name].severity, one.reason, now
         row.evidence, row.remedy = _plain(one.evidence), one.remedy or ALARM_RULES[one.name].remedy
     session.add_all(raised)
-    # Most rules cannot be asked without the document: alarms stay as they were.
+    # Most rules cannot be asked without the document: what lasts beyond a run's end stays as it was.
     is_known = isinstance(RunConfig.read(run.config), RunConfig)
-    over = [row for row in lasting.values() if is_known or (phase in ENDED and not ALARM_RULES[row.name].lasts)]
+    over = [
+        row
+        for row in lasting.values()
+        if is_known or row.name == "not_published" or (phase in ENDED and not ALARM_RULES[row.name].lasts)
+    ]
     quiet = [row for row in over if phase in ENDED or (now - row.seen_at).total_seconds() >= quiet_seconds]
     for row in quiet:
         row.ended_at = now

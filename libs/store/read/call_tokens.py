@@ -20,6 +20,8 @@ from leyden.libs.store.read.views import UnknownCall, UnknownRollout
 from leyden.libs.store.records.chains import MissingParent, full_calls
 
 TOKEN_BYTES = 4
+OF_TRAINED = ("advantage", "trainer_logprob", "trainer_entropy")
+"""Fields that a token has where it trains."""
 
 # A call is trained in one row of its rollout, at the same place as in its own tokens: its prompt, then its answer. Runs
 # that carry further policies have rows of their own.
@@ -54,6 +56,11 @@ class Trained(NamedTuple):
     advantages: Sequence[float]
     logprobs: Sequence[float | None]
     entropies: Sequence[float | None]
+
+    def of(self, position: int) -> dict[str, float | None]:
+        """The numbers of a token, by their fields."""
+        columns = (self.advantages, self.logprobs, self.entropies)
+        return {name: column[position - self.begin] for name, column in zip(OF_TRAINED, columns, strict=True)}
 
 
 async def read_call_tokens(
@@ -119,9 +126,7 @@ def _sampled(call: tables.ModelCall, window: range, trained: Trained | None, *, 
             logprob=values[1],
             policy_version=int(values[2]),
             trains=trains,
-            advantage=trained.advantages[position - trained.begin] if trained and trains else None,
-            trainer_logprob=trained.logprobs[position - trained.begin] if trained and trains else None,
-            trainer_entropy=trained.entropies[position - trained.begin] if trained and trains else None,
+            **(trained.of(position) if trained and trains else dict.fromkeys(OF_TRAINED)),
         )
 
 

@@ -44,10 +44,10 @@ _TRAINED = text(f"""
 
 _SERVED = text("""
     SELECT version, count(*) AS engines FROM (
-        SELECT url, policy_version AS version FROM engines WHERE run_id = :policy AND state <> 'unreachable'
+        SELECT url, policy_version AS version FROM engines WHERE run_id = :policy AND state IN ('serving', 'draining')
         UNION
         SELECT url, engine_adapters.policy_version FROM engine_adapters JOIN engines USING (url)
-        WHERE engine_adapters.run_id = :policy AND state <> 'unreachable'
+        WHERE engine_adapters.run_id = :policy AND state IN ('serving', 'draining')
     ) AS served WHERE version IS NOT NULL GROUP BY version
 """)
 

@@ -436,14 +436,15 @@ _ARRAYS = ("token_ids", "mask", "generator_logprobs", "advantages", "policy_vers
 
 
 async def list_engines(session: ReadSession) -> list[Engine]:
-    """Every engine that the controller has seen. One without weights of a run is idle while no run has its pool."""
+    """Every engine that the controller has seen. One without a run's weights is idle while no run has its pool."""
     rows = (await session.scalars(select(tables.Engine).order_by(tables.Engine.url))).all()
     policies = await policies_by_id(session, [row.run_id for row in rows if row.run_id is not None])
     had = set(await session.scalars(select(tables.Pool.name).where(func.cardinality(tables.Pool.run_ids) > 0)))
-    return [
-        _engine(row, policies.get(row.run_id or ""), is_idle=row.state == EngineState.UPDATING and row.pool not in had)
-        for row in rows
-    ]
+    return [_engine(row, policies.get(row.run_id or ""), is_idle=_waits(row) and row.pool not in had) for row in rows]
+
+
+def _waits(row: tables.Engine) -> bool:
+    return row.state == EngineState.UPDATING and row.run_id is None
 
 
 def _engine(row: tables.Engine, policy: PolicyKey | None, *, is_idle: bool) -> Engine:

@@ -167,9 +167,10 @@ async def change_intent(session: Session, run_id: str, action: str) -> tuple[Run
     # A failed run can only be cancelled, also a second time.
     over = run.phase == RunPhase.COMPLETED or (run.phase == RunPhase.FAILED and action != "cancel")
     if action not in run.allowed_actions and (over or row.intent != wanted):
-        hint = ", and continues as a new run: send a body, such as {}" if "continue" in run.allowed_actions else ""
-        state = f"{run.phase}{hint if action == 'resume' else ''}"
-        raise ActionRefused(f"cannot {action} run {run_id}: it is {state}", run.allowed_actions)
+        hint = ""
+        if action == "resume" and "continue" in run.allowed_actions:
+            hint = f": `leyden run resume {run_id} --steps N`, or a request with a body, continues it as a new run"
+        raise ActionRefused(f"cannot {action} run {run_id}: it is {run.phase}{hint}", run.allowed_actions)
     is_new = await _set_intent(session, row, wanted)
     return (await with_progress(session, [row]))[0], is_new
 

@@ -122,12 +122,13 @@ _EXCLUDED_BY_CREDIT = text("""
               ORDER BY created_at DESC LIMIT :groups) AS last
     ) newest
     WHERE s.phase = 'running' AND newest.groups >= :groups AND newest.excluded
+        AND EXISTS (SELECT FROM runs u WHERE u.id = s.run_id AND u.algorithm IS DISTINCT FROM 'sft')
     UNION ALL
     -- Fine-tuning has all of its groups at once, and gets no others.
-    SELECT s.run_id, count(*), (array_agg(c.reason ORDER BY c.created_at DESC))[1]
+    SELECT s.run_id, NULL, (array_agg(c.reason ORDER BY c.created_at DESC))[1]
     FROM run_status s JOIN runs u ON u.id = s.run_id AND u.algorithm = 'sft'
     JOIN group_credits c ON c.run_id = s.run_id
-    WHERE s.phase = 'running' GROUP BY s.run_id HAVING bool_and(c.verdict = 'excluded') AND count(*) < :groups
+    WHERE s.phase = 'running' GROUP BY s.run_id HAVING bool_and(c.verdict = 'excluded')
 """)
 
 
@@ -182,8 +183,8 @@ async def runs_without_success(session: ReadSession, groups: int) -> dict[str, s
     return {row.run_id: row.detail or "every lease was lost" for row in rows}
 
 
-async def runs_excluded_by_credit(session: ReadSession, groups: int) -> dict[str, tuple[int, str]]:
-    """Running runs whose last `groups` groups of this phase credit excluded, or all of a fine-tuning, with their number
-    and the last cause."""
+async def runs_excluded_by_credit(session: ReadSession, groups: int) -> dict[str, tuple[int | None, str]]:
+    """Running runs whose last `groups` groups of this phase credit excluded, with their number and the last cause; and
+    fine-tunings of which it excluded every group, without a number."""
     rows = await session.execute(_EXCLUDED_BY_CREDIT, {"groups": groups})
     return {row.run_id: (row.groups, row.reason) for row in rows}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 from leyden.libs.contracts.api.waiting import NEEDED_DISK_BYTES, Volume
 
@@ -11,22 +12,25 @@ ELSEWHERE = "Postgres is on another machine, or tells its folder to none but adm
 
 
 def measured(versions: str | None, database: str | None) -> list[Volume]:
-    """Args: versions, database: folders; None: not known"""
+    """Args: versions, database: folders; None: not known
+
+    The database's stays unnamed: Postgres tells it to administrators alone.
+    """
     return [
-        Volume.model_validate({"name": name, "path": path, **_space(path, otherwise)})
-        for name, path, otherwise in (("versions", versions, NO_VERSION), ("database", database, ELSEWHERE))
+        Volume(name="versions", path=versions, **_space(versions, f"folder {versions}", NO_VERSION)),
+        Volume(name="database", path=None, **_space(database, "folder of Postgres", ELSEWHERE)),
     ]
 
 
-def _space(path: str | None, otherwise: str) -> dict[str, int | str | None]:
-    """Args: otherwise: the reason where no path is known"""
-    unknown: dict[str, int | str | None] = {"free_bytes": None, "total_bytes": None, "nearly_full": None}
+def _space(path: str | None, named: str, otherwise: str) -> dict[str, Any]:
+    """Args: named: the folder in a reason; otherwise: the reason where no path is known"""
+    unknown = {"free_bytes": None, "total_bytes": None, "nearly_full": None}
     if path is None:
         return {**unknown, "reason": otherwise}
     try:
         found = shutil.disk_usage(path)
     except FileNotFoundError:
-        return {**unknown, "reason": f"the API's machine has no folder {path}"}
+        return {**unknown, "reason": f"the API's machine has no {named}"}
     except OSError as error:
-        return {**unknown, "reason": f"the API cannot read {path}: {error}"}
+        return {**unknown, "reason": f"the API cannot read the {named}: {error.strerror}"}
     return {"free_bytes": found.free, "total_bytes": found.total, "nearly_full": found.free < NEEDED_DISK_BYTES}

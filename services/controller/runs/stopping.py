@@ -149,7 +149,7 @@ async def idle_runs(session: ReadSession, groups: int) -> dict[str, str]:
     Args: groups: a run fails after so many excluded groups in a row
     """
     excluded = {
-        run_id: f"credit excluded {_last(count)}, so that nothing trains: {cause}"
+        run_id: f"credit excluded {_excluded(count)}, so that nothing trains: {cause}"
         for run_id, (count, cause) in (await runs_excluded_by_credit(session, groups)).items()
     }
     absent = {
@@ -170,8 +170,10 @@ async def idle_runs(session: ReadSession, groups: int) -> dict[str, str]:
     return excluded | absent | silent | lacking
 
 
-def _last(groups: int) -> str:
-    return f"the last {groups} groups" if groups > 1 else "its only group"
+def _excluded(groups: int | None) -> str:
+    if groups is None:
+        return "every group"
+    return f"the last {groups} groups" if groups > 1 else "the last group"
 
 
 async def fail_runs(session: Session, causes: dict[str, str]) -> None:

@@ -155,8 +155,14 @@ def _anchors(learner: Learner, samples: Sequence[Sample], tokens: TrainedTokens,
             teacher_K = outputs(teacher, _plan_of_teacher(samples, plan, config, ranks)).logprobs_K
     estimates = _estimates(learner, algorithm, samples, tokens, values_K)
     if old is None or not several:
-        return Anchors(None, reference_K, estimates, teacher_K)
-    return Anchors(old.logprobs_K, reference_K, estimates, teacher_K, old.entropies_K)
+        return Anchors(reference_K=reference_K, estimates=estimates, teacher_K=teacher_K)
+    return Anchors(
+        old_K=old.logprobs_K,
+        entropies_K=old.entropies_K,
+        reference_K=reference_K,
+        estimates=estimates,
+        teacher_K=teacher_K,
+    )
 
 
 def _plan_of_teacher(samples: Sequence[Sample], plan: Plan, config: RunConfig, ranks: Ranks) -> Plan:

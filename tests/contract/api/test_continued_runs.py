@@ -45,7 +45,7 @@ async def test_an_ended_run_continues_with_an_amended_document(
     assert (await api_http.get(f"/v1/runs/{run['id']}")).json()["allowed_actions"] == allowed
     unsaid = await api_http.post(f"/v1/runs/{run['id']}/resume")
     assert (unsaid.status_code, unsaid.json()["allowed_actions"]) == (409, allowed)
-    assert "continues as a new run: send a body, such as {}" in unsaid.json()["detail"]
+    assert "a request with a body, continues it as a new run" in unsaid.json()["detail"]
     path, headers = f"/v1/runs/{run['id']}/resume", {"idempotency-key": "k"}
     body = {"changes": {"optimizer": {"learning_rate": 5e-7}, "name": "second try"}}
     made = await api_http.post(path, json=body, headers=headers)

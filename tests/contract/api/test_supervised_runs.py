@@ -34,7 +34,7 @@ async def ended_source(http: httpx.AsyncClient, database: Database, **changes: A
 
 
 def document(run_id: str, **changes: Any) -> dict[str, Any]:
-    return builders.run_document(algorithm={"type": "sft", "runs": [run_id], **changes})
+    return builders.run_document(algorithm={"type": "sft", "runs": [run_id]} | changes)
 
 
 async def test_a_run_on_demonstrations_keeps_the_runs_that_they_are_of(
@@ -98,8 +98,22 @@ async def test_a_run_that_gets_no_demonstration_fails_with_the_cause(
     broken = {"verdict": "excluded", "reason": "a record is broken"}
     await builders.add_credited_group(database, group, run_id=excluded, **broken)
     found = await causes()
-    assert found[excluded] == "credit excluded its only group, so that nothing trains: a record is broken"
+    assert found[excluded] == "credit excluded every group, so that nothing trains: a record is broken"
     assert found[lost].startswith(f"none of the rollouts of {source} is a demonstration any more")
+
+
+async def test_a_run_with_one_good_demonstration_goes_on_though_credit_excluded_the_newest(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    source, other = [await ended_source(api_http, database) for _ in range(2)]
+    run_id = (await api_http.post("/v1/runs", json=document(source, runs=[source, other]))).json()["id"]
+    await set_phase(database, run_id, "running")
+    async with database.read() as session:
+        good, bad = [await session.get_one(tables.Group, f"{one}.0") for one in (source, other)]
+    await builders.add_credited_group(database, good, run_id=run_id)
+    await builders.add_credited_group(database, bad, run_id=run_id, verdict="excluded", reason="a record is broken")
+    async with database.read() as session:
+        assert await idle_runs(session, 1) == {}
 
 
 async def test_a_run_none_of_whose_demonstrations_trains_fails_after_its_first_step(

@@ -123,7 +123,7 @@ def test_an_ended_team_continues_with_its_policies(leyden: Leyden, document: Pat
     assert f"{runs[0]}, version 2" in shown
     assert f"from {runs[0]}, version 1" in shown
     shown = leyden("run", "show", runs[0]).stdout
-    assert "checker" in shown and "cancel, continue" in shown
+    assert "checker" in shown and "cancel, resume (as a new run)" in shown
     assert runs[1] in shown
     listed = json.loads(leyden("policy", "list", runs[0], "--policy", "checker", "--json").stdout)
     assert [one["version"] for one in listed] == [0, 1, 2]

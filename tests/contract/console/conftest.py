@@ -27,32 +27,49 @@ Made = TypeVar("Made")
 Insert = Callable[[Callable[[Database], Awaitable[Made]]], Made]
 
 
-_shared: list[Browser] = []
-_stop = ExitStack()
-# An interrupted session skips the hook below.
-atexit.register(_stop.close)
+class _Shared:
+    """A browser that consecutive tests share, since starting one takes a second.
+
+    Playwright holds this thread's event loop while it runs: the browser is closed before a test, or the end of a longer
+    fixture, that needs the loop.
+    """
+
+    def __init__(self) -> None:
+        self.browser: Browser | None = None
+        self.is_needed = False
+        self._stop = ExitStack()
+
+    def start(self) -> Browser:
+        if self.browser is None:
+            self.browser = self._stop.enter_context(running_browser())
+        return self.browser
+
+    def close(self) -> None:
+        self.browser = None
+        self._stop.close()
+
+
+_shared = _Shared()
+# An interrupted session ends no fixture.
+atexit.register(_shared.close)
 
 
 @pytest.fixture
 def browser() -> Iterator[Browser]:
-    """A browser that consecutive tests share, since starting one costs a second; the contexts are each test's own."""
-    if not _shared:
-        _shared.append(_stop.enter_context(running_browser()))
-    yield _shared[0]
-    for context in _shared[0].contexts:
+    """A browser without contexts."""
+    started = _shared.start()
+    yield started
+    for context in started.contexts:
         context.close()
+    if not _shared.is_needed:
+        _shared.close()
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Closes the browser when the next test is no user of it: Playwright holds this thread's event loop until then."""
-    if nextitem is None or nextitem.path.parent != item.path.parent or "browser" not in _fixtures(nextitem):
-        _shared.clear()
-        _stop.close()
-
-
-def _fixtures(item: pytest.Item) -> list[str]:
-    return getattr(item, "fixturenames", [])
+    """Tells whether the next test uses the browser, too."""
+    is_near = nextitem is not None and nextitem.path.parent == item.path.parent
+    _shared.is_needed = is_near and "browser" in getattr(nextitem, "fixturenames", [])
 
 
 @pytest.fixture

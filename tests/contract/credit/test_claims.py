@@ -81,7 +81,7 @@ async def crediting(database: Database, redis_url: str) -> AsyncIterator[asyncio
             **os.environ,
             "LEYDEN_DATABASE_URL": database.dsn,
             "LEYDEN_REDIS_URL": redis_url,
-            "LEYDEN_DATABASE_ANSWER_SECONDS": "3",
+            "LEYDEN_DATABASE_ANSWER_SECONDS": "2",
             "CREDIT_POLL_SECONDS": "0.2",
         },
     )

@@ -1,8 +1,6 @@
 // Alarms: the same rules, reasons and remedies that the CLI, the metrics and webhooks have.
 
-import { useEffect, useState } from "preact/hooks";
-import { ApiError, POLL_MILLISECONDS, SIGNED_OUT, STREAMED_MILLISECONDS, request, type Alarm, type AlarmPage, type ListedAlarm, type Run } from "./api";
-import { hasStream, onChange } from "./live";
+import { usePolled, type Alarm, type AlarmPage, type ListedAlarm, type Run } from "./api";
 import { Paged } from "./paged";
 import { AgentLine, Fold, State, link, time } from "./parts";
 
@@ -88,53 +86,9 @@ export function AlarmNames({ run }: { run: Run }) {
   return <>{names.join(", ") || "–"}</>;
 }
 
-const tabs = new BroadcastChannel(`alarms ${location.pathname}`);
-
-/**
- * The count of active alarms; undefined while it is unknown. One tab asks for all: those that are not seen rest, and a
- * tab that has heard the count from another one within a pause does not ask.
- */
-function useActiveAlarms(): number | undefined {
-  const [count, setCount] = useState<number>();
-  useEffect(() => {
-    let [heard, isOver] = [-Infinity, false];
-    let timer: ReturnType<typeof setTimeout> | undefined;
-    async function ask(): Promise<void> {
-      if (!document.hidden && performance.now() - heard >= POLL_MILLISECONDS) {
-        try {
-          const { names } = await request<AlarmPage>("GET", "v1/alarms?state=active&limit=1");
-          const found = names ? Object.values(names).reduce((sum, one) => sum + one, 0) : undefined;
-          setCount(found);
-          tabs.postMessage(found);
-        } catch (error) {
-          if (error instanceof ApiError && error.status === 401) window.dispatchEvent(new Event(SIGNED_OUT));
-        }
-      }
-      // News may have asked meanwhile, and set another timer.
-      clearTimeout(timer);
-      if (!isOver) timer = setTimeout(() => void ask(), hasStream() ? STREAMED_MILLISECONDS : POLL_MILLISECONDS);
-    }
-    tabs.onmessage = ({ data }: MessageEvent<number | undefined>) => {
-      heard = performance.now();
-      setCount(data);
-    };
-    void ask();
-    const deafen = onChange(["run"], () => {
-      heard = -Infinity;
-      void ask();
-    });
-    return () => {
-      isOver = true;
-      deafen();
-      clearTimeout(timer);
-      tabs.onmessage = null;
-    };
-  }, []);
-  return count;
-}
-
 /** The link to the page of all alarms, with the count of those that are active; without one while it is unknown. */
 export function AlarmsLink() {
-  const count = useActiveAlarms();
-  return <a href="#/alarms">Alarms{count === undefined ? "" : ` (${count.toLocaleString()})`}</a>;
+  const { data } = usePolled<AlarmPage>("v1/alarms?state=active&limit=1", undefined, ["run"]);
+  const count = data?.names && Object.values(data.names).reduce((sum, one) => sum + one, 0);
+  return <a href="#/alarms">Alarms{count == null ? "" : ` (${count.toLocaleString()})`}</a>;
 }

@@ -96,7 +96,7 @@ export async function* everyPage<Item>(path: string, words: URLSearchParams, sig
 
 export const POLL_MILLISECONDS = 3000;
 /** While a stream tells of changes. */
-export const STREAMED_MILLISECONDS = 30_000;
+const STREAMED_MILLISECONDS = 30_000;
 export const SIGNED_OUT = "signed-out";
 
 export class ApiError extends Error {
