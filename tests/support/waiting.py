@@ -8,6 +8,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from sqlalchemy import text
+
+from leyden.libs.store.database import Database
+
 Found = TypeVar("Found")
 
 
@@ -42,3 +46,10 @@ async def eventually(
             return found  # type: ignore[no-any-return]  # isawaitable narrows to Any
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {words}"
         await asyncio.sleep(0.01)
+
+
+async def waits_for_a_table(database: Database) -> bool:
+    """Whether a transaction waits for a table that another one has locked: a test holds a process inside its own so."""
+    async with database.read() as session:
+        waiting = "locktype = 'relation' AND NOT granted"
+        return bool(await session.scalar(text(f"SELECT count(*) FROM pg_locks WHERE {waiting}")))

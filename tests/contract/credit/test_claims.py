@@ -20,7 +20,7 @@ from leyden.services.credit import worker
 from leyden.services.credit.worker import credit_pending, demonstrate_pending
 from tests.contract.credit.test_demonstrations import add_source, add_supervised, samples_of
 from tests.contract.credit.test_worker import add_complete_group, add_run_with_credit, rows
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, waits_for_a_table
 
 IDLE_SECONDS = 1.0
 
@@ -94,12 +94,6 @@ async def crediting(database: Database, redis_url: str) -> AsyncIterator[asyncio
         if process.returncode is None:
             process.kill()
             await process.wait()
-
-
-async def waits_for_a_table(database: Database) -> bool:
-    async with database.read() as session:
-        waiting = "locktype = 'relation' AND NOT granted"
-        return bool(await session.scalar(text(f"SELECT count(*) FROM pg_locks WHERE {waiting}")))
 
 
 async def test_a_worker_paused_inside_a_transaction_does_not_hold_its_groups(

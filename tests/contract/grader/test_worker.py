@@ -27,7 +27,7 @@ from leyden.services.grader.worker import work
 from tests.contract.controller.test_store import LONG_AGO
 from tests.invariants import violations
 from tests.support import builders
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, waits_for_a_table
 
 F1 = {
     "name": "answer",
@@ -265,12 +265,6 @@ async def test_a_killed_grader_repeats_and_doubles_nothing(
         found = await settled(database, run, 3)
     assert [one.total for one in found] == [pytest.approx(0.9 * 2 / 3), pytest.approx(0.9 * 2 / 3), 0.0]
     assert len(await rewards(database, run)) == 6
-
-
-async def waits_for_a_table(database: Database) -> bool:
-    async with database.read() as session:
-        waiting = "locktype = 'relation' AND NOT granted"
-        return bool(await session.scalar(text(f"SELECT count(*) FROM pg_locks WHERE {waiting}")))
 
 
 async def test_a_grader_paused_inside_a_transaction_does_not_hold_its_attempts(

@@ -19,6 +19,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from tests.contract.runner.test_attempts import Bench, stopped
 from tests.support.shared import open_to_agents
+from tests.support.waiting import waits_for_a_table
 
 # The first attempt says that it is there, waits for a word and calls itself worthless; any later one succeeds at once.
 LATE_AGENT = """
@@ -89,12 +90,6 @@ async def pause(bench: Bench, runner: asyncio.subprocess.Process) -> None:
         return False
 
     await bench.until(stands_still)
-
-
-async def waits_for_a_table(database: Database) -> bool:
-    async with database.read() as session:
-        waiting = "locktype = 'relation' AND NOT granted"
-        return bool(await session.scalar(text(f"SELECT count(*) FROM pg_locks WHERE {waiting}")))
 
 
 async def settles_another(bench: Bench) -> None:
