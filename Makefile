@@ -138,6 +138,13 @@ $(CACHE)/trackio/.ready: pyproject.toml constraints.txt $(VENV)/.ready
 		"$$(sed -n 's/^trackio = \["\(.*\)"\]/\1/p' pyproject.toml)"
 	@touch $@
 
+# W&B's library stands beside $(VENV), too: no other test sees it.
+$(CACHE)/wandb/.ready: pyproject.toml constraints.txt $(VENV)/.ready
+	@rm -rf $(@D) && mkdir -p $(@D)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --target $(@D)/python \
+		"$$(sed -n 's/^wandb = \["\(.*\)"\]/\1/p' pyproject.toml)"
+	@touch $@
+
 # SGLang for a CPU: without the CUDA packages of its own requirements, and with what tests/sglang adds at start.
 $(SGLANG_VENV)/.ready: tests/sglang/requirements.txt tests/sglang/sglang_on_cpu.py $(CACHE)/sglang/.ready
 	$(PYTHON) -m venv $(SGLANG_VENV)
@@ -367,9 +374,8 @@ test-agents-newest: $(VENV)/.ready $(CACHE)/chromium/.ready ## every framework's
 	@status=0; $(BIN)/pytest -vv tests/frameworks/suite.py -k "$(or $(AGENTS),task or setting)" || status=$$?; \
 		$(BIN)/python -m tests.frameworks.results; exit $$status
 
-test-trackers: setup $(CACHE)/trackio/.ready ## trackers against the libraries of W&B and Trackio, which are in no other environment
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt '.[wandb]'
-	$(BIN)/pytest tests/unit/trackers
+test-trackers: setup $(CACHE)/trackio/.ready $(CACHE)/wandb/.ready ## trackers against the libraries of W&B and Trackio, which are in no other environment
+	PYTHONPATH=$(CACHE)/wandb/python $(BIN)/pytest tests/unit/trackers
 	PYTHONPATH=$(CACHE)/trackio/python $(BIN)/pytest tests/unit/trackers/test_trackio.py
 
 screenshots: setup ## write the pictures of the console's how-to, of a run that trained
