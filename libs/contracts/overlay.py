@@ -7,10 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
-def overlay(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def overlay(document: Mapping[str, Any], changes: Mapping[str, Any], parsed: object = None) -> dict[str, Any]:
     """Returns the document with objects merged and other values replaced.
 
-    A change of an object's `type` replaces the object: the fields of one variant are unknown to another.
+    A change of an object's `type` replaces the object: the fields of one variant are unknown to another. Null drops a
+    key of a map, as in a JSON merge patch (RFC 7396); of an object with fields it is the field's value.
+
+    Args: parsed: the document as its model, whose dicts are the maps; None: it has no maps
 
     >>> overlay({"a": 1, "loss": {"type": "x", "clip": 1}}, {"a": 2, "loss": {"clip": 3}})
     {'a': 2, 'loss': {'type': 'x', 'clip': 3}}
@@ -20,9 +23,12 @@ def overlay(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
     merged = dict(document)
     for name, value in changes.items():
         below = merged.get(name)
-        if isinstance(below, Mapping) and isinstance(value, Mapping):
+        if value is None and isinstance(parsed, Mapping):
+            merged.pop(name, None)
+        elif isinstance(below, Mapping) and isinstance(value, Mapping):
+            part = parsed.get(name) if isinstance(parsed, Mapping) else getattr(parsed, name, None)
             same = value.get("type", below.get("type")) == below.get("type")
-            merged[name] = overlay(below, value) if same else value
+            merged[name] = overlay(below if same else {}, value, part)
         else:
             merged[name] = value
     return merged

@@ -22,9 +22,7 @@ def amended(run: Run, version: int, request: ResumeRequest, pools: Mapping[str, 
     before = run.config
     if before is None:
         raise refusal("changes", f"{run.reason}: create a run with a whole document")
-    document = overlay(before.model_dump(mode="json"), request.changes)
-    if isinstance(document["policies"], Mapping):
-        document["policies"] = {name: one for name, one in document["policies"].items() if one is not None}
+    document = overlay(before.model_dump(mode="json"), request.changes, before)
     if request.changes.get("recipe") is not None:
         raise refusal("changes.recipe", "a recipe only begins a document: write its settings (`leyden recipes`)")
     training = request.changes.get("training")

@@ -197,8 +197,9 @@ class ResumeRequest(RequestBody):
     changes: Json = Field(default_factory=dict)
     """Laid over the run's document, such as `{"optimizer": {"learning_rate": 5e-7}}`. `training.steps` are the steps of
     the new run; left out, those that the ended run did not make. `model` and `training.lora` cannot change, nor `model`
-    and `lora` of a policy. A policy that is null is removed; a new one begins with its base model, and one that is
-    frozen now answers with the version that it begins with."""
+    and `lora` of a policy. Null drops a key of a map, such as `{"agent": {"environment": {"A": null}}}`, as in a JSON
+    merge patch (RFC 7396); it is the value of a field with a fixed name. So a policy that is null is removed; a new one
+    begins with its base model, and one that is frozen now answers with the version that it begins with."""
     from_version: int | None = Field(default=None, ge=0, le=2**31 - 1)
     """Null: the newest. Further policies begin with their version of the same number, or with their newest where that
     has no files. The optimiser continues, too, if the version's checkpoint is there and `training.frozen` is the

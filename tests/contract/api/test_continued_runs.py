@@ -62,6 +62,27 @@ async def test_an_ended_run_continues_with_an_amended_document(
     assert (refused.status_code, "has yet to copy its weights" in refused.json()["detail"]) == (409, True)
 
 
+async def test_null_drops_a_key_of_a_map_and_is_the_value_of_a_field(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    environment = {"A": "1", "B.b": "2", "type": "x"}
+    agent = {"command": ["true"], "environment": environment}
+    air = {"weights": {"db.find": 1.0, "book": 0.5}, "tool_seconds": 9.0}
+    run = await create(api_http, training={"steps": 9}, agent=agent, credit={"air": air})
+    await builders.add_policy_version(database, await row_of(database, run["id"]), 0)
+    await set_phase(database, run["id"], "failed")
+    changes = {
+        "agent": {"environment": {"A": None, "gone": None, "type": None, "B.b": "3"}},
+        "credit": {"air": {"weights": {"db.find": None}, "tool_seconds": None}},
+    }
+    made = (await resumed(api_http, run, changes=changes))["config"]
+    assert made["agent"]["environment"] == {"B.b": "3"}
+    assert (made["credit"]["air"]["weights"], made["credit"]["air"]["tool_seconds"]) == ({"book": 0.5}, None)
+    path = f"/v1/runs/{run['id']}/resume"
+    refused = await api_http.post(path, json={"changes": {"optimizer": {"schedule": None}}})
+    assert (refused.status_code, "changes.optimizer.schedule: " in refused.json()["detail"]) == (422, True)
+
+
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
