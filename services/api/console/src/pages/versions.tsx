@@ -6,7 +6,7 @@ import { bestVersion, request, usePolled, wholeEvaluations, wordsOf, type Evalua
 import { useRunEvents } from "../live";
 import { Paged } from "../paged";
 import { NameOf, Named } from "../named";
-import { AgentLine, Commands, Facts, Loaded, Problem, Table, bytes, link, number, time } from "../parts";
+import { AgentLine, Commands, Facts, Loaded, Problem, Table, bytes, link, number, shellWord, time } from "../parts";
 
 const SHOWN = 100;
 const FIELDS = ["policy", "kept"] as const;
@@ -19,7 +19,7 @@ export function VersionsPage({ run }: { run: string }) {
   const [{ policy = "", kept = "" }, change] = useChoice(FIELDS);
   const whole = evaluations.data && wholeEvaluations(evaluations.data.items);
   const of = policy ? `?policy=${encodeURIComponent(policy)}` : "";
-  const option = policy ? ` --policy ${policy}` : "";
+  const option = policy ? ` --policy ${shellWord(policy)}` : "";
   return (
     <>
       <h1>Versions of <NameOf kind="runs" id={run} /></h1>

@@ -18,15 +18,21 @@ export function changesOf(before: Document, after: Document): Document {
   for (const name of Object.keys({ ...before, ...after })) {
     const [was, is] = [before[name], after[name]];
     if (isSame(was, is)) continue;
-    changes[name] = isObject(was) && isObject(is) && was.type === is.type ? changesOf(was, is) : (is ?? null);
+    if (!isObject(was) || !isObject(is)) changes[name] = is ?? null;
+    else changes[name] = was.type === is.type ? changesOf(was, is) : { type: null, ...is };
   }
   return changes;
 }
 
-/** Each changed path with its new value as JSON, such as `optimizer.learning_rate=5e-7`: the CLI's `--set`. */
+/** Whether a path of the CLI's `--set` can have the name: it parts names at dots, and ends at the first `=`. */
+export const isPlain = (name: string) => /^[^.=]+$/.test(name);
+
+/** Each changed path with its new value as JSON, such as `optimizer.learning_rate=5e-7`: the CLI's `--set`. An object
+ * with a name that no path can have is one value: the API merges it all the same. */
 export function pathsOf(changes: Document, above = ""): string[] {
   return Object.entries(changes).flatMap(([name, value]) => {
     const path = `${above}${name}`;
-    return isObject(value) && Object.keys(value).length > 0 ? pathsOf(value, `${path}.`) : [`${path}=${JSON.stringify(value)}`];
+    const names = isObject(value) ? Object.keys(value) : [];
+    return names.length > 0 && names.every(isPlain) ? pathsOf(value as Document, `${path}.`) : [`${path}=${JSON.stringify(value)}`];
   });
 }

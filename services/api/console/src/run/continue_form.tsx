@@ -4,13 +4,15 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { newKey, request, wordsOf, type Run } from "../api";
 import { AgentLine, Commands, link, shellWord } from "../parts";
 import { safeLine } from "../safe_text";
-import { changesOf, pathsOf, type Document } from "./changes";
+import { changesOf, isPlain, pathsOf, type Document } from "./changes";
 
 export function ContinueForm({ run, onClose }: { run: Run; onClose: () => void }) {
   const newest = run.progress.policy_version ?? 0;
   const [before] = useState(() => documentOf(run));
   const [version, setVersion] = useState(String(newest));
   const [steps, setSteps] = useState(String(Math.max(0, (run.progress.steps ?? 0) - newest) || ""));
+  const policies = Object.entries(run.policies ?? {});
+  const [versions, setVersions] = useState<Record<string, string>>({});
   const [words, setWords] = useState(() => JSON.stringify(before, null, 2));
   const [problem, setProblem] = useState("");
   const [made, setMade] = useState<Run>();
@@ -25,7 +27,11 @@ export function ContinueForm({ run, onClose }: { run: Run; onClose: () => void }
   async function send(event: Event): Promise<void> {
     event.preventDefault();
     if (typeof changes === "string") return;
-    const asked = { from_version: Number(version), changes: { ...changes, training: { ...(changes.training as Document), steps: Number(steps) } } };
+    const asked = {
+      from_version: Number(version),
+      policy_versions: Object.fromEntries(chosenOf(versions).map(([name, one]) => [name, Number(one)])),
+      changes: { ...changes, training: { ...(changes.training as Document), steps: Number(steps) } },
+    };
     const identity = JSON.stringify(asked);
     if (key.current.words !== identity) key.current = { words: identity, value: newKey() };
     setBusy(true);
@@ -53,9 +59,19 @@ export function ContinueForm({ run, onClose }: { run: Run; onClose: () => void }
         <label for="steps">Further steps</label>
         <input id="steps" class="short" type="number" min={0} max={2 ** 31 - 1} step={1} required value={steps} onInput={(event) => setSteps(event.currentTarget.value)} />
       </p>
-      <label for="document">Document of the new run; amend its fields here (model and LoRA stay as they are)</label>
+      {policies.map(([name, one], place) => (
+        <p key={name} class="pages">
+          <label for={`policy-${place}`}>Begin policy <AgentLine text={name} /> with version</label>
+          <input id={`policy-${place}`} class="short" type="number" min={0} max={2 ** 31 - 1} step={1} value={versions[name] ?? ""} onInput={(event) => setVersions({ ...versions, [name]: event.currentTarget.value })} />
+          <span class="quiet">
+            its newest is {one.policy_version ?? 0}: <a href={`${link("runs", run.id)}/versions?${new URLSearchParams({ policy: name })}`}>all versions</a>.
+            Left empty: the number above, or the newest where that has no files
+          </span>
+        </p>
+      ))}
+      <label for="document">Document of the new run; amend its fields here (model and LoRA stay as they are). A line taken out of a map drops its key</label>
       <textarea id="document" class="document" rows={16} spellcheck={false} value={words} onInput={(event) => setWords(event.currentTarget.value)} />
-      {typeof changes === "string" ? <p role="alert" class="problem">{safeLine(changes)}</p> : <Commands commands={[command(run, version, steps, changes)]} />}
+      {typeof changes === "string" ? <p role="alert" class="problem">{safeLine(changes)}</p> : <Commands commands={[command(run, version, steps, versions, changes)]} />}
       <p class="pages">
         <button type="submit" disabled={isBusy || typeof changes === "string"}>Begin the new run</button>
         <button type="button" disabled={isBusy} onClick={onClose}>Close</button>
@@ -83,10 +99,22 @@ function readChanges(before: Document, words: string): Document | string {
   }
   if (typeof after !== "object" || after === null || Array.isArray(after)) return "The document is no JSON object: write {…}.";
   const changes = changesOf(before, after as Document);
+  const unknown = Object.keys(changes).find((name) => !isPlain(name));
+  if (unknown !== undefined) return `No document has a field ${JSON.stringify(unknown)}: take it out.`;
   const { training } = changes;
   if (training === null || (training !== undefined && typeof training !== "object")) return "training: leave the object as it was.";
   return training && "steps" in training ? "training.steps: write them into the field above." : changes;
 }
 
-const command = (run: Run, version: string, steps: string, changes: Document) =>
-  ["leyden run resume", run.id, `--from-version ${version}`, `--steps ${steps}`, ...pathsOf(changes).map((one) => `--set ${shellWord(one)}`)].join(" ");
+/** The policies with a version of their own to begin with. */
+const chosenOf = (versions: Record<string, string>) => Object.entries(versions).filter(([, version]) => version !== "");
+
+const command = (run: Run, version: string, steps: string, versions: Record<string, string>, changes: Document) =>
+  [
+    "leyden run resume",
+    run.id,
+    `--from-version ${version}`,
+    ...chosenOf(versions).map(([name, one]) => `--policy-version ${shellWord(`${name}=${one}`)}`),
+    `--steps ${steps}`,
+    ...pathsOf(changes).map((one) => `--set ${shellWord(one)}`),
+  ].join(" ");
