@@ -63,7 +63,7 @@ _AGENTS = text(f"""
 _CONSUMED = f"""
     FROM step_groups JOIN groups ON groups.id = step_groups.group_id
     JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished' AND {SIBLING}
-    CROSS JOIN LATERAL (SELECT {KNOWN_REWARD} AS reward) AS earned
+    CROSS JOIN LATERAL (SELECT {KNOWN_REWARD} AS reward OFFSET 0) AS earned
     WHERE step_groups.run_id = :run_id
 """  # constants alone
 

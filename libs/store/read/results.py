@@ -22,7 +22,7 @@ from leyden.libs.store.read import call_counts, step_figures
 from leyden.libs.store.read.agents import agents_rewards
 from leyden.libs.store.read.intervals import TaskSums, statistic
 from leyden.libs.store.read.paging import decode_cursor, page
-from leyden.libs.store.rewards import IS_USED, KNOWN_REWARD, REWARD, SIBLING, UNGRADED
+from leyden.libs.store.rewards import GIVEN_OF_EACH, GROUP_REWARD, REWARD, SIBLING, UNGRADED, is_used
 
 MAX_TEXTS = 20
 """Shown values of a text fact, most frequent first."""
@@ -56,8 +56,6 @@ _EVALUATION_FACTS = text(f"""
     GROUP BY evaluation_id, name, is_text, text
 """)  # noqa: S608  # constants alone
 
-_EARNED = f"CROSS JOIN LATERAL (SELECT {KNOWN_REWARD} AS reward) AS earned"
-
 _REWARDS_OF_TASKS = f"""
     SELECT evaluation_id, agent, state, sum(rollouts)::bigint AS rollouts, min(version) AS version,
         sum(ungraded)::bigint AS ungraded, {_SUMS} FROM (
@@ -87,23 +85,26 @@ _EXPECTED = text("""
 """)
 
 # A greedy rollout is a baseline, and shows what the policy would do, not what it samples.
+_IS_USED = is_used(":run_id")
 _ROLLOUTS_OF_A_RUN = f"""
     JOIN rollouts ON rollouts.group_id = step_groups.group_id AND rollouts.state = 'finished' AND {SIBLING}
-        AND {IS_USED}
+        AND {_IS_USED}
 """
 # Why: without OFFSET the planner joins, and a page of some hundred groups reads the rollouts of all runs.
 _ROLLOUTS_OF_A_PAGE = f"""
     CROSS JOIN LATERAL (
         SELECT * FROM rollouts
-        WHERE group_id = step_groups.group_id AND state = 'finished' AND {SIBLING} AND {IS_USED} OFFSET 0
+        WHERE group_id = step_groups.group_id AND state = 'finished' AND {SIBLING} AND {_IS_USED} OFFSET 0
     ) AS rollouts
 """  # noqa: S608  # constants alone
 
 _STEP_REWARDS = f"""
-    SELECT step_groups.step, count(rollouts.id) AS rollouts, avg(earned.reward) AS reward_mean,
-        stddev_samp(earned.reward) AS reward_std
-    FROM step_groups {{rollouts}} {_EARNED}
-    WHERE step_groups.run_id = :run_id AND step_groups.step = ANY(:steps) GROUP BY step_groups.step
+    SELECT step, count(*) AS rollouts, avg(reward) AS reward_mean, stddev_samp(reward) AS reward_std FROM (
+        SELECT step_groups.step, {GROUP_REWARD} AS reward
+        FROM step_groups JOIN groups ON groups.id = step_groups.group_id {{rollouts}}
+        JOIN runs ON runs.id = rollouts.run_id {GIVEN_OF_EACH}
+        WHERE step_groups.run_id = :run_id AND step_groups.step = ANY(:steps) OFFSET 0
+    ) AS earned GROUP BY step
 """  # noqa: S608  # constants alone
 
 _STEP_VERDICTS = text("""
@@ -133,7 +134,7 @@ _STEP_COMPONENTS = text(f"""
         avg((rewards.state = 'failed')::int)::float8 AS failed_share
     FROM step_groups
     CROSS JOIN LATERAL (
-        SELECT * FROM rollouts WHERE group_id = step_groups.group_id AND {SIBLING} AND {IS_USED} OFFSET 0
+        SELECT * FROM rollouts WHERE group_id = step_groups.group_id AND {SIBLING} AND {_IS_USED} OFFSET 0
     ) AS rollouts
     JOIN rollout_rewards AS rewards ON rewards.rollout_id = rollouts.id
         AND rewards.attempt = coalesce(rollouts.attempt, rollouts.grading_attempt) AND rewards.revision = 1

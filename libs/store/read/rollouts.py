@@ -29,7 +29,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.paging import as_float, decode_cursor, page
-from leyden.libs.store.rewards import EARNED, GIVEN_OF_RUNS, KNOWN_REWARD, TRAINING_REWARD
+from leyden.libs.store.rewards import GIVEN_OF_RUNS, GROUP_REWARD, KNOWN_REWARD
 
 RolloutSort = Literal["newest", "oldest", "highest", "lowest"]
 RolloutRow = Row[tables.Rollout, tables.Group, int | None, float | None, str]
@@ -42,7 +42,7 @@ _REWARD: ColumnElement[float | None] = literal_column(KNOWN_REWARD)
 # takes 110.
 _EARNED = f"""
     WITH given AS MATERIALIZED ({GIVEN_OF_RUNS})
-    SELECT rollouts.id, CASE WHEN groups.evaluation_id IS NULL THEN {TRAINING_REWARD} ELSE {EARNED} END AS reward
+    SELECT rollouts.id, {GROUP_REWARD} AS reward
     FROM rollouts JOIN runs ON runs.id = rollouts.run_id JOIN groups ON groups.id = rollouts.group_id
     LEFT JOIN given ON given.id = rollouts.id WHERE rollouts.run_id = ANY(:run_ids)
 """  # noqa: S608  # constants alone

@@ -20,7 +20,7 @@ from leyden.libs.store.read.agents import agents_progress
 from leyden.libs.store.read.call_counts import of_run
 from leyden.libs.store.read.paging import as_float, decode_cursor, page
 from leyden.libs.store.read.policies import shown_policies
-from leyden.libs.store.rewards import IS_USED, KNOWN_REWARD, SIBLING, step_mean
+from leyden.libs.store.rewards import KNOWN_REWARD, SIBLING, is_used, step_mean
 from leyden.libs.store.runs.trainer_ends import trainer_ends
 
 
@@ -34,7 +34,7 @@ NEEDS_DOCUMENT = frozenset({"continue", "evaluate", "pause", "resume"})
 _LAST_REWARD = f"""
     SELECT avg({KNOWN_REWARD}) FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id
     WHERE step_groups.run_id = runs.id AND step_groups.step = last_step.number AND rollouts.state = 'finished'
-        AND {SIBLING} AND {IS_USED}
+        AND {SIBLING} AND {is_used("runs.id")}
 """  # noqa: S608  # constants alone
 _LAST_STEP = "SELECT max(number) AS number FROM steps WHERE steps.run_id = runs.id"
 # Why: the mean over each run's last rollouts made a list of 300 runs with 128 rollouts a step take 4.0 s; by the means
