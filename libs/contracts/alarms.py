@@ -96,6 +96,16 @@ _RULES = (
         lasts=False,
     ),
     AlarmRule(
+        "disk_low",
+        "warning",
+        "A disk that services write to is nearly full: versions and checkpoints, or the database.",
+        "free GiB below which the disk is nearly full; a disk that the controller's machine cannot see is not judged",
+        *(5, 1, "runs", 1),
+        "remove runs (`leyden run delete`, `leyden run prune`), keep fewer versions (training.keep_checkpoints), or"
+        " give the disk room",
+        lasts=False,
+    ),
+    AlarmRule(
         "nothing_trains",
         "critical",
         "The newest step had no token that can be trained.",

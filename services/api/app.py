@@ -15,6 +15,7 @@ from leyden.libs.queue.notifications import Notifications
 from leyden.libs.service import problem_response
 from leyden.libs.service.app import ErrorHandler
 from leyden.libs.service.app import create_app as create_service
+from leyden.libs.service.volumes import Volumes
 from leyden.libs.store.access import KeyReused
 from leyden.libs.store.database import BadValue, Database, StoreAway
 from leyden.libs.store.datasets import DatasetConflict, DatasetInUse, UnknownDataset
@@ -98,6 +99,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.uploads = asyncio.Semaphore(MAX_UPLOADS)
         app.state.stopping = asyncio.Event()
         app.state.asking = set[str]()
+        app.state.volumes = Volumes()
         app.state.checks.add("database", database.ping)
         app.state.checks.add("schema", lambda: check_schema(database))
         try:

@@ -314,5 +314,6 @@ def _parts(seen: _Seen) -> Iterator[Part]:
 def _disk_row(one: Volume) -> tuple[str, str, str, str | None]:
     if one.free_bytes is None or one.total_bytes is None:
         return one.name, "unknown", "unknown", one.reason
-    low = " (nearly full)" if one.nearly_full else ""
-    return one.name, f"{one.free_bytes / 2**30:.1f} GiB{low}", f"{one.total_bytes / 2**30:.1f} GiB", one.path
+    low = " (nearly full)" if one.nearly_full and one.same_disk_as is None else ""
+    same = f" (disk of {one.same_disk_as})" if one.same_disk_as else ""
+    return f"{one.name}{same}", f"{one.free_bytes / 2**30:.1f} GiB{low}", f"{one.total_bytes / 2**30:.1f} GiB", one.path

@@ -71,6 +71,8 @@ class Volume(Body):
     """Null where the API cannot tell, as is `free_bytes`."""
     nearly_full: bool | None
     """Whether less than 5 GiB is free, which `leyden doctor` asks for; null where that is not known."""
+    same_disk_as: Literal["versions"] | None = None
+    """The volume before this one that lies on the same disk, so that both have the same free bytes."""
     reason: str | None = None
     """Why the API cannot tell."""
 

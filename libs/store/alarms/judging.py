@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from sqlalchemy import func, select, text
 
 from leyden.libs.contracts.alarms import ALARM_RULES, Finding
+from leyden.libs.contracts.api.waiting import Volume
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import ENDED, RunPhase
 from leyden.libs.store import tables
 from leyden.libs.store.alarms.attempts import of_attempts
+from leyden.libs.store.alarms.disks import is_unknown, of_disks
 from leyden.libs.store.alarms.gradings import of_rewards
 from leyden.libs.store.alarms.progress import JudgedRun, made_steps, of_progress
 from leyden.libs.store.alarms.steps import unpublished
@@ -48,7 +50,9 @@ async def runs_to_judge(session: ReadSession) -> list[str]:
     return list(await session.scalars(_DUE))
 
 
-async def findings(session: ReadSession, run: tables.Run, phase: RunPhase) -> list[Finding]:
+async def findings(
+    session: ReadSession, run: tables.Run, phase: RunPhase, volumes: Sequence[Volume] = ()
+) -> list[Finding]:
     """The rules that hold for a run now."""
     found = await of_attempts(session, run.id)
     found += [one async for one in of_rewards(session, run.id)]
@@ -58,15 +62,21 @@ async def findings(session: ReadSession, run: tables.Run, phase: RunPhase) -> li
     else:
         # The controller fails the run with this reason.
         found += unpublished(await made_steps(session, run.id))
+    # A further policy has the disks of its run.
+    if run.lead_run_id is None:
+        found += of_disks(volumes)
     return [one for one in found if phase not in ENDED or ALARM_RULES[one.name].lasts]
 
 
-async def judge_run(session: Session, run_id: str, quiet_seconds: float = 0.0) -> Judgement:
+async def judge_run(
+    session: Session, run_id: str, quiet_seconds: float = 0.0, volumes: Sequence[Volume] = ()
+) -> Judgement:
     """Judges a run, and stores the alarms that begin, last and end.
 
     A repeat changes nothing; idempotency key: run, rule and subject of the alarm that lasts.
 
-    Args: quiet_seconds: an alarm ends when its rule has not held for so long; at once when the run has ended
+    Args: quiet_seconds: an alarm ends when its rule has not held for so long; at once when the run has ended;
+        volumes: the disks that services write to; an alarm about one that is unknown lasts
     """
     await session.execute(_LOCK, {"run": run_id})
     run, status = await session.get_one(tables.Run, run_id), await session.get_one(tables.RunStatus, run_id)
@@ -78,7 +88,7 @@ async def judge_run(session: Session, run_id: str, quiet_seconds: float = 0.0) -
     assert now is not None
     number = await session.scalar(select(func.max(table.number)).where(table.run_id == run_id)) or 0
     raised = []
-    for one in await findings(session, run, phase):
+    for one in await findings(session, run, phase, volumes):
         row = lasting.pop((one.name, one.subject), None)
         if row is None:
             number += 1
@@ -92,6 +102,7 @@ async def judge_run(session: Session, run_id: str, quiet_seconds: float = 0.0) -
     over = [
         row
         for row in lasting.values()
+        if phase in ENDED or row.name != "disk_low" or not is_unknown(row.subject, volumes)
         if is_known or row.name == "not_published" or (phase in ENDED and not ALARM_RULES[row.name].lasts)
     ]
     quiet = [row for row in over if phase in ENDED or (now - row.seen_at).total_seconds() >= quiet_seconds]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 
 from leyden.libs.contracts.api.waiting import Platform, WaitingPage
 from leyden.libs.store.read import runs
 from leyden.libs.store.read.waiting import folders_written, list_waiting, read_platform
 from leyden.services.api.auth import GuardedRoute, Reader
 from leyden.services.api.parameters import Cursor, Limit, Store
-from leyden.services.api.read.volumes import measured
 
 router = APIRouter(prefix="/v1", tags=["platform"], route_class=GuardedRoute)
 
@@ -33,9 +31,9 @@ async def get_waiting(
 
 
 @router.get("/platform")
-async def get_platform(store: Store, caller: Reader) -> Platform:
+async def get_platform(request: Request, store: Store, caller: Reader) -> Platform:
     """Show the services as the database sees them, the work that waits, and disk space."""
     async with store.read() as session:
         found = await read_platform(session)
         folders = await folders_written(session)
-    return found.model_copy(update={"volumes": await asyncio.to_thread(measured, *folders)})
+    return found.model_copy(update={"volumes": await request.app.state.volumes.measure(*folders)})

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from prometheus_client import Counter, Gauge
 
 from leyden.libs.contracts.alarms import ALARM_RULES
+from leyden.libs.contracts.api.waiting import Volume
 from leyden.libs.faults import fault_point
+from leyden.libs.service.volumes import Volumes
 from leyden.libs.store.alarms.events import record_events
 from leyden.libs.store.alarms.judging import Judgement, judge_run, runs_to_judge
 from leyden.libs.store.alarms.stored import runs_by_alarm
 from leyden.libs.store.database import Database, Refused, StoreAway
+from leyden.libs.store.read.waiting import folders_written
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.controller.settings import Settings
 
@@ -30,10 +34,14 @@ QUIET_SECONDS = 60.0
 
 async def judge_forever(settings: Settings, database: Database) -> None:
     """Judges every run each few seconds, until cancelled."""
+    volumes = Volumes()
     try:
         while True:
             try:
-                await judge_all(database, with_events=settings.webhook_url is not None)
+                async with database.read() as session:
+                    folders = await folders_written(session)
+                disks = await volumes.measure(*folders)
+                await judge_all(database, disks, with_events=settings.webhook_url is not None)
             except StoreAway as error:
                 limited_log.warning("runs not judged", cause=str(error))
             # The loop must live: the next round judges again.
@@ -45,17 +53,17 @@ async def judge_forever(settings: Settings, database: Database) -> None:
         _show({})
 
 
-async def judge_all(database: Database, *, with_events: bool = False) -> None:
+async def judge_all(database: Database, volumes: Sequence[Volume] = (), *, with_events: bool = False) -> None:
     """Judges runs that have not ended, and each once after its end. One that cannot be judged stops no other.
 
-    Args: with_events: write the events for the webhook, too
+    Args: volumes: the disks that services write to; with_events: write the events for the webhook, too
     """
     async with database.read() as session:
         runs = await runs_to_judge(session)
     for run_id in runs:
         try:
             async with database.session() as session:
-                judged = await judge_run(session, run_id, QUIET_SECONDS)
+                judged = await judge_run(session, run_id, QUIET_SECONDS, volumes)
                 if with_events:
                     await record_events(session, run_id, judged)
                 if judged.raised:

@@ -121,7 +121,9 @@ async def test_the_platform_tells_free_disk_where_the_api_has_the_folder(
     # The folder itself is for administrators.
     assert postgres.path is None and postgres.total_bytes == shutil.disk_usage(await data_folder(database)).total
     await builders.add_policy_version(database, run, 1, path=str(tmp_path))
-    [versions, _] = (await asyncio.to_thread(leyden.platform)).volumes
+    [versions, postgres] = (await asyncio.to_thread(leyden.platform)).volumes
+    is_same = tmp_path.stat().st_dev == Path(await data_folder(database)).stat().st_dev
+    assert postgres.same_disk_as == ("versions" if is_same else None)
     assert versions.free_bytes is not None and 0 < versions.free_bytes <= (versions.total_bytes or 0)
     assert versions.nearly_full == (versions.free_bytes < NEEDED_DISK_BYTES)
     await builders.add_policy_version(database, run, 2, path=str(tmp_path / "gone"))

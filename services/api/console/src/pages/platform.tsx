@@ -42,15 +42,15 @@ function Overview({ platform, health }: { platform: Platform; health: Health | u
       <Table label="Disks" head={["Disk of", "Free", "In all", "Folder"]} numbers={["Free", "In all"]}>
         {platform.volumes?.map((one) => (
           <tr key={one.name}>
-            <th scope="row">{DISKS[one.name]}</th>
+            <th scope="row">{DISKS[one.name]}{one.same_disk_as && ` (disk of ${DISKS[one.same_disk_as]})`}</th>
             <td class="number">{one.free_bytes == null ? "unknown" : bytes(one.free_bytes)}</td>
             <td class="number">{one.total_bytes == null ? "unknown" : bytes(one.total_bytes)}</td>
             <td class="reason"><AgentLine text={one.reason ?? one.path} /></td>
           </tr>
         ))}
       </Table>
-      {platform.volumes?.filter((one) => one.nearly_full).map((one) => (
-        <p key={one.name} class="warning">The disk of {DISKS[one.name]} is nearly full: remove runs (`leyden run delete`), keep fewer versions (training.keep_checkpoints), or give it room.</p>
+      {platform.volumes?.filter((one) => one.nearly_full && !one.same_disk_as).map((one) => (
+        <p key={one.name} class="warning">The disk of {[one, ...(platform.volumes ?? []).filter((other) => other.same_disk_as === one.name)].map(({ name }) => DISKS[name]).join(" and ")} is nearly full: remove runs (`leyden run delete`), keep fewer versions (training.keep_checkpoints), or give it room.</p>
       ))}
       <h2>Services</h2>
       <Table label="Services" head={["Service", "State", "Connections", "Last statement"]} numbers={["Connections"]}>
