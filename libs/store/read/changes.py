@@ -8,17 +8,29 @@ from leyden.libs.contracts.api.runs import RUN_PARTS
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.runs import unknown_run
 
+LATEST_SECONDS = 360
+"""A row has the start of its transaction, which Postgres ends after 300 s without a statement: it may become visible
+beside newer ones for so long."""
+
+
+def _newest(table: str) -> str:
+    """SQL over `runs`: the newest row of a table, and the number of those that may have come after it."""
+    return f"""(
+        SELECT concat(newest.moment, '|', (
+            SELECT count(*) FROM {table} WHERE run_id = runs.id
+                AND created_at > newest.moment - interval '{LATEST_SECONDS} seconds'))
+        FROM (SELECT max(created_at) AS moment FROM {table} WHERE run_id = runs.id) AS newest)"""  # noqa: S608  # constants
+
+
 # Each is the end of an index or one row, so that a stream may ask every few seconds.
-_MARKS = text("""
+_MARKS = text(f"""
     SELECT md5(concat_ws('|', runs.intent, s.phase, s.reason)) AS run,
         (SELECT max(number) FROM steps WHERE run_id = runs.id) AS steps,
         (SELECT concat(count(*), '|', max(created_at)) FROM evaluations WHERE run_id = runs.id) AS evaluations,
-        concat_ws('|', (SELECT max(created_at) FROM rollouts WHERE run_id = runs.id),
-            (SELECT max(created_at) FROM outcomes WHERE run_id = runs.id),
-            (SELECT max(created_at) FROM group_credits WHERE run_id = runs.id)) AS rollouts
+        concat_ws('|', {_newest("rollouts")}, {_newest("outcomes")}, {_newest("group_credits")}) AS rollouts
     FROM runs JOIN policies ON policies.id = runs.id AND policies.name = ''
     LEFT JOIN run_status s ON s.run_id = runs.id WHERE runs.id = :run_id
-""")
+""")  # noqa: S608  # constants alone
 
 
 async def read_marks(session: ReadSession, run_id: str) -> list[str]:

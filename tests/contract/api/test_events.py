@@ -55,6 +55,23 @@ async def test_a_stream_names_what_changed_and_goes_on_from_an_id(http: httpx.Cl
             assert event(answer.iter_lines())[1] == changed
 
 
+async def test_a_transaction_that_commits_after_a_later_one_is_told(http: httpx.Client, database: Database) -> None:
+    run = await builders.add_run(database)
+    _, [first, second] = await builders.add_group(database, run, size=2)
+    for rollout in (first, second):
+        await builders.add_attempt(database, rollout, state="settled", finished_at=datetime.now(tz=UTC))
+    with http.stream("GET", "/v1/events", params={"run": run.id}) as answer:
+        lines = answer.iter_lines()
+        assert event(lines)[1] == ALL
+        async with database.session() as session:
+            values = {"kind": "succeeded", "facts": {}, "stdout_tail": "", "stderr_tail": ""}
+            session.add(tables.Outcome(rollout_id=first.id, attempt=1, run_id=run.id, reward=1.0, **values))
+            await session.flush()
+            await builders.add_outcome(database, second)
+            assert event(lines)[1] == ["rollouts"]
+        assert event(lines)[1] == ["rollouts"]
+
+
 def test_a_run_that_is_not_there_has_no_stream(http: httpx.Client) -> None:
     answer = http.get("/v1/events", params={"run": "nobody"})
     assert answer.status_code == 404 and "list runs" in answer.json()["detail"]
