@@ -14,7 +14,7 @@ from leyden.libs.contracts.states import EngineState
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database, ReadSession, Session
 
-_POOL_SETTINGS = ("model_path", "context_length", "adapters", "max_adapter_rank")
+_POOL_SETTINGS = ("model_path", "context_length", "adapters", "max_adapter_rank", "embeddings")
 
 _SERVING = f"""
     SELECT e.url, e.run_id, e.policy_version, e.pool, false, NULL FROM engines e
@@ -36,7 +36,8 @@ _ASSIGN = text("""
 class Pool:
     """Engines of one model; `model_path` and `context_length` None: the services' own settings.
 
-    `adapters`: so many runs share the engines, each with a LoRA adapter of `max_adapter_rank` at most.
+    `adapters`: so many runs share the engines, each with a LoRA adapter of `max_adapter_rank` at most. `embeddings`:
+    they embed, and get no weights of runs.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Pool:
     context_length: int | None = None
     adapters: int | None = None
     max_adapter_rank: int | None = None
+    embeddings: bool = False
 
 
 class RunModel(NamedTuple):
@@ -136,7 +138,17 @@ async def read_run_model(session: ReadSession, run_id: str) -> RunModel | None:
 
 
 def _pool(row: tables.Pool) -> Pool:
-    return Pool(row.name, row.model_path, row.context_length, row.adapters, row.max_adapter_rank)
+    return Pool(row.name, row.model_path, row.context_length, row.adapters, row.max_adapter_rank, row.embeddings)
+
+
+async def embedding_engines(session: ReadSession, pool: str) -> Sequence[EngineStatus] | None:
+    """The engines of a pool that embeds, by URL, as the controller last saw them; None where there is no such pool."""
+    found = await session.get(tables.Pool, pool)
+    if found is None or not found.embeddings:
+        return None
+    table = tables.Engine
+    rows = await session.scalars(select(table).where(table.pool == pool).order_by(table.url))
+    return [EngineStatus(row.url, EngineState(row.state), detail=row.detail) for row in rows]
 
 
 async def write_engines(session: Session, engines: Sequence[EngineStatus], pool: str = DEFAULT_POOL) -> None:

@@ -496,6 +496,9 @@ class Pool(Base):
     max_adapter_rank: Mapped[int | None] = mapped_column(
         comment="The largest LoRA rank that the engines take; null: any."
     )
+    embeddings: Mapped[bool] = mapped_column(
+        server_default="false", comment="Whether the engines embed, and get no weights of runs."
+    )
     run_id: Mapped[str | None] = mapped_column(
         comment="The first of run_ids, for services of the version before; null without one."
     )

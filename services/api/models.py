@@ -27,11 +27,12 @@ from leyden.libs.contracts.config.graders import (
 from leyden.libs.contracts.conversation import CONVERSATION, conversation_fault
 from leyden.libs.contracts.judgements import Judgement, Machine, judge, judge_model, judge_rewards, model_config
 from leyden.libs.contracts.model_folder import serving_mismatch, token_mismatch
+from leyden.libs.contracts.states import EngineState
 from leyden.libs.service import Problem
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.datasets import find_dataset, first_fault, has_field, task_without
 from leyden.libs.store.demonstrations import has_demonstrations
-from leyden.libs.store.engines import Pool
+from leyden.libs.store.engines import Pool, embedding_engines
 from leyden.libs.store.runs.facts import run_configs
 from leyden.libs.store.runs.teachers import lock_teacher, read_teacher
 from leyden.services.api.settings import Settings
@@ -52,6 +53,12 @@ def check_pool(config: RunConfig, pools: Mapping[str, Pool], path: str = "") -> 
     pool = pools.get(config.pool)
     if pool is None:
         raise refusal(f"{path}pool", f"there is no pool {config.pool!r}: write one of {', '.join(pools) or 'none'}")
+    if pool.embeddings:
+        raise refusal(
+            f"{path}pool",
+            f"the engines of pool {pool.name!r} make embeddings and sample no text: name it under `embeddings`, and"
+            " another pool here",
+        )
     _check_adapters(config, pool, path)
     if config.model is None or pool.model_path is None or Path(config.model) == Path(pool.model_path):
         return
@@ -84,6 +91,30 @@ def check_policies(config: RunConfig, pools: Mapping[str, Pool]) -> None:
                 f"{count} policies name pool {pool!r}, whose engines serve {at_once} at a time: give each its own"
                 " pool, or one with `adapters`",
             )
+
+
+async def check_embeddings(session: ReadSession, config: RunConfig, pools: Mapping[str, Pool]) -> list[Judgement]:
+    """Passes a run that names no pool for embeddings, or one that embeds.
+
+    Returns: a warning while no engine of that pool embeds
+    Raises:  Problem: there is no such pool, or its engines do not embed
+    """
+    if config.embeddings is None or config.embeddings.pool is None:
+        return []
+    name, place = config.embeddings.pool, "embeddings.pool"
+    engines = await embedding_engines(session, name)
+    if engines is None:
+        known = ", ".join(one.name for one in pools.values() if one.embeddings) or "none"
+        cause = "the engines of pool {0!r} sample text" if name in pools else "there is no pool {0!r}"
+        raise refusal(
+            place,
+            f"{cause.format(name)}: write one of {known}, or add a pool with `embeddings` to CONTROLLER_POOLS",
+        )
+    if any(one.state is EngineState.SERVING for one in engines):
+        return []
+    seen = "; ".join(f"{one.url}: {one.detail}" for one in engines) or "none has been seen"
+    reason = f"no engine of pool {name!r} embeds now ({seen}), and agents' requests fail until one does"
+    return [Judgement(place, "warns", reason, "start SGLang with --is-embedding at an address of the pool")]
 
 
 def check_frozen_policies(config: RunConfig, continued: Collection[str] = ()) -> None:
@@ -200,7 +231,7 @@ def check_providers(config: RunConfig, settings: Settings) -> None:
     for name, policy in config.policies.items():
         if policy.provider not in {None, CONVERSATION}:
             _check_provider(f"policies.{name}.provider", policy.provider, settings.providers, "GATEWAY_PROVIDERS")
-    if config.embeddings is not None:
+    if config.embeddings is not None and config.embeddings.provider is not None:
         _check_provider("embeddings.provider", config.embeddings.provider, settings.providers, "GATEWAY_PROVIDERS")
 
 

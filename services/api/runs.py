@@ -49,6 +49,7 @@ from leyden.services.api.models import (
     check_conversations,
     check_demonstrations,
     check_directory,
+    check_embeddings,
     check_frozen_policies,
     check_graders,
     check_judgements,
@@ -143,7 +144,8 @@ async def _check_references(request: Request, session: Session, config: RunConfi
     pools = await read_pools(session)
     check_pool(config, pools)
     check_policies(config, pools)
-    warnings = await asyncio.to_thread(check_directory, config, settings)
+    warnings = await check_embeddings(session, config, pools)
+    warnings += await asyncio.to_thread(check_directory, config, settings)
     documents = {f"policies.{name}.": config.policy_document(name) for name in config.served_policies}
     for path, one in {"": config, **documents}.items():
         here = settings.one_machine

@@ -32,6 +32,9 @@ class PoolSettings(BaseModel):
     Unset: runs take turns, and the engines load a run's weights."""
     max_adapter_rank: int | None = Field(default=None, ge=1)
     """The engines' `--max-lora-rank`; a run with a larger rank is refused."""
+    embeddings: bool = False
+    """The engines embed and get no weights: SGLang with `--is-embedding`, for `embeddings: {pool: NAME}` of runs. Needs
+    no `model_path`."""
 
     @model_validator(mode="after")
     def _engines_are_found_in_one_way(self) -> PoolSettings:
@@ -39,6 +42,8 @@ class PoolSettings(BaseModel):
             raise ValueError("a pool needs either engine_urls or engine_service")
         if self.max_adapter_rank is not None and self.adapters is None:
             raise ValueError("max_adapter_rank needs adapters")
+        if self.embeddings and (self.adapters is not None or self.context_length is not None):
+            raise ValueError("the engines of a pool with embeddings get no weights: leave out adapters, context_length")
         return self
 
 
@@ -134,7 +139,10 @@ class Settings(ServiceSettings, StoreSettings):
     @model_validator(mode="after")
     def _pools_are_apart(self) -> Settings:
         pools = self.engine_pools()
-        nameless = [name for name, pool in pools.items() if pool.model_path is None and name != DEFAULT_POOL]
+        if DEFAULT_POOL in pools and pools[DEFAULT_POOL].embeddings:
+            raise ValueError("CONTROLLER_POOLS: runs that name no pool have `default`: give embeddings another name")
+        named = {name: pool for name, pool in pools.items() if name != DEFAULT_POOL and not pool.embeddings}
+        nameless = [name for name, pool in named.items() if pool.model_path is None]
         if nameless:
             raise ValueError(f"CONTROLLER_POOLS: pool {nameless[0]} needs model_path")
         unknown = [name for name, pool in pools.items() if pool.model_path is None and pool.context_length is not None]

@@ -20,6 +20,7 @@ from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.controller.engines.adapters import Adapters
 from leyden.services.controller.engines.discovery import EngineDiscovery, StaticEngines
+from leyden.services.controller.engines.embedders import Embedders
 from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.controller.engines.members import Members
 from leyden.services.controller.engines.turns import Turns
@@ -93,9 +94,15 @@ async def _lead(
     fleets = {
         name: make_fleet(settings, _engine_discovery(pool, cluster), database, notifications, name, pool.adapters)
         for name, pool in settings.engine_pools().items()
+        if not pool.embeddings
     }
+    embedders = [
+        make_embedders(settings, _engine_discovery(pool, cluster), database, notifications, name)
+        for name, pool in settings.engine_pools().items()
+        if pool.embeddings
+    ]
     controller = Controller(settings, database, queue, notifications, fleets, trainers)
-    beside = [fleet.run() for fleet in fleets.values()]
+    beside = [fleet.run() for fleet in (*fleets.values(), *embedders)]
     beside += [prune_forever(settings, database), delete_forever(settings, database)]
     beside += [publish_forever(settings, database)]
     beside += [judge_forever(settings, database), deliver_forever(settings, database)]
@@ -119,10 +126,25 @@ def make_fleet(
     return Fleet(discovery, members, Adapters(members) if adapters else Turns(members), adapters)
 
 
+def make_embedders(
+    settings: Settings, discovery: EngineDiscovery, database: Database, notifications: Notifications, pool: str
+) -> Fleet:
+    """The engines of a pool that embeds."""
+    members = Members(settings, database, notifications, pool)
+    return Fleet(discovery, members, Embedders(members))
+
+
 async def take_over(settings: Settings, database: Database) -> None:
     """Writes the pools of the settings, which API, gateways and trainers read, and what an earlier leader left."""
     pools = [
-        Pool(name, str(one.model_path or "") or None, one.context_length, one.adapters, one.max_adapter_rank)
+        Pool(
+            name,
+            str(one.model_path or "") or None,
+            one.context_length,
+            one.adapters,
+            one.max_adapter_rank,
+            one.embeddings,
+        )
         for name, one in settings.engine_pools().items()
     ]
     async with database.session() as session:

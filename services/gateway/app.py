@@ -32,6 +32,7 @@ from leyden.services.gateway.dialects.responses.compaction import Compaction
 from leyden.services.gateway.dialects.responses.dialect import Responses
 from leyden.services.gateway.dialects.responses.routes import RESPONSE_ROUTES
 from leyden.services.gateway.embeddings.bundled import bundled_model
+from leyden.services.gateway.embeddings.engines import EmbeddingPools
 from leyden.services.gateway.embeddings.servers import Servers
 from leyden.services.gateway.embeddings.service import Embeddings
 from leyden.services.gateway.engine.client import EngineClient
@@ -142,7 +143,7 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     app.state.reader = reader
     app.state.playground = Playground(models, engines)
     spans = EmbeddingSpans(database, hold_seconds=hold_seconds, quota=calls_quota)
-    app.state.embeddings = Embeddings(_servers(settings), bundled_model(), spans)
+    app.state.embeddings = Embeddings(_servers(settings), _embedding_pools(settings, reader), bundled_model(), spans)
     app.state.calls, app.state.deliveries, app.state.give_up = calls, deliveries, calls.close
     app.state.auth = Authenticator(KeyRing(settings.capability_keys_file, liveness.clock.now), liveness)
     app.state.checks.add("store", database.ping)
@@ -188,6 +189,11 @@ def _servers(settings: Settings) -> Servers:
     """The servers of embeddings, which `close` ends."""
     key = read_secret(settings.embeddings_api_key, settings.embeddings_api_key_file)
     return Servers(settings.embeddings_url, key, settings.providers)
+
+
+def _embedding_pools(settings: Settings, reader: Reader) -> EmbeddingPools:
+    """The pools that embed, which `close` ends."""
+    return EmbeddingPools(reader.embedding_engines, read_secret(settings.engine_api_key, settings.engine_api_key_file))
 
 
 def _models(settings: Settings, reader: Reader, renderer: Renderer) -> PoolModels:

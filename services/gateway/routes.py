@@ -106,7 +106,7 @@ async def input_tokens(request: Request) -> Response:
 
 
 async def embeddings(request: Request) -> Response:
-    """Answers a request for embeddings, from the server that the run or the settings name or the bundled model."""
+    """Answers a request for embeddings, from whoever makes those of the run."""
     attempt = await authenticate(request)
     defaults = await request.app.state.reader.defaults(attempt.run_id)
     service: Embeddings = request.app.state.embeddings

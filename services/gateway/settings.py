@@ -43,7 +43,7 @@ class Settings(HttpSettings):
     """File that holds the engines' API key, instead of `engine_api_key`."""
     embeddings_url: HttpAddress | None = None
     """Base URL of a server of embeddings, as `http://embedder:8080/v1`; it gets agents' `/v1/embeddings`
-    where their run names no provider for them. None: the bundled model answers where it is installed."""
+    where their run names no provider and no pool for them. None: the bundled model answers where it is installed."""
     embeddings_api_key: SecretStr | None = None
     """API key of the server of embeddings, sent as a bearer token."""
     embeddings_api_key_file: Path | None = None

@@ -22,7 +22,7 @@ def pools(ctx: typer.Context, as_json: AsJson = False) -> None:
             one.name,
             one.model_path,
             ", ".join(map(_engine, one.engines)),
-            ", ".join(one.run_ids),
+            "embeddings of any" if one.embeddings else ", ".join(one.run_ids),
             ", ".join(one.waiting),
         )
         for one in found

@@ -50,6 +50,8 @@ class Pool(Body):
     """So many runs share the engines, each with a LoRA adapter; null: one run has them."""
     max_adapter_rank: int | None
     """The largest LoRA rank that the engines take; null: any."""
+    embeddings: bool
+    """Whether the engines embed: runs name the pool under `embeddings`, and none has its engines."""
     run_ids: list[str]
     """The runs that have the engines."""
     waiting: list[str]

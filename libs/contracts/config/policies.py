@@ -39,10 +39,20 @@ class Role(Document):
 class EmbeddingModel(Document):
     """The model that answers the agents' `/v1/embeddings`; no call of it trains."""
 
-    provider: Word
+    provider: Word | None = None
     """A server with OpenAI's `/embeddings` by its name in the gateway's `GATEWAY_PROVIDERS`."""
     provider_model: Word | None = None
     """The name of the provider's model; null for the one that a request asks for."""
+    pool: PoolName | None = None
+    """In place of `provider`: a pool whose engines embed, which has `embeddings` in `CONTROLLER_POOLS`."""
+
+    @model_validator(mode="after")
+    def _one_server_answers(self) -> EmbeddingModel:
+        if (self.pool is None) == (self.provider is None):
+            raise ValueError("embeddings need either provider or pool")
+        if self.provider_model is not None and self.provider is None:
+            raise ValueError("provider_model needs provider: the engines of a pool have one model")
+        return self
 
 
 class Policy(Document):

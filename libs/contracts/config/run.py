@@ -92,6 +92,8 @@ class RunConfig(Document):
         for name in ("agent", "embeddings", "reward"):
             if document[name] is None:
                 del document[name]
+        if self.embeddings is not None and self.embeddings.pool is None:
+            del document["embeddings"]["pool"]
         if not self.agents:
             del document["agents"]
         # The trainer's device decides. The version before computes with its own defaults.

@@ -478,6 +478,7 @@ async def list_pools(session: ReadSession) -> list[Pool]:
             context_length=pool.context_length,
             adapters=pool.adapters,
             max_adapter_rank=pool.max_adapter_rank,
+            embeddings=pool.embeddings,
             run_ids=runs_of(pool.run_ids),
             waiting=runs_of(pool.waiting),
             engines=[engine for engine in engines if engine.pool == pool.name],

@@ -70,9 +70,19 @@ class EngineClient:
 
         Raises: httpx.HTTPError: it does not answer; ValueError: its answer is not an engine's
         """
+        return str((await self._model_info()).get("weight_version"))
+
+    async def embeds(self) -> bool:
+        """Returns whether the engine's model makes embeddings in place of text.
+
+        Raises: httpx.HTTPError: it does not answer; ValueError: its answer is not an engine's
+        """
+        return (await self._model_info()).get("is_generation") is False
+
+    async def _model_info(self) -> dict[str, Any]:
         answer = await self._http.get(f"{self.url}/model_info", headers=self._headers)
         answer.raise_for_status()
-        return str(_document(answer).get("weight_version"))
+        return _document(answer)
 
     async def processes(self) -> int | None:
         """Returns how many processes of the engine receive weights; None where it receives none over the network.

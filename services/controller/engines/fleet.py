@@ -1,7 +1,7 @@
 """Every engine of a pool, each followed by a task of its own, and brought to the target versions of its runs.
 
 Engines of a pool with `adapters` get LoRA adapters (`adapters.py`); the runs of other pools take turns (`turns.py`). An
-engine that restarted with other weights is brought back the same way.
+engine that restarted with other weights is brought back the same way. Engines that embed get none (`embedders.py`).
 """
 
 from __future__ import annotations

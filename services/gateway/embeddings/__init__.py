@@ -1,4 +1,4 @@
-"""Embeddings of agents: a server or the bundled model makes them, and each request is recorded as a span of a tool.
+"""Embeddings of agents: a server, a pool's engines or the bundled model make them; each request is a span of a tool.
 
 None of them trains: no policy sampled anything.
 """

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,33 +22,25 @@ from pydantic import Field
 from tokenizers import Tokenizer
 
 from leyden.libs.contracts.conversation import Json
-from leyden.services.gateway.dialects.body import Integer, Wire, validated
-from leyden.services.gateway.embeddings.request import Embedded, EmbeddingRequest
+from leyden.services.gateway.dialects.body import Integer, validated
+from leyden.services.gateway.embeddings.request import Embedded, EmbeddingRequest, Texts
 from leyden.services.gateway.errors import BadRequest, Unavailable
 
 PACKAGE = "wordllama"
 MODEL = "wordllama-l2-supercat"
 WEIGHTS, TOKENIZER = "weights/l2_supercat_256.safetensors", "tokenizers/l2_supercat_tokenizer_config.json"
 DIMENSIONS = 256
-MAX_INPUTS, MAX_TOKENS, MAX_ALL_TOKENS = 2048, 8192, 300_000
-"""OpenAI's limits: inputs of a request, tokens of an input, and of all of them."""
+MAX_TOKENS, MAX_ALL_TOKENS = 8192, 300_000
+"""OpenAI's limits: tokens of an input, and of all of a request."""
 LONGEST_TOKEN = 16
 """Characters of the vocabulary's longest token: no text with more than `MAX_TOKENS` times as many is encoded."""
 SECONDS = 30.0
 """A request waits and runs for so long; the clock is read between two inputs, of which the longest takes 0.2 s."""
-SEND_TEXTS = (
-    "The bundled model of embeddings has a vocabulary of its own, so that token ids of another one say nothing: send"
-    " texts (LangChain's OpenAIEmbeddings does with check_embedding_ctx_length=False), or name a provider in the run"
-    " (embeddings: {provider: NAME})."
-)
 
 
-class Body(Wire):
+class Body(Texts):
     """The fields of a request."""
 
-    model: str = Field(max_length=1000)
-    input: str | list[str] | list[int] | list[list[int]]
-    encoding_format: Literal["float", "base64"] = "float"
     dimensions: Integer = Field(default=DIMENSIONS, ge=1, le=DIMENSIONS)
 
 
@@ -77,7 +68,7 @@ class BundledModel:
     def _embed(self, document: Json, deadline: float) -> Embedded:
         body = validated(Body, document, {})
         vectors, tokens = list[npt.NDArray[np.float32]](), 0
-        for ids in self._encoded(_texts(body)):
+        for ids in self._encoded(body.texts()):
             tokens += len(ids)
             if tokens > MAX_ALL_TOKENS:
                 message = f"The inputs have more than {MAX_ALL_TOKENS} tokens together: send them in several requests."
@@ -132,21 +123,6 @@ def bundled_model() -> BundledModel | None:
     found = find_spec(PACKAGE)
     folders = list(found.submodule_search_locations or ()) if found is not None else []
     return BundledModel(Path(folders[0])) if folders else None
-
-
-def _texts(body: Body) -> list[str]:
-    """Raises: BadRequest: there is none, one is empty, or they are token ids."""
-    given = [body.input] if isinstance(body.input, str) else body.input
-    texts = [one for one in given if isinstance(one, str)]
-    if len(texts) < len(given):
-        raise BadRequest(SEND_TEXTS, param="input", code="unsupported_value")
-    if not texts or not all(texts):
-        message = "input must not be empty, and neither must any text in it."
-        raise BadRequest(message, param="input", code="invalid_value")
-    if len(texts) > MAX_INPUTS:
-        message = f"input has more than {MAX_INPUTS} texts: send them in several requests."
-        raise BadRequest(message, param="input", code="invalid_value")
-    return texts
 
 
 def _written(vector: npt.NDArray[np.float32], form: str) -> npt.NDArray[np.float32] | str:

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import orjson
 
-from leyden.libs.contracts.config import EmbeddingModel
 from leyden.libs.service.providers import Provider
 from leyden.libs.service.secrets import read_secret
 from leyden.services.gateway.embeddings.request import Embedded, EmbeddingRequest
@@ -69,15 +68,18 @@ class Servers:
         self._providers = providers
         self._keys = {name: read_secret(None, one.api_key_file) for name, one in providers.items()}
 
-    def of(self, model: EmbeddingModel) -> Server:
-        """Returns the server that a run names. Raises: Unavailable: the gateway knows no such provider."""
-        name = model.provider
+    def of(self, name: str, model: str | None) -> Server:
+        """Returns a provider.
+
+        Args:   model: its model; None: the agent's choice
+        Raises: Unavailable: the gateway knows no such provider
+        """
         if name not in self._providers:
             known = ", ".join(sorted(self._providers)) or "none"
             message = f"The gateway knows no provider {name!r} (GATEWAY_PROVIDERS names {known})."
             raise Unavailable(message, code="provider_unknown")
         remedy = "check its api_key_file in GATEWAY_PROVIDERS"
-        return Server(self._http, name, f"{self._providers[name].url}", self._keys[name], remedy, model.provider_model)
+        return Server(self._http, name, f"{self._providers[name].url}", self._keys[name], remedy, model)
 
     async def close(self) -> None:
         """Closes all connections."""

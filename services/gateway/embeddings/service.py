@@ -1,8 +1,8 @@
 """Answers requests for embeddings once their spans are durable.
 
-The run's provider makes them, else the operator's server, else the bundled model. A repeat that its client declares
-(`x-stainless-retry-count`, `Idempotency-Key`) waits for an equal request in hand, and writes no second span where the
-attempt has one of the same body.
+The run's provider or pool makes them, else the operator's server, else the bundled model. A repeat that its client
+declares (`x-stainless-retry-count`, `Idempotency-Key`) waits for an equal request in hand, and writes no second span
+where the attempt has one of the same body.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from leyden.libs.faults import fault_point
 from leyden.services.gateway.calls.context import Attempt
 from leyden.services.gateway.calls.retries import Retry, RetryIndex
 from leyden.services.gateway.embeddings.bundled import PACKAGE, BundledModel
+from leyden.services.gateway.embeddings.engines import EmbeddingPools
 from leyden.services.gateway.embeddings.request import Embedded, Embedder, EmbeddingRequest, read_request
 from leyden.services.gateway.embeddings.servers import Servers
 from leyden.services.gateway.embeddings.span import embedding_span
@@ -28,17 +29,20 @@ from leyden.services.gateway.records.embeddings import EmbeddingSpans
 MAX_REQUESTS = 16
 """At once; further ones wait before their bodies are read."""
 REMEDY = (
-    "This run has no embeddings: name a provider in it (embeddings: {provider: NAME}), set GATEWAY_EMBEDDINGS_URL,"
-    f" install the bundled model beside the gateway (pip install {PACKAGE}), or give the agent one of its own."
+    "This run has no embeddings: name a provider or a pool in it (embeddings: {provider: NAME}, or {pool: NAME}), set"
+    f" GATEWAY_EMBEDDINGS_URL, install the bundled model beside the gateway (pip install {PACKAGE}), or give the"
+    " agent one of its own."
 )
 
 
 class Embeddings:
     """Embeddings of all runs. Args: bundled: None where it is not installed."""
 
-    def __init__(self, servers: Servers, bundled: BundledModel | None, spans: EmbeddingSpans) -> None:
+    def __init__(
+        self, servers: Servers, pools: EmbeddingPools, bundled: BundledModel | None, spans: EmbeddingSpans
+    ) -> None:
         self.turns = asyncio.Semaphore(MAX_REQUESTS)
-        self._servers, self._bundled, self._spans = servers, bundled, spans
+        self._servers, self._pools, self._bundled, self._spans = servers, pools, bundled, spans
         self._retries = RetryIndex()
 
     async def answer(
@@ -83,8 +87,10 @@ class Embeddings:
         return Response(answer.content, answer.status, media_type=answer.media_type)
 
     def _embedder(self, model: EmbeddingModel | None) -> Embedder:
-        if model is not None:
-            return self._servers.of(model)
+        if model is not None and model.pool is not None:
+            return self._pools.of(model.pool)
+        if model is not None and model.provider is not None:
+            return self._servers.of(model.provider, model.provider_model)
         embedder = self._servers.default or self._bundled
         if embedder is None:
             raise NotServed(REMEDY, code="embeddings_not_configured")
@@ -95,6 +101,7 @@ class Embeddings:
         if self._bundled is not None:
             self._bundled.close()
         await self._servers.close()
+        await self._pools.close()
 
 
 async def _ask(embedder: Embedder, request: EmbeddingRequest) -> tuple[Embedded, BadRequest | None]:

@@ -15,8 +15,10 @@ from leyden.libs.store.attempts import AttemptKey, attempt_began_at
 from leyden.libs.store.database import Database, ReadSession, Session, StoreAway
 from leyden.libs.store.datasets import task_of_rollout
 from leyden.libs.store.engines import (
+    EngineStatus,
     RunModel,
     ServingEngine,
+    embedding_engines,
     newest_policy_version,
     read_run_model,
     read_serving_engines,
@@ -93,6 +95,10 @@ class Reader(HeldStore):
     async def serving(self) -> Sequence[ServingEngine]:
         """Reads the engines that serve a run. Raises: StoreAway."""
         return await read_serving_engines(self._database)
+
+    async def embedding_engines(self, pool: str) -> Sequence[EngineStatus] | None:
+        """Reads the engines of a pool that embeds; None where there is no such pool."""
+        return await self._read(lambda session: embedding_engines(session, pool))
 
     async def newest_version(self, run_id: str) -> int | None:
         """Reads the run's newest policy version; None before its first."""

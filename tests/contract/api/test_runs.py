@@ -139,7 +139,14 @@ async def test_pools_show_their_engines_and_runs(api_http: httpx.AsyncClient, da
     default, small = (await api_http.get("/v1/pools")).json()["items"]
     assert default == {
         **{"name": "default", "model_path": None, "context_length": None},
-        **{"adapters": None, "max_adapter_rank": None, "run_ids": [], "waiting": [], "engines": []},
+        **{
+            "adapters": None,
+            "max_adapter_rank": None,
+            "embeddings": False,
+            "run_ids": [],
+            "waiting": [],
+            "engines": [],
+        },
     }
     assert (small["model_path"], small["context_length"]) == ("/models/small", 4096)
     assert (small["run_ids"], small["waiting"]) == (["run-a"], ["run-b", "run-c"])
@@ -293,6 +300,41 @@ async def test_a_run_that_names_what_its_services_lack_is_refused_with_the_remed
     # An API that was not told leaves it to the services.
     async with api_with(Settings(database_url=postgres_dsn)) as http:
         assert (await http.post("/v1/runs", json=builders.run_document(**changes))).status_code == 201
+
+
+async def test_a_run_names_a_pool_that_embeds(api_http: httpx.AsyncClient, database: Database) -> None:
+    await builders.add_dataset(database)
+    async with database.session() as session:
+        await write_pools(session, [Pool("default"), Pool("small", "/m"), Pool("embedder", embeddings=True)])
+
+    async def posted(**changes: Any) -> httpx.Response:
+        return await api_http.post("/v1/runs", json=builders.run_document(**changes))
+
+    refusals = [
+        ({"embeddings": {"pool": "other"}}, "embeddings.pool", "there is no pool 'other': write one of embedder"),
+        ({"embeddings": {"pool": "small"}}, "embeddings.pool", "the engines of pool 'small' sample text"),
+        ({"pool": "embedder"}, "pool", "name it under `embeddings`, and another pool here"),
+        ({"policies": {"large": {"pool": "embedder"}}, "roles": LARGE}, "policies.large.pool", "make embeddings"),
+        ({"embeddings": {"pool": "embedder", "provider": "p"}}, "embeddings", "either provider or pool"),
+        ({"embeddings": {"pool": "embedder", "provider_model": "m"}}, "embeddings", "provider_model needs provider"),
+    ]
+    for changes, path, words in refusals:
+        refused = await posted(**changes)
+        [problem] = refused.json()["errors"]
+        assert (refused.status_code, problem["path"], words in problem["message"]) == (422, path, True), refused.text
+    # Nobody has seen an engine yet; then one with another model; then the right one.
+    samples = EngineStatus("http://e:1", EngineState.UNREACHABLE, detail="it samples")
+    embeds = EngineStatus("http://e:1", EngineState.SERVING)
+    for seen, words in ((None, "none has been seen"), (samples, "http://e:1: it samples"), (embeds, None)):
+        if seen is not None:
+            async with database.session() as session:
+                await write_engines(session, [seen], "embedder")
+        made = (await posted(embeddings={"pool": "embedder"})).json()
+        warned = [one["reason"] + one["remedy"] for one in made["alarms"] if one["subject"] == "embeddings.pool"]
+        assert len(warned) == (words is not None), made["alarms"]
+        assert words is None or (words in warned[0] and "--is-embedding" in warned[0])
+    pools = {one["name"]: one["embeddings"] for one in (await api_http.get("/v1/pools")).json()["items"]}
+    assert pools == {"default": False, "small": False, "embedder": True}
 
 
 async def test_a_run_whose_grader_has_a_broken_schema_is_refused(

@@ -28,6 +28,12 @@ WRONG = [
     ),
     (f"engine.pools.small.adapters=2,{SMALL}", "write them into its extraArgs"),
     (f"engine.pools.small.maxAdapterRank=8,{SMALL}", "engine.pools.small.maxAdapterRank needs adapters"),
+    (f"engine.pools.small.embeddings=true,{SMALL}", "which SGLang makes with --is-embedding"),
+    (f"engine.pools.small.embeddings=true,engine.pools.small.backend=cpu,{SMALL}", "the cpu backend does not make"),
+    (
+        f"engine.pools.small.embeddings=true,engine.pools.small.contextLength=99,{SMALL}",
+        "leave out adapters and contextLength",
+    ),
     ("engine.pools.group.model=/var/lib/leyden/m", "choose a shorter name"),
     ("model.source=demo", "set engine.backend to cpu"),
     ("model.source=none,model.path=/models", "below /var/lib/leyden/"),

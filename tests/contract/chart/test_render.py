@@ -135,14 +135,15 @@ def test_each_pool_has_engines_of_its_own_and_the_controller_lists_them() -> Non
     pools = json.loads(env_of(controller["spec"]["template"]["spec"]["containers"][0])["CONTROLLER_POOLS"]["value"])
     settings = Settings.model_validate({"pools": pools, "namespace": "platform"}).engine_pools()
     found = {
-        name: (pool.engine_service, pool.context_length, pool.adapters, pool.max_adapter_rank)
+        name: (pool.engine_service, pool.context_length, pool.adapters, pool.max_adapter_rank, pool.embeddings)
         for name, pool in settings.items()
     }
     assert found == {
-        "default": (f"{FULLNAME}-engine", None, None, None),
-        "small": (f"{FULLNAME}-engine-small", 8192, None, None),
-        "stand-in": (f"{FULLNAME}-engine-stand-in", None, None, None),
-        "shared": (f"{FULLNAME}-engine-shared", None, 4, 32),
+        "default": (f"{FULLNAME}-engine", None, None, None, False),
+        "small": (f"{FULLNAME}-engine-small", 8192, None, None, False),
+        "stand-in": (f"{FULLNAME}-engine-stand-in", None, None, None, False),
+        "shared": (f"{FULLNAME}-engine-shared", None, 4, 32, False),
+        "embedder": (f"{FULLNAME}-engine-embedder", None, None, None, True),
     }
 
 

@@ -6,6 +6,7 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from sqlalchemy import select, text
 
+from leyden.libs.contracts.states import EngineState
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.engines import EngineStatus, Pool, write_engines, write_pools
 from leyden.services.gateway.embeddings import bundled
 from tests.contract.gateway.test_process import client_of, gateway_process
 from tests.fakes.gateway import scene
@@ -152,6 +155,114 @@ async def test_an_sglang_with_an_embedding_model_is_a_provider_and_each_request_
     assert (span.kind, span.tool, span.status) == ("tool", "embeddings", "ok")
     told = {"gen_ai.provider.name": "sglang", "gen_ai.embeddings.dimension.count": 2, "gen_ai.usage.input_tokens": 7}
     assert told.items() <= span.attributes.items()
+
+
+@dataclass
+class Embedding:
+    """An SGLang of `--is-embedding`, by its own types; with `samples`, one whose model samples text."""
+
+    samples: bool = False
+    seen: list[tuple[str, Any]] = field(default_factory=list)
+
+    async def embed(self, request: web.Request) -> web.Response:
+        types, body = embedding_types(), await request.json()
+        self.seen.append((request.headers["authorization"], body))
+        asked = types["EmbeddingRequest"].model_validate(body)
+        if self.samples or not all(one.strip() for one in asked.input):
+            said = (
+                "This model does not appear to be an embedding model by default. Please add `--is-embedding` when"
+                " launching the server or try another model."
+                if self.samples
+                else "Input at index 0 cannot be empty or whitespace only"
+            )
+            error = {"object": "error", "message": said, "type": "BadRequestError", "param": None, "code": 400}
+            return web.json_response(error, status=400)
+        made = [{"embedding": [0.5, float(number)], "index": number} for number in range(len(asked.input))]
+        document = {"data": made, "model": "/models/e", "usage": {"prompt_tokens": 7, "total_tokens": 7}}
+        return web.json_response(types["EmbeddingResponse"].model_validate(document).model_dump())
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        app = web.Application()
+        app.router.add_post("/v1/embeddings", self.embed)
+        async with TestServer(app) as server:
+            yield str(server.make_url("")).rstrip("/")
+
+
+async def write_pool(database: Database, *engines: EngineStatus, embeddings: bool = True) -> None:
+    async with database.session() as session:
+        await write_pools(session, [Pool("default"), Pool("embedder", "/models/e", embeddings=embeddings)])
+        await write_engines(session, engines, "embedder")
+
+
+IN_POOL = builders.run_document(embeddings={"pool": "embedder"})
+
+
+async def test_the_engines_of_a_pool_embed_and_get_the_texts_alone(tmp_path, database):
+    engine = Embedding()
+    key = {"engine_api_key": "theirs"}
+    with refusing_port() as port:
+        gone = f"http://127.0.0.1:{port}"
+    async with (
+        engine.running() as url,
+        scene(tmp_path, database, run=IN_POOL, **key) as stage,
+        stage.client() as client,
+    ):
+        # One that has died since the controller saw it, and one that the controller knows as silent.
+        silent = EngineStatus("http://127.0.0.1:9", EngineState.UNREACHABLE)
+        serving = [EngineStatus(one, EngineState.SERVING) for one in (url, gone)]
+        await write_pool(database, *serving, silent)
+        # An adapter's name, an id and a priority are SGLang's fields and no agent's.
+        theirs = {"rid": "another's", "priority": 9, "user": "me"}
+        for _ in range(4):
+            said = await client.embeddings.create(
+                model="all-minilm:latest", input=["a", "b"], dimensions=2, encoding_format="float", extra_body=theirs
+            )
+        with pytest.raises(openai.BadRequestError, match="cannot be empty or whitespace only"):
+            await client.embeddings.create(model="e", input=" ")
+        with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
+            await client.embeddings.create(model="e", input=[1, 2])
+        spans = await spans_of(database)
+        assert await stage.calls() == []
+    assert [one.embedding for one in said.data] == [[0.5, 0.0], [0.5, 1.0]]
+    asked = {"model": "default", "input": ["a", "b"], "encoding_format": "float", "dimensions": 2}
+    # The SDK asks for base64 by itself.
+    empty = {"model": "default", "input": [" "], "encoding_format": "base64"}
+    assert engine.seen == [*[("Bearer theirs", asked)] * 4, ("Bearer theirs", empty)]
+    statuses = [(one.kind, one.tool, one.status, one.error_type) for one in spans]
+    assert statuses == [
+        *[("tool", "embeddings", "ok", None)] * 4,
+        ("tool", "embeddings", "error", "engine_refused"),
+        ("tool", "embeddings", "error", "unsupported_value"),
+    ]
+    told = {
+        "gen_ai.provider.name": "embedder",
+        "gen_ai.request.model": "all-minilm:latest",
+        "gen_ai.response.model": "/models/e",
+        "gen_ai.embeddings.dimension.count": 2,
+        "gen_ai.usage.input_tokens": 7,
+        "leyden.embeddings.texts": ["a", "b"],
+    }
+    assert told.items() <= spans[0].attributes.items()
+
+
+async def test_a_pool_in_which_nothing_embeds_answers_with_the_remedy(tmp_path, database):
+    sampling = Embedding(samples=True)
+    async with (
+        sampling.running() as url,
+        scene(tmp_path, database, run=IN_POOL, engine_api_key="theirs") as stage,
+        stage.client() as client,
+    ):
+        await write_pool(database, embeddings=False)
+        with pytest.raises(openai.InternalServerError, match="No pool 'embedder' makes embeddings: add one with"):
+            await client.embeddings.create(model="e", input="text")
+        for engines in ((), (EngineStatus(url, EngineState.SERVING),)):
+            await write_pool(database, *engines)
+            with pytest.raises(openai.InternalServerError, match="start SGLang with --is-embedding"):
+                await client.embeddings.create(model="e", input="text")
+        # A failure of the platform is no step of the agent.
+        assert await spans_of(database) == []
+    assert sampling.seen
 
 
 @pytest.mark.parametrize("configured", [False, True])

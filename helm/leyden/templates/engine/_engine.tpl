@@ -2,7 +2,7 @@
 {{- define "leyden.enginePool" -}}
 {{- $pool := index .root.Values.engine.pools .name -}}
 {{- $component := printf "engine-%s" .name -}}
-{{- $engine := mergeOverwrite (deepCopy (omit .root.Values.engine "pools")) (omit $pool "model" "contextLength" "adapters" "maxAdapterRank") -}}
+{{- $engine := mergeOverwrite (deepCopy (omit .root.Values.engine "pools")) (omit $pool "model" "contextLength" "adapters" "maxAdapterRank" "embeddings") -}}
 {{- dict "engine" $engine "name" $component "component" $component "model" $pool.model | toJson -}}
 {{- end }}
 

@@ -77,6 +77,7 @@ function PoolOf({ pool }: { pool: Pool }) {
       <Facts
         facts={[
           ["Model", <AgentLine text={pool.model_path ?? "that of the services' settings"} />],
+          ...(pool.embeddings ? [["Purpose", "embeddings, for any number of runs"] as [string, string]] : []),
           ["Context", pool.context_length === null ? "as long as the model allows" : `${pool.context_length.toLocaleString()} tokens`],
           ["Runs", pool.run_ids.length ? <Runs ids={pool.run_ids} /> : "none"],
           ["Runs that wait", pool.waiting.length ? <Runs ids={pool.waiting} /> : "none"],
