@@ -55,6 +55,12 @@ def test_an_ended_run_is_amended_and_goes_on_by_keyboard(
     document.fill(words.replace('"learning_rate": 0.000001', '"learning_rate": 5e-7'))
     command = f"leyden run resume {run} --from-version 2 --steps 7 --set 'optimizer.learning_rate=5e-7'"
     expect(page.get_by_text(command, exact=True)).to_be_visible()
+    steps = page.get_by_label("Further steps")
+    for given, option in (("", ""), ("0", "--set training.steps=0 ")):
+        steps.fill(given)
+        told = f"leyden run resume {run} --from-version 2 {option}--set 'optimizer.learning_rate=5e-7'"
+        expect(page.get_by_text(told, exact=True)).to_be_visible()
+    steps.fill("7")
     version.fill("1")
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("no weights of version 1 (there are 0, 2)")

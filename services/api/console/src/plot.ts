@@ -48,6 +48,13 @@ function span(min: number, max: number): uPlot.Range.MinMax {
   return [middle - room, middle + room];
 }
 
+/** The words at the marks of y, in steps of `step`. uPlot's own have three digits: small values would all be 0. */
+function marks(_plot: uPlot, values: number[], _axis: number, _space: number, step: number): string[] {
+  if (step >= 1e-3) return values.map((one) => one.toLocaleString());
+  const isSmall = values.every((one) => Math.abs(one) < 0.01);
+  return values.map((one) => (isSmall ? String(one && Number(one.toPrecision(3)).toExponential()) : one.toFixed(Math.ceil(-Math.log10(step)))));
+}
+
 function draw(element: HTMLElement, { height, axis, steps, columns, lines }: Plot): uPlot {
   const style = getComputedStyle(element);
   const colour = (name: string) => style.getPropertyValue(name).trim();
@@ -57,7 +64,7 @@ function draw(element: HTMLElement, { height, axis, steps, columns, lines }: Plo
     height,
     scales: { x: { time: false }, y: { range: (_plot, min, max) => span(min, max) } },
     legend: { show: false },
-    axes: [{ ...axes, label: axis, labelSize: 20, ...(steps && { incrs: steps }) }, { ...axes, size: 56 }],
+    axes: [{ ...axes, label: axis, labelSize: 20, ...(steps && { incrs: steps }) }, { ...axes, size: 56, values: marks }],
     ...lines(colour),
   };
   return new uPlot(options, columns as uPlot.AlignedData, element);

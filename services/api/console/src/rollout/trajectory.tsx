@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import { request, usePolled, type Excerpt, type Page, type RolloutDetail, type State as Variables, type Transition } from "../api";
 import { Paged } from "../paged";
-import { AgentLine, AgentText, Commands, Fold, State, Table, signed } from "../parts";
+import { AgentLine, AgentText, Commands, Fold, State, Table, clock, link, number, signed } from "../parts";
 import { safeLine } from "../safe_text";
 
 const SHOWN = 50;
@@ -19,8 +19,10 @@ export function TrajectoryPage({ id }: { id: string }) {
     <>
       <h1>Trajectory of {id}</h1>
       <p class="quiet">
-        The calls and tools of the attempt that counts, or else of the newest one, by time. The reward is that of one call, by credit.
+        The calls and tools of the attempt that counts, or else of the newest one, by time. The reward of a step is what its call earned
+        by itself, such as by its tools (<code>credit.air</code>): 0 where the run rewards whole rollouts alone.
       </p>
+      {rollout.data && <p>Reward of the <a href={link("rollouts", id)}>whole rollout</a>: <strong>{number(rollout.data.reward)}</strong></p>}
       <Paged<Transition>
         path={`${path}/trajectory`}
         limit={SHOWN}
@@ -35,7 +37,7 @@ export function TrajectoryPage({ id }: { id: string }) {
 }
 
 function TransitionView({ step, place }: { step: Transition; place: number }) {
-  const time = new Date(step.started_ns / 1e6).toLocaleTimeString();
+  const time = clock(new Date(step.started_ns / 1e6));
   const isCall = step.type === "llm";
   return (
     <article aria-label={`Transition ${place}`}>
@@ -52,8 +54,8 @@ function TransitionView({ step, place }: { step: Transition; place: number }) {
 }
 
 function Reward({ step: { type, reward } }: { step: Transition }) {
-  if (reward === null) return <p class="quiet">Reward: {type === "tool" ? "that of the call that asked" : "unknown until credit has computed the group"}</p>;
-  return <p>Reward: <strong class={reward < 0 ? "worse" : "better"}>{signed(reward)}</strong></p>;
+  if (reward === null) return <p class="quiet">Reward of this step: {type === "tool" ? "that of the call that asked" : "unknown until credit has computed the group"}</p>;
+  return <p>Reward of this step: <strong class={reward < 0 ? "worse" : reward > 0 ? "better" : ""}>{signed(reward)}</strong></p>;
 }
 
 function NextState({ step: { state, next_state: next } }: { step: Transition }) {

@@ -113,8 +113,9 @@ const command = (run: Run, version: string, steps: string, versions: Record<stri
   [
     "leyden run resume",
     run.id,
-    `--from-version ${version}`,
-    ...chosenOf(versions).map(([name, one]) => `--policy-version ${shellWord(`${name}=${one}`)}`),
-    `--steps ${steps}`,
+    ...(version === "" ? [] : [`--from-version ${Number(version)}`]),
+    ...chosenOf(versions).map(([name, one]) => `--policy-version ${shellWord(`${name}=${Number(one)}`)}`),
+    // The option takes no 0, the document does: a run that is evaluated alone.
+    ...(steps === "" ? [] : [Number(steps) === 0 ? "--set training.steps=0" : `--steps ${Number(steps)}`]),
     ...pathsOf(changes).map((one) => `--set ${shellWord(one)}`),
   ].join(" ");
