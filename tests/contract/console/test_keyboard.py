@@ -77,6 +77,7 @@ def test_five_questions_take_four_steps_each(
     person.use(link(person.page, "rate 1e-05"))
     expect(person.page.get_by_role("img", name="Mean reward in training: 0.500 at step 1")).to_be_visible()
     expect(person.page.get_by_role("img", name="Mean reward of held-out tasks")).to_be_visible()
+    expect(person.page.get_by_text("0.750 at version 0", exact=True)).to_be_visible()
     taken = [person.steps]
 
     # Which tool fails?

@@ -19,18 +19,24 @@ from tests.support import builders
 from tests.support.browser import Visitor
 
 
-def test_the_model_calls_of_a_run_are_counted(insert: Insert[str], open_page: Callable[[str], Visitor]) -> None:
+def test_the_model_calls_of_a_run_are_counted(insert: Insert[list[str]], open_page: Callable[[str], Visitor]) -> None:
     counts = CallCounts(
-        calls=12, malformed=3, overflows=1, untrainable={"nobody received the answer": 2}, tools={HOSTILE: {"error": 5}}
+        calls=12,
+        malformed=3,
+        overflows=1,
+        untrainable={"nobody received the answer": 2},
+        tools={HOSTILE: {"error": 5, "bare": 3, "unset": 2}},
     )
 
-    async def counted(database: Database) -> str:
-        run = await builders.add_run(database)
-        group, _ = await builders.add_group(database, run, size=1)
-        await builders.add_credited_group(database, group, calls=counts.model_dump())
-        return run.id
+    async def counted(database: Database) -> list[str]:
+        runs = [await builders.add_run(database) for _ in range(2)]
+        for run, calls in zip(runs, (counts, CallCounts(calls=1)), strict=True):
+            group, _ = await builders.add_group(database, run, size=1)
+            await builders.add_credited_group(database, group, calls=calls.model_dump())
+        return [run.id for run in runs]
 
-    visitor = open_page(f"/runs/{insert(counted)}")
+    with_tools, without = insert(counted)
+    visitor = open_page(f"/runs/{with_tools}")
     table = visitor.page.get_by_role("region", name="Model calls")
     for name, count in (
         ("all", 12),
@@ -43,8 +49,11 @@ def test_the_model_calls_of_a_run_are_counted(insert: Insert[str], open_page: Ca
     expect(table.get_by_role("row")).to_have_count(5)
     tools = visitor.page.get_by_role("region", name="Tools").locator("tbody tr")
     expect(tools.get_by_role("rowheader")).to_have_text(SHOWN)
-    expect(tools.get_by_role("cell")).to_have_text(["5", "5", "0", "1.000"])
+    # A plain text (`bare`) is an end, and no known failure.
+    expect(tools.get_by_role("cell")).to_have_text(["10", "5", "2", "0.625"])
     assert visitor.violations() == []
+    page = open_page(f"/runs/{without}").page
+    expect(page.get_by_text("Tools: none of these calls asked for one.")).to_be_visible()
 
 
 def test_a_run_shows_its_next_step_and_the_time_left(
@@ -68,6 +77,7 @@ def test_a_run_shows_its_next_step_and_the_time_left(
     for name, count in (("ended", "1"), ("graded", "1"), ("credited", "0")):
         expect(page.get_by_role("progressbar", name=f"Rollouts {name}")).to_have_attribute("value", count)
     expect(page.get_by_text("about 15 h")).to_be_visible()
+    expect(page.locator("dd", has_text=re.compile(r":\d\d [AP]M [A-Z]{3}"))).to_be_visible()
     assert visitor.violations() == []
     page.get_by_role("navigation", name="Main").get_by_role("link", name="Runs").focus()
     page.keyboard.press("Enter")

@@ -4,7 +4,7 @@ import type { ComponentChildren } from "preact";
 import { useRef, useState } from "preact/hooks";
 import { usePolled, type Page } from "./api";
 import type { Part } from "./live";
-import { Loaded } from "./parts";
+import { Loaded, clock } from "./parts";
 
 interface PagedProperties<Item, Shown extends Page<Item>> {
   /** The path with its parameters, the limit included. */
@@ -38,7 +38,7 @@ function Pages<Item, Shown extends Page<Item>>({ path, limit, nothing, isLive, p
         data.items.length === 0 && cursors.length === 0 ? <>{nothing}</> : (
           <>
             {children(data, first)}
-            <p class="quiet" role="status">{first + 1} to {first + data.items.length}{total.current !== null && ` of ${total.current.toLocaleString()}`}{answer.at && `, as of ${answer.at.toLocaleTimeString()}`}</p>
+            <p class="quiet" role="status">{first + 1} to {first + data.items.length}{total.current !== null && ` of ${total.current.toLocaleString()}`}{answer.at && `, as of ${clock(answer.at)}`}</p>
             {(cursors.length > 0 || data.next_cursor) && (
               <p class="pages">
                 <button type="button" disabled={cursors.length === 0} onClick={() => setCursors(cursors.slice(0, -1))}>Page before</button>

@@ -20,7 +20,15 @@ export function bytes(value: number): string {
   return power === 0 ? `${value} bytes` : `${(value / 1024 ** power).toFixed(1)} ${UNITS[power]}`;
 }
 
-export const time = (value: string | null | undefined) => (value ? new Date(value).toLocaleString() : "–");
+const CLOCK = { hour: "numeric", minute: "numeric", second: "numeric", timeZoneName: "short" } as const;
+const WHOLE_TIME = new Intl.DateTimeFormat(undefined, { year: "numeric", month: "numeric", day: "numeric", ...CLOCK });
+const CLOCK_TIME = new Intl.DateTimeFormat(undefined, CLOCK);
+
+/** A time with the reader's time zone. */
+export const time = (value: string | null | undefined) => (value ? WHOLE_TIME.format(new Date(value)) : "–");
+
+/** A time of day with the reader's time zone. */
+export const clock = (at: Date) => CLOCK_TIME.format(at);
 
 /** A time in one unit. */
 export function duration(seconds: number): string {
@@ -175,7 +183,7 @@ export function Problem({ error, at }: Pick<Answer<unknown>, "error" | "at">) {
   return (
     <p role="alert" class="problem">
       {safeLine(error.message)}
-      {at && ` – shown as of ${at.toLocaleTimeString()}`}
+      {at && ` – shown as of ${clock(at)}`}
       {error.status === 404 ? <>. <a href="#/">All runs</a></> : <>. This page asks again by itself; <code>leyden status</code> says what is down.</>}
     </p>
   );

@@ -2,7 +2,7 @@
 
 import { usePolled, type Health, type Page, type Platform, type Pool } from "../api";
 import { Named } from "../named";
-import { AgentLine, Commands, Facts, Loaded, Problem, State, Table, bytes, time } from "../parts";
+import { AgentLine, Commands, Facts, Loaded, Problem, State, Table, bytes, clock, time } from "../parts";
 import { Tokens } from "../platform/tokens";
 
 export function PlatformPage() {
@@ -17,7 +17,7 @@ export function PlatformPage() {
       <h2>Pools</h2>
       <Loaded answer={pools}>{({ items }) => <>{items.map((pool) => <PoolOf key={pool.name} pool={pool} />)}</>}</Loaded>
       <Tokens />
-      <p class="quiet" role="status">{platform.at ? `as of ${platform.at.toLocaleTimeString()}` : ""}</p>
+      <p class="quiet" role="status">{platform.at ? `as of ${clock(platform.at)}` : ""}</p>
       <Commands commands={["leyden status", "leyden pools"]} />
     </>
   );

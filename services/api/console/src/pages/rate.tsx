@@ -3,7 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { mayWrite, newKey, request, usePolled, wordsOf, type Session, type WaitingPage, type WaitingRollout } from "../api";
 import { NameOf } from "../named";
-import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, Problem, link, time } from "../parts";
+import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, Problem, clock, link, time } from "../parts";
 
 const SHOWN = 100;
 
@@ -32,7 +32,7 @@ export function RatePage({ run }: { run?: string }) {
           return (
             <>
               <p role="status">
-                {(total ?? items.length).toLocaleString()} wait{answer.at && `, as of ${answer.at.toLocaleTimeString()}`}
+                {(total ?? items.length).toLocaleString()} wait{answer.at && `, as of ${clock(answer.at)}`}
               </p>
               <One key={first.rollout_id} rollout={first} isOpen={isOpen}
                 onGraded={() => setGraded(new Set([...graded, first.rollout_id]))} onSkip={() => setSkipped(new Set([...skipped, first.rollout_id]))} />

@@ -2,6 +2,7 @@ import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { Alarms, EndedAlarms, alarmsOf } from "../alarms";
 import { bestVersion, usePolled, type Evaluation, type Page, type Run } from "../api";
+import { heldOut } from "../curves";
 import { useRunEvents } from "../live";
 import { AgentLine, Commands, Facts, Loaded, Problem, Select, State, Table, duration, link, number, time } from "../parts";
 import { Actions } from "../run/actions";
@@ -32,7 +33,7 @@ export function RunPage({ id, part }: { id: string; part: string | undefined }) 
             {part === "evaluations" && <Loaded answer={answer}>{({ items }) => <Evaluations run={data} evaluations={items} />}</Loaded>}
             {part === "document" && <RunDocument run={data} />}
             {part === "logs" && <Logs run={data} />}
-            {part === undefined && <Overview run={data} />}
+            {part === undefined && <Overview run={data} evaluations={evaluations} />}
             {part === undefined && <Charts run={data} evaluations={evaluations} />}
           </>
         )}
@@ -54,7 +55,7 @@ function Charts({ run, evaluations }: { run: Run; evaluations: Evaluation[] | un
   );
 }
 
-function Overview({ run }: { run: Run }) {
+function Overview({ run, evaluations }: { run: Run; evaluations: Evaluation[] | undefined }) {
   const { step, steps, policy_version, reward_mean, rollouts } = run.progress;
   const wish = ENDED.has(run.phase) || run.intent === "running" ? "" : ` (asked: ${run.intent})`;
   const counts = Object.entries(rollouts).map(([state, count]) => `${count} ${state}`);
@@ -70,6 +71,7 @@ function Overview({ run }: { run: Run }) {
           ["Step", <>{step} of {steps ?? "?"} {steps !== null && <progress value={step} max={steps} aria-label="Steps made" />}</>],
           ...health(run),
           ["Last reward", number(reward_mean)],
+          ...heldOutFacts(evaluations),
           ["Version", policy_version ?? "–"],
           ["Best version", `${bestVersion(run)}${run.best_version_reason ? `: ${run.best_version_reason}` : ""}`],
           ["Learning rate", String(run.config?.optimizer?.learning_rate ?? "–")],
@@ -86,6 +88,15 @@ function Overview({ run }: { run: Run }) {
       <Commands commands={commands(run)} />
     </>
   );
+}
+
+/** The means of the first and of the newest version that was measured on all held-out tasks. */
+function heldOutFacts(evaluations: Evaluation[] | undefined): [string, string][] {
+  const points = heldOut(evaluations ?? []);
+  const [first, last] = [points[0], points[points.length - 1]];
+  if (!first || !last) return [];
+  const ends = first.x === last.x ? [first] : [first, last];
+  return [["Held-out reward", ends.map(({ x, y }) => `${number(y)} at version ${x}`).join(", ")]];
 }
 
 /** How far the groups of the next step have come, and the time left. */
@@ -172,14 +183,16 @@ function Calls({ run: { calls } }: { run: Run }) {
   );
 }
 
-/** The ends of tool calls, the tool that fails most first; the share is that of the calls whose end is known. */
+/** The ends of tool calls, the tool that fails most first; the share is that of the calls whose end is known. A plain
+ * text (`bare`) is an end that is no known failure. */
 function Tools({ tools }: { tools: Record<string, Record<string, number>> }) {
   const rows = Object.entries(tools).map(([name, statuses]) => {
-    const { ok = 0, error = 0 } = statuses;
+    const { ok = 0, error = 0, bare = 0 } = statuses;
+    const known = ok + error + bare;
     const count = Object.values(statuses).reduce((sum, one) => sum + one, 0);
-    return { name, count, error, unknown: count - ok - error, share: ok + error > 0 ? error / (ok + error) : undefined };
+    return { name, count, error, unknown: count - known, share: known > 0 ? error / known : undefined };
   });
-  if (rows.length === 0) return null;
+  if (rows.length === 0) return <p class="quiet">Tools: none of these calls asked for one.</p>;
   return (
     <Table label="Tools" head={["Tools", "Calls", "Failed", "End unknown", "Failed share"]} numbers={["Calls", "Failed", "End unknown", "Failed share"]}>
       {rows.sort((one, other) => (other.share ?? -1) - (one.share ?? -1)).map((one) => (

@@ -40,10 +40,11 @@ export function VersionsPage({ run }: { run: string }) {
         nothing={kept ? <p>No version has files here.</p> : <><p>No version yet: the trainer writes version 0, the base model, when it starts. See the run:</p><Commands commands={[`leyden run watch ${run}`]} /></>}
       >
         {({ items }) => (
-            <Table label="Versions" head={["Version", "Step", "Held-out reward, 95 %", "Training reward", "State", "Made", "Size", "Digest", "Files"]} numbers={["Step", "Training reward", "Size"]}>
+            <Table label="Versions" head={["Version", "Files", "Step", "Held-out reward, 95 %", "Training reward", "State", "Made", "Size", "Digest"]} numbers={["Step", "Training reward", "Size"]}>
               {items.map((one) => (
                 <tr key={one.version}>
                   <th scope="row">{one.version}{one.version === 0 && " (base)"}{isBest(answer.data, policy, one.version) && <strong> best</strong>}</th>
+                  <td>{one.pruned_at ? <span class="quiet">none</span> : <Files path={`${path}/policies/${one.version}`} of={of} version={one.version} />}</td>
                   <td class="number">{one.version === 0 ? "–" : <a href={`${link("runs", run)}/rollouts?step=${one.version}`} aria-label={`Rollouts of step ${one.version}`}>{one.version}</a>}</td>
                   <td><Rewards evaluations={whole?.filter((each) => each.measured_version === one.version)} run={run} /></td>
                   <td class="number">{one.reward_mean == null ? <span class="quiet">none</span> : <a href={`${link("runs", run)}/rollouts?version=${one.version}`}>{number(one.reward_mean)}</a>}</td>
@@ -51,7 +52,6 @@ export function VersionsPage({ run }: { run: string }) {
                   <td>{time(one.created_at)}</td>
                   <td class="number">{bytes(one.size_bytes)}</td>
                   <td><code>{one.content_sha256.slice(0, 12)}</code></td>
-                  <td class="reason">{one.pruned_at ? <span class="quiet">none</span> : <Files path={`${path}/policies/${one.version}`} of={of} version={one.version} />}</td>
                 </tr>
               ))}
             </Table>
