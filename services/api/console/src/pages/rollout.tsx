@@ -31,8 +31,13 @@ export function RolloutPage({ id }: { id: string }) {
       <h1>Rollout {id}</h1>
       <SiblingKeys id={id} group={group.data} />
       <Problem error={run.error} />
-      {rollout.data && <RolloutActions rollout={rollout.data} run={run} group={group.data} onChange={() => [rollout, group].forEach((one) => one.again?.())} />}
-      <Loaded answer={rollout}>{(data) => <Overview rollout={data} group={group} run={run} calls={calls} />}</Loaded>
+      <Loaded answer={rollout}>
+        {(data) => (
+          <Overview rollout={data} group={group} run={run} calls={calls}>
+            <RolloutActions rollout={data} run={run} group={group.data} onChange={() => [rollout, group].forEach((one) => one.again?.())} />
+          </Overview>
+        )}
+      </Loaded>
       <h2>Time</h2>
       <Loaded answer={rollout}>
         {(data) => <Loaded answer={calls}>{({ items, next_cursor }) => <Timeline rollout={data} calls={items} isWhole={!next_cursor} isLive={LIVE.has(data.state)} />}</Loaded>}
@@ -61,9 +66,11 @@ interface OfRollout {
   group: Answer<Group>;
   run: Answer<Run>;
   calls: Answer<Page<Call>>;
+  /** Stands below the facts. */
+  children: ComponentChildren;
 }
 
-function Overview({ rollout, group, run, calls }: OfRollout) {
+function Overview({ rollout, group, run, calls, children }: OfRollout) {
   // Without the run's rules a sum is unknown; one that is asked for is not.
   const isKnown = run.data !== undefined || run.error !== undefined;
   return (
@@ -82,6 +89,7 @@ function Overview({ rollout, group, run, calls }: OfRollout) {
           ["Created", time(rollout.created_at)],
         ]}
       />
+      {children}
       <Commands commands={[`leyden rollout show ${rollout.id}`]} />
       <h2>Reward</h2>
       {isKnown ? <Ledger rollout={rollout} run={run.data} /> : <p role="status">Loading …</p>}

@@ -35,6 +35,7 @@ export function RunPage({ id, part }: { id: string; part: string | undefined }) 
             {part === "logs" && <Logs run={data} />}
             {part === undefined && <Overview run={data} evaluations={evaluations} />}
             {part === undefined && <Charts run={data} evaluations={evaluations} />}
+            {part === undefined && <Commands commands={commands(data)} />}
           </>
         )}
       </Loaded>
@@ -85,7 +86,6 @@ function Overview({ run, evaluations }: { run: Run; evaluations: Evaluation[] | 
       <Policies run={run} />
       {hasTrainerEnd(run) && <TrainerEnds run={run} />}
       <Calls run={run} />
-      <Commands commands={commands(run)} />
     </>
   );
 }
