@@ -141,12 +141,17 @@ def _routing_metrics(batch: Batch) -> Metrics:
 def _value_metrics(anchors: Anchors, updates: Sequence[Update]) -> Metrics:
     if anchors.estimates is None:
         return {}
-    norms = [update.value_norm for update in updates if update.value_norm is not None]
+    norms = [update.value_norm for update in _filled(updates) if update.value_norm is not None]
     return {
         "value_loss": _mean([update.computed.value_loss for update in updates]),
         **({"value_gradient_norm": _mean(norms)} if norms else {}),
         **anchors.estimates.metrics(),
     }
+
+
+def _filled(updates: Sequence[Update]) -> Sequence[Update]:
+    """The updates with a token: another one has no gradient, and its norm of 0 is none."""
+    return [update for update in updates if update.computed.computed_tokens]
 
 
 def _teacher_metrics(anchors: Anchors) -> Metrics:
@@ -159,10 +164,11 @@ def _teacher_metrics(anchors: Anchors) -> Metrics:
 
 def _update_metrics(updates: Sequence[Update], started: float) -> Metrics:
     seconds = sum(update.seconds for update in updates)
+    norms = [update.norm for update in _filled(updates)]
     return {
         "updates": len(updates),
         "loss": _mean([update.computed.loss for update in updates]),
-        "gradient_norm": _mean([update.norm for update in updates]),
+        **({"gradient_norm": _mean(norms)} if norms else {}),
         "learning_rate": updates[-1].learning_rate,
         "gradients_seconds": time.perf_counter() - started - seconds,
         "optimizer_seconds": seconds,

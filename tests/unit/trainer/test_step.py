@@ -86,9 +86,17 @@ def test_a_step_without_anything_to_learn_changes_no_weight() -> None:
     before = weights(subject)
     metrics = step(subject, [], zero_variance=[sample("run.0.0", [1, 2, 3], [0, 0, 1], advantage=0.0)])
     assert subject.step == 2
-    assert metrics["gradient_norm"] == 0.0
+    assert "gradient_norm" not in metrics
     for name, weight in weights(subject).items():
         assert torch.equal(weight, before[name])
+
+
+def test_an_update_without_a_token_has_no_part_in_the_gradient_norm() -> None:
+    moving = sample("run.0.0", [1, 2, 3], [0, 0, 1])
+    unmoved = sample("run.1.0", [1, 2, 4], [0, 0, 1], advantage=0.0)
+    metrics = step(learner(), [moving], algorithm={"mini_batches": 2}, zero_variance=[unmoved])
+    assert metrics["updates"] == 2
+    assert metrics["gradient_norm"] == pytest.approx(step(learner(), [moving])["gradient_norm"])
 
 
 def test_the_logprob_gap_uses_only_tokens_of_the_same_version() -> None:
