@@ -71,7 +71,9 @@ _STEP_MEAN = f"""(SELECT CASE WHEN runs.awaits_rewards AND runs.algorithm IS DIS
 
 
 def step_mean(run: str, step: str) -> str:
-    """SQL: the mean reward over the rollouts of a step, as `reward_mean` of steps; null where none is known.
+    """SQL: the mean reward over the rollouts of a step; null where none is known.
+
+    As `reward_mean` of steps, but for rewards that were given after credit where a run has its own: it trained without.
 
     Args: run, step: SQL of the id of a run or a further policy, and of the step's number
     """

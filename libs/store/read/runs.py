@@ -20,7 +20,7 @@ from leyden.libs.store.read.agents import agents_progress
 from leyden.libs.store.read.call_counts import of_run
 from leyden.libs.store.read.paging import as_float, decode_cursor, page
 from leyden.libs.store.read.policies import shown_policies
-from leyden.libs.store.rewards import KNOWN_REWARD, SIBLING, is_used, step_mean
+from leyden.libs.store.rewards import GIVEN_OF_EACH, GROUP_REWARD, SIBLING, is_used
 from leyden.libs.store.runs.trainer_ends import trainer_ends
 
 
@@ -32,17 +32,17 @@ NEEDS_DOCUMENT = frozenset({"continue", "evaluate", "pause", "resume"})
 """Actions that a run without a document that parses cannot do."""
 
 _LAST_REWARD = f"""
-    SELECT avg({KNOWN_REWARD}) FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id
-    WHERE step_groups.run_id = runs.id AND step_groups.step = last_step.number AND rollouts.state = 'finished'
-        AND {SIBLING} AND {is_used("runs.id")}
+    SELECT avg(reward) FROM (
+        SELECT {GROUP_REWARD} AS reward FROM step_groups JOIN groups ON groups.id = step_groups.group_id
+        JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished' AND {SIBLING}
+            AND {is_used("last_step.run_id")}
+        JOIN runs ON runs.id = rollouts.run_id {GIVEN_OF_EACH}
+        WHERE step_groups.run_id = last_step.run_id AND step_groups.step = last_step.number OFFSET 0
+    ) AS earned
 """  # noqa: S608  # constants alone
-_LAST_STEP = "SELECT max(number) AS number FROM steps WHERE steps.run_id = runs.id"
-# Why: the mean over each run's last rollouts made a list of 300 runs with 128 rollouts a step take 4.0 s; by the means
-# that credit wrote it takes 0.9, as any other sort.
-_REWARD = f"""(
-    SELECT coalesce({step_mean("last_step.run_id", "last_step.number")}, ({_LAST_REWARD}))
-    FROM (SELECT runs.id AS run_id, ({_LAST_STEP}) AS number) AS last_step)"""  # noqa: S608  # constants alone
-_STEP = f"coalesce(({_LAST_STEP}), 0)"
+_STEP = "coalesce((SELECT max(number) FROM steps WHERE steps.run_id = runs.id), 0)"
+_LAST_STEP = f"SELECT runs.id AS run_id, {_STEP} AS number"
+_REWARD = f"(SELECT ({_LAST_REWARD}) FROM ({_LAST_STEP}) AS last_step)"  # noqa: S608  # constants alone
 _PHASES = ", ".join(f"'{phase}'" for phase in (*RunPhase,))
 
 _PLACES: dict[RunSort, str] = {
@@ -59,7 +59,7 @@ _PLACES: dict[RunSort, str] = {
 # Why: nearly all rollouts of a long run are finished, so the sizes of groups count them, and partial indexes the rest.
 _PROGRESS = text(f"""
     SELECT runs.id, coalesce(status.phase, 'pending') AS phase, status.reason, status.started_at, status.finished_at,
-        coalesce(last_step.number, 0) AS step,
+        last_step.number AS step,
         (SELECT max(version) FROM policy_versions WHERE run_id = runs.id) AS policy_version,
         to_regclass(format('%I', 'model_calls__' || runs.id)) IS NULL AS pruned,
         coalesce((
@@ -82,7 +82,7 @@ _PROGRESS = text(f"""
         ), '{{}}') AS rollouts,
         ({_LAST_REWARD}) AS reward_mean
     FROM runs LEFT JOIN run_status AS status ON status.run_id = runs.id
-    LEFT JOIN LATERAL ({_LAST_STEP}) AS last_step ON true
+    CROSS JOIN LATERAL ({_LAST_STEP}) AS last_step
     WHERE runs.id = ANY(:run_ids)
 """)  # noqa: S608  # constants alone
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from docs.shapes import PUBLISHED
 from leyden.libs.contracts.agent_rules import AgentRules
@@ -813,3 +813,21 @@ async def test_a_run_whose_document_does_not_parse_is_shown_with_the_reason(
     refused = await api_http.post(f"/v1/runs/{broken['id']}/resume", json={"changes": {"training": {"steps": 1}}})
     assert (refused.status_code, "does not parse" in refused.text) == (422, True)
     assert (await api_http.delete(f"/v1/runs/{broken['id']}")).status_code == 202
+
+
+async def test_runs_are_sorted_by_the_reward_that_they_show(api_http: httpx.AsyncClient, database: Database) -> None:
+    late, other = await builders.add_run(database), await builders.add_run(database)
+    await trained_step(database, late, 1, [0.25, 0.5])
+    await trained_step(database, other, 1, [0.5, 0.5])
+    async with database.session() as session:
+        rollout = await session.scalar(select(tables.Rollout.id).where(tables.Rollout.run_id == late.id).limit(1))
+        session.add(tables.ExternalReward(rollout_id=rollout, key="after credit", name="human", value=0.5))
+    for sort, runs in (
+        ("highest", [(late.id, 0.625), (other.id, 0.5)]),
+        ("lowest", [(other.id, 0.5), (late.id, 0.625)]),
+    ):
+        page = (await api_http.get("/v1/runs", params={"sort": sort})).json()
+        assert [(run["id"], run["progress"]["reward_mean"]) for run in page["items"]] == runs
+    shown = (await api_http.get(f"/v1/runs/{late.id}")).json()
+    [step] = (await api_http.get(f"/v1/runs/{late.id}/steps")).json()["items"]
+    assert shown["progress"]["reward_mean"] == step["reward_mean"] == 0.625
