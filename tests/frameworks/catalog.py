@@ -91,6 +91,17 @@ FRAMEWORKS = (
     Framework("openai_chat.py", "openai-python, chat", "openai", "python", "chat_completions", streams=True),
     Framework("openai_responses.py", "openai-python, responses", "openai", "python", "responses", streams=True),
     Framework("anthropic_messages.py", "anthropic-python", "anthropic", "python", "messages", streams=True),
+    Framework("ollama_chat.py", "ollama-python", "ollama", "vendors", "ollama_chat", retries=frozenset(), streams=True),
+    Framework(
+        "google_genai.py",
+        "google-genai",
+        "google-genai",
+        "vendors",
+        "gemini",
+        streams=True,
+        retries=frozenset({"500", "429"}),
+        note="with `HttpRetryOptions`",
+    ),
     Framework("openai_agents_sdk.py", "OpenAI Agents SDK", "openai-agents", "python", "responses", streams=True),
     Framework(
         "openai_agents_sdk.py",

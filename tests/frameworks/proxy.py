@@ -17,7 +17,7 @@ from tests.support.waiting import eventually
 Fault = Literal["500", "429", "dropped"]
 HOP_BY_HOP = {"host", "connection", "content-length", "transfer-encoding", "content-encoding", "keep-alive"}
 COLLECTOR = "/collector"
-SAMPLING = ("/chat/completions", "/responses", "/messages")
+SAMPLING = ("/chat/completions", "/responses", "/messages", "/api/chat", ":generateContent")
 
 
 class Proxy:
