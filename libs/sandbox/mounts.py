@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from leyden.libs.sandbox.view import TMP
+from leyden.libs.sandbox.view import COVERED
 
 if TYPE_CHECKING:
     from leyden.libs.sandbox.view import View
@@ -30,7 +30,7 @@ def rights_to_show(room: Path, folder: Path, *, own_users: bool) -> Rights | Non
     Args: room, folder: two empty folders; own_users: whether programs become other users, unknown in a user namespace
     """
     possible: tuple[Rights, ...] = ("mounts",) if own_users else ("mounts", "user")
-    views = ((rights, view_of(folder, folder, WORK, (), room, rights)) for rights in possible)
+    views = ((rights, view_of(folder, folder, folder, None, WORK, (), room, rights)) for rights in possible)
     return next((rights for rights, view in views if is_shown(view)), None)
 
 
@@ -45,13 +45,29 @@ def place_of_workspaces(room: Path, work: Path = WORK) -> Path:
     return room if os.path.lexists(work) else work
 
 
-def view_of(workspace: Path, temporary: Path, place: Path, texts: Iterable[str], room: Path, rights: Rights) -> View:
-    """The view of a program. Args: texts: those that may name files of the machine's /tmp, which it sees, too"""
+def view_of(
+    workspace: Path,
+    temporary: Path,
+    lasting: Path,
+    memory_bytes: int | None,
+    place: Path,
+    texts: Iterable[str],
+    room: Path,
+    rights: Rights,
+) -> View:
+    """The view of a program.
+
+    Args: texts: those that may name files of the machine's /tmp, /var/tmp and /dev/shm, which it sees, too; others: as
+        in `View`
+    """
     return {
         "workspace": os.path.realpath(workspace),
         "place": str(place),
         "temporary": os.path.realpath(temporary),
-        "shared": names_in_tmp((*texts, str(place))),
+        "lasting": os.path.realpath(lasting),
+        "memory_bytes": memory_bytes,
+        # Its own files are mounted where they are named.
+        "shared": paths_in_covered(text for text in texts if not f"{text}/".startswith(f"{place}/")),
         "room": os.path.realpath(room),
         "as_user": rights == "user",
     }
@@ -62,8 +78,14 @@ def texts_with_paths(command: Iterable[str], environment: Mapping[str, str]) -> 
     return [*command, *(value for value in environment.values() if value.startswith("/"))]
 
 
-def names_in_tmp(texts: Iterable[str]) -> list[str]:
-    """The files and folders in /tmp that texts name by their paths, or by paths below them."""
-    words = (word for text in texts for word in re.split(r"[\s:;,=()'\"]+", text))
-    named = {word.removeprefix(f"{TMP}/").split("/")[0] for word in words if word.startswith(f"{TMP}/")}
-    return sorted(name for name in named - {"", ".", ".."} if os.path.lexists(f"{TMP}/{name}"))
+def paths_in_covered(texts: Iterable[str]) -> list[str]:
+    """The files and folders in /tmp, /var/tmp and /dev/shm that texts name by their paths, or by paths below them."""
+    words = [word for text in texts for word in re.split(r"[\s:;,=()'\"]+", text)]
+    named = {
+        f"{folder}/{name}"
+        for folder in COVERED
+        for word in words
+        if word.startswith(f"{folder}/")
+        and (name := word.removeprefix(f"{folder}/").split("/")[0]) not in {"", ".", ".."}
+    }
+    return sorted(filter(os.path.lexists, named))

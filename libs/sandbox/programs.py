@@ -64,8 +64,8 @@ class Programs:
         self._rights = rights_to_show(self._workspaces.room, self._workspaces.root, own_users=own_users)
         if self._rights is None:
             log.warning(
-                f"{place.names.program}s share /tmp, and the path of their working folder differs in each: this process"
-                " may neither mount nor make user namespaces (`leyden doctor` names the remedy)"
+                f"{place.names.program}s share /tmp, /var/tmp and /dev/shm, and each has another path for its"
+                " files: this process may neither mount nor make user namespaces (`leyden doctor` names the remedy)"
             )
         self._can_filter = can_filter()
         if not self._can_filter:
@@ -153,7 +153,7 @@ class Programs:
             "memory_poll_seconds": supervisor.MEMORY_POLL_SECONDS,
             "limits": self._limits(program, user),
             "sandbox": self._sandbox(
-                program, user, seen, self._view(workspace, texts_with_paths(command, environment))
+                program, user, seen, self._view(workspace, program.memory_bytes, texts_with_paths(command, environment))
             ),
         }
 
@@ -192,10 +192,19 @@ class Programs:
             bounds.append((resource.RLIMIT_NPROC, place.max_processes, place.max_processes))
         return [(number, soft, hard) for number, soft, hard in bounds if soft is not None and hard is not None]
 
-    def _view(self, workspace: Workspace, texts: list[str]) -> View | None:
+    def _view(self, workspace: Workspace, memory_bytes: int | None, texts: list[str]) -> View | None:
         if self._rights is None:
             return None
-        return view_of(workspace.root, workspace.scratch, self._seen_at, texts, self._workspaces.room, self._rights)
+        return view_of(
+            workspace.root,
+            workspace.scratch,
+            workspace.lasting,
+            memory_bytes,
+            self._seen_at,
+            texts,
+            self._workspaces.room,
+            self._rights,
+        )
 
     def _sandbox(self, program: Program, user: SandboxUser, seen: Workspace, view: View | None) -> Sandbox:
         # Without capabilities root still owns every file of root: by `/proc/sys` alone it could take the machine over.

@@ -13,7 +13,7 @@ import struct
 
 # Relative: in its own process this file is no part of `leyden`.
 from .system_calls import refuse_system_calls  # noqa: TID251
-from .view import TMP, check, show  # noqa: TID251
+from .view import COVERED, check, show  # noqa: TID251
 
 TYPE_CHECKING = False
 """mypy takes it for true. Importing `typing` costs a third of the start of a supervisor."""
@@ -143,8 +143,10 @@ def landlock_ruleset(sandbox: Sandbox) -> int:
 
 
 def _is_covered(path: str, view: View | None) -> bool:
-    """Whether the program's own /tmp has no such path: it may write there, directly above it, too."""
-    return view is not None and path.startswith(f"{TMP}/") and not os.path.lexists(path)
+    """Whether the program's own /tmp, say, lies over the path: it may write there, directly above it, too."""
+    if view is None or not path.startswith(tuple(f"{folder}/" for folder in COVERED)):
+        return False
+    return not any(f"{path}/".startswith(f"{shared}/") for shared in view["shared"])
 
 
 def _siblings(folder: str, hidden: list[str]) -> list[str]:

@@ -1,10 +1,10 @@
-"""The files of the machine as one program sees them: its workspace at one path, and a /tmp of its own.
+"""The files of the machine as one program sees them: its workspace at one path; /tmp, /var/tmp and /dev/shm of its own.
 
 The supervisor's child makes this view between `fork` and `exec`, with the standard library alone. It is a root folder
 in memory with the machine's folders mounted in it, and belongs to the program's processes: it ends with the last one.
 """
 # pathlib costs more start-up time than everything else here:
-# ruff: noqa: PTH102, PTH110, PTH112, PTH114, PTH115, PTH123, PTH208, PTH211
+# ruff: noqa: PTH102, PTH103, PTH110, PTH112, PTH114, PTH115, PTH123, PTH208, PTH211
 
 from __future__ import annotations
 
@@ -21,21 +21,27 @@ if TYPE_CHECKING:
         """One view.
 
         `workspace`: the folder that the program finds at `place`, which is a folder of the machine or a new name in
-        `/`; `temporary`: the folder that is its /tmp; `shared`: names in the machine's /tmp that it sees, too; `room`:
-        a folder of the machine where the view is built; `as_user`: in a user namespace, which needs no rights and
-        which has this process's user alone.
+        `/`; `temporary` and `lasting`: the folders that are its /tmp and /var/tmp; `memory_bytes`: the size of its
+        /dev/shm, None for half of the machine's memory; `shared`: paths in the machine's folders of these names that
+        it sees, too; `room`: a folder of the machine where the view is built; `as_user`: in a user namespace, which
+        needs no rights and which has this process's user alone.
         """
 
         workspace: str
         place: str
         temporary: str
+        lasting: str
+        memory_bytes: int | None
         shared: list[str]
         room: str
         as_user: bool
 
 
-TMP = "/tmp"  # noqa: S108  # each program has another one
+TMP, VAR_TMP, SHM = "/tmp", "/var/tmp", "/dev/shm"  # noqa: S108  # each program has others
+COVERED = (TMP, VAR_TMP, SHM)
+"""The folders of the machine in which every user may write."""
 CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
+MS_NOSUID, MS_NODEV = 1 << 1, 1 << 2
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC = 1 << 0, 1 << 5, 1 << 12, 1 << 14
 MS_UNBINDABLE, MS_PRIVATE, MNT_DETACH = 1 << 17, 1 << 18, 2
 
@@ -61,10 +67,10 @@ def show(view: View) -> None:
     _mount(None, root, MS_UNBINDABLE)
     for name in os.listdir("/"):
         _add(root, f"/{name}")
-    if os.path.isdir(f"{root}{TMP}") and not os.path.islink(TMP):
-        _cover_tmp(root, view)
+    _cover(root, view)
     if not os.path.lexists(root + view["place"]):
-        os.mkdir(root + view["place"], 0o755)
+        # Below its own /tmp, say, where the machine has the folder below the one of every user.
+        os.makedirs(root + view["place"], 0o755)
     _mount(view["workspace"], root + view["place"], MS_BIND)
     _enter(root)
 
@@ -84,10 +90,20 @@ def _add(root: str, path: str) -> None:
     _mount(path, root + path, MS_BIND | MS_REC)
 
 
-def _cover_tmp(root: str, view: View) -> None:
-    _mount(view["temporary"], root + TMP, MS_BIND)
-    for name in view["shared"]:
-        _add(root, f"{TMP}/{name}")
+def _cover(root: str, view: View) -> None:
+    """Lays the program's own folders over those of every user; one that is a link leads to another of them."""
+    for place, own in ((TMP, view["temporary"]), (VAR_TMP, view["lasting"]), (SHM, None)):
+        if os.path.realpath(place) != place or not os.path.isdir(root + place):
+            continue
+        if own is not None:
+            _mount(own, root + place, MS_BIND)
+            continue
+        size = view["memory_bytes"]
+        options = "mode=1777" if size is None else f"mode=1777,size={size}"
+        _mount("tmpfs", root + place, MS_NOSUID | MS_NODEV, "tmpfs", options.encode())
+    for path in view["shared"]:
+        if not os.path.lexists(root + path):
+            _add(root, path)
 
 
 def _enter(root: str) -> None:

@@ -44,14 +44,19 @@ class AgentFolder:
 
 @dataclass(frozen=True)
 class Workspace:
-    """The files of one program: `work` (its first working folder and HOME), `scratch` (TMPDIR), its task, and `files`,
-    which it reads."""
+    """The files of one program: `work` (its first working folder and HOME), `scratch` (TMPDIR), its task, `files`,
+    which it reads, and `lasting`, its /var/tmp."""
 
     root: Path
     work: Path
     scratch: Path
     task_file: Path
     files: Path
+
+    @property
+    def lasting(self) -> Path:
+        """The folder that is its /var/tmp, where it has one of its own."""
+        return self.root / "var-tmp"
 
     def shown_at(self, place: Path) -> Workspace:
         """The same workspace as its program sees it at another place."""
@@ -118,6 +123,7 @@ class Workspaces:
             else:
                 copy_folder(folder, workspace.work)
             workspace.scratch.mkdir(mode=0o700)
+            workspace.lasting.mkdir(mode=0o700)
             if more.beside is not None:
                 _write_files(workspace.files, more.beside)
             text = json.dumps(task, ensure_ascii=False)
@@ -260,7 +266,7 @@ def _give(workspace: Workspace, uid: int) -> None:
     os.chown(workspace.root, -1, uid)
     workspace.root.chmod(0o710)
     os.chown(workspace.task_file, uid, uid)
-    for inside in (workspace.work, workspace.scratch):
+    for inside in (workspace.work, workspace.scratch, workspace.lasting):
         for path in (inside, *inside.rglob("*")):
             os.chown(path, uid, uid, follow_symlinks=False)
 

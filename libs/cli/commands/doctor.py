@@ -184,7 +184,12 @@ def _attempts() -> Finding:
     if rights is not None:
         place = WORK if not WORK.exists() else "one path of the work folder"
         return Finding("attempts", "ok", f"each process has a /tmp of its own, and its files at {place}")
-    return Finding("attempts", "warning", "share /tmp, and each has another path for its files", NO_VIEW_REMEDY)
+    return Finding(
+        "attempts",
+        "warning",
+        "share /tmp, /var/tmp and /dev/shm, and each has another path for its files",
+        NO_VIEW_REMEDY,
+    )
 
 
 def _keys(home: Path, *, started: bool) -> Finding:

@@ -96,3 +96,16 @@ def test_the_how_tos_network_and_identity_reach_the_trainer(tmp_path: Path) -> N
     file = tmp_path / "values.yaml"
     file.write_text(values)
     assert template("--values", str(file)).returncode == 0
+
+
+def test_agents_pods_have_folders_of_all_users_of_their_own() -> None:
+    text = template("--set", "rollouts.attemptsPerPod=2,rollouts.tmpSize=2Gi,rollouts.shmSize=3Gi").stdout
+    data = next(
+        one for one in yaml.safe_load_all(text) if one and one["metadata"]["name"] == f"{FULLNAME}-pod-templates"
+    )
+    for name in ("agent.yaml", "shared.yaml"):
+        spec = yaml.safe_load(data["data"][name])["spec"]
+        volumes = {one["name"]: one["emptyDir"] for one in spec["volumes"]}
+        found = {one["mountPath"]: volumes[one["name"]] for one in spec["containers"][0]["volumeMounts"]}
+        disk, memory = {"sizeLimit": "2Gi"}, {"medium": "Memory", "sizeLimit": "3Gi"}
+        assert {"/tmp": disk, "/var/tmp": disk, "/dev/shm": memory}.items() <= found.items()

@@ -248,7 +248,9 @@ print(json.dumps({
             assert paths == {(f"{place}/work", f"{place}/tmp", f"{place}/task.json")}
         else:
             assert len(paths) == 3
-        assert {tuple(sorted(outcome.facts["seen"])) for outcome in outcomes} == {("task.json", "tmp", "work")}
+        assert {tuple(sorted(outcome.facts["seen"])) for outcome in outcomes} == {
+            ("task.json", "tmp", "var-tmp", "work")
+        }
         # The mounts were the agents' own.
         assert list(room.iterdir()) == []
         attempt = await bench.attempt(rollouts[0], "settled")

@@ -17,13 +17,14 @@ import pytest
 import structlog
 
 from leyden.libs.sandbox import mounts, programs
-from leyden.libs.sandbox.mounts import names_in_tmp, place_of_workspaces, rights_to_show, texts_with_paths
+from leyden.libs.sandbox.mounts import paths_in_covered, place_of_workspaces, rights_to_show, texts_with_paths
 from leyden.libs.sandbox.place import Place
 from leyden.libs.sandbox.program import Program
 from leyden.libs.sandbox.programs import Programs
 from leyden.services.runner.backends.machine import NAMES
 
 TMP = Path("/tmp")
+MEMORY_BYTES = 1 << 30
 REPORTS = """
 import json, os, sys, time
 meeting = os.environ["MEETING"]
@@ -36,9 +37,15 @@ print(json.dumps({
 }))
 open("/tmp/mine", "x").write(sys.argv[1])
 open(os.environ["TMPDIR"] + "/also", "x")
+for folder in ("/var/tmp", "/dev/shm"):
+    open(f"{folder}/mine-of-a-test", "x").write(sys.argv[1])
 open(f"{meeting}/{sys.argv[1]}", "x")
 while len(os.listdir(meeting)) < int(sys.argv[2]): time.sleep(0.005)
 print(json.dumps([sorted(os.listdir("/tmp")), open("/tmp/mine").read()]))
+others = "/var/tmp", "/dev/shm"
+print(json.dumps([[os.listdir(folder), open(f"{folder}/mine-of-a-test").read()] for folder in others]))
+room = os.statvfs("/dev/shm")
+print(json.dumps([room.f_blocks * room.f_frsize, os.stat("/dev/shm").st_mode & 0o7777]))
 try:
     open("/new", "x")
 except OSError as error:
@@ -69,7 +76,7 @@ def needs(tmp_path: Path, rights: mounts.Rights) -> None:
     room, folder = tmp_path / "room", tmp_path / "folder"
     room.mkdir()
     folder.mkdir()
-    view = mounts.view_of(folder, folder, mounts.WORK, (), room, rights)
+    view = mounts.view_of(folder, folder, folder, None, mounts.WORK, (), room, rights)
     if not mounts.is_shown(view):
         pytest.skip(f"this machine gives no view by {rights}")
 
@@ -77,7 +84,8 @@ def needs(tmp_path: Path, rights: mounts.Rights) -> None:
 def program(name: str, code: str, *words: str, **environment: str) -> Program:
     """A program in Python, whose task is its first word."""
     command = [sys.executable, "-S", "-E", "-c", code, *words]
-    return Program(name, command, environment, {"task": next(iter(words), None)}, "LEYDEN_TASK_FILE", 60.0, 10_000)
+    task = {"task": next(iter(words), None)}
+    return Program(name, command, environment, task, "LEYDEN_TASK_FILE", 60.0, 10_000, memory_bytes=MEMORY_BYTES)
 
 
 async def reports(ran: Programs, meeting: Path, *names: str) -> list[list[Any]]:
@@ -98,7 +106,7 @@ async def test_programs_at_once_find_their_files_at_one_path_and_not_each_others
     async with opened(attempts) as ran:
         ran._rights, ran._seen_at = rights, Path("/work-of-a-test")
         printed = await reports(ran, meeting, "a", "b")
-    for name, (facts, (names, mine), error) in zip("ab", printed, strict=True):
+    for name, (facts, (names, mine), others, shared_memory, error) in zip("ab", printed, strict=True):
         assert facts == {
             "uid": os.getuid(),
             "cwd": "/work-of-a-test/work",
@@ -107,9 +115,13 @@ async def test_programs_at_once_find_their_files_at_one_path_and_not_each_others
             "rights": ["0000000000000000"],
         }
         # Its own files, and the folder that its variable names.
-        assert (names, mine) == (sorted({"mine", "also", *names_in_tmp([str(meeting)])}), name)
+        seen = {Path(path).name for path in paths_in_covered([str(meeting)]) if Path(path).parent == TMP}
+        assert (names, mine) == (sorted({"mine", "also", *seen}), name)
+        assert others == [[["mine-of-a-test"], name]] * 2
+        assert shared_memory == [MEMORY_BYTES, 0o1777]
         assert error in {errno.EACCES, errno.EROFS}
     assert not (TMP / "mine").exists()
+    assert not any(Path(folder, "mine-of-a-test").exists() for folder in ("/var/tmp", "/dev/shm"))
 
 
 async def test_a_program_on_a_machine_with_such_a_folder_finds_its_files_at_another(
@@ -147,13 +159,15 @@ def test_a_kernel_that_refuses_gives_no_rights(tmp_path: Path, monkeypatch: pyte
     assert rights_to_show(tmp_path, tmp_path, own_users=False) is None
 
 
-def test_of_tmp_a_program_sees_what_its_command_and_variables_name(tmp_path: Path) -> None:
+def test_of_folders_of_all_users_a_program_sees_what_its_command_and_variables_name(tmp_path: Path) -> None:
     top = tmp_path.parts[2] if tmp_path.is_relative_to(TMP) else None
     if top is None:
         pytest.skip("TMPDIR is not /tmp")
     for text in (f"{tmp_path}", f"cd {tmp_path}; ls", f"--file={tmp_path}/x", f"/usr/bin:{tmp_path}"):
-        assert names_in_tmp([text]) == [top]
-    assert names_in_tmp(["/tmp", "/tmp/", "/tmp/..", "/tmp/no-such-name", f"x{tmp_path}", "/usr/bin"]) == []
+        assert paths_in_covered([text]) == [f"/tmp/{top}"]
+    assert paths_in_covered(["/tmp", "/tmp/", "/tmp/..", "/tmp/no-such-name", f"x{tmp_path}", "/usr/bin"]) == []
+    with tempfile.NamedTemporaryFile(dir="/var/tmp") as one, tempfile.NamedTemporaryFile(dir="/dev/shm") as two:
+        assert paths_in_covered([f"cat {one.name} {two.name}/x"]) == [two.name, one.name]
     # The text of a task names files that it wants made.
     variables = {"PATH": "/usr/bin", "LEYDEN_TASK": f'{{"question": "write {tmp_path}"}}'}
     assert texts_with_paths(["a", "b"], variables) == ["a", "b", "/usr/bin"]

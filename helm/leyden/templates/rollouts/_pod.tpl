@@ -25,10 +25,21 @@ spec:
     volumeMounts:
     - name: tmp
       mountPath: /tmp
+    - name: var-tmp
+      mountPath: /var/tmp
+    - name: shm
+      mountPath: /dev/shm
   volumes:
   - name: tmp
     emptyDir:
       sizeLimit: {{ .Values.rollouts.tmpSize }}
+  - name: var-tmp
+    emptyDir:
+      sizeLimit: {{ .Values.rollouts.tmpSize }}
+  - name: shm
+    emptyDir:
+      medium: Memory
+      sizeLimit: {{ .Values.rollouts.shmSize }}
 {{- end }}
 
 {{/* Empty where there is nothing to wait for. Pods of the component `verifier` reach no gateway. Arguments: root, component */}}
@@ -104,6 +115,10 @@ spec:
     volumeMounts:
     - name: tmp
       mountPath: /tmp
+    - name: var-tmp
+      mountPath: /var/tmp
+    - name: shm
+      mountPath: /dev/shm
     - name: attempts
       mountPath: /var/run/leyden-attempts
     - name: server
@@ -113,6 +128,13 @@ spec:
   - name: tmp
     emptyDir:
       sizeLimit: {{ .Values.rollouts.tmpSize }}
+  - name: var-tmp
+    emptyDir:
+      sizeLimit: {{ .Values.rollouts.tmpSize }}
+  - name: shm
+    emptyDir:
+      medium: Memory
+      sizeLimit: {{ .Values.rollouts.shmSize }}
   - name: attempts
     emptyDir:
       sizeLimit: {{ .Values.rollouts.tmpSize }}
