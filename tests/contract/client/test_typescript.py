@@ -38,21 +38,8 @@ async function answer(model: OpenAI, task: { question: string }) {
 }
 """
 """The function that the page leaves to its reader."""
-PACKAGE = """
-export default class OpenAI {
-  constructor({ baseURL, apiKey }) {
-    const create = async (body) => {
-      const headers = { authorization: `Bearer ${apiKey}`, "content-type": "application/json" };
-      const sent = { method: "POST", headers, body: JSON.stringify(body) };
-      const answer = await fetch(`${baseURL}/chat/completions`, sent);
-      if (!answer.ok) throw new Error(`${answer.status}`);
-      return answer.json();
-    };
-    this.chat = { completions: { create } };
-  }
-}
-"""
-"""OpenAI's package, as far as `answer` needs it; `make test-agents` has the real one."""
+PACKAGE = ROOT / ".cache" / "console" / "node_modules" / "openai"
+"""OpenAI's own, among the console's packages."""
 
 
 @pytest.fixture
@@ -98,10 +85,9 @@ def test_the_how_tos_program_plays_attempts_until_the_run_has_ended(
     assert NODE is not None
     [program] = re.findall(r"^```typescript\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     (tmp_path / "agent.mts").write_text(program + ANSWER)
-    package = tmp_path / "node_modules" / "openai"
-    package.mkdir(parents=True)
-    (package / "package.json").write_text('{"type": "module", "exports": "./index.js"}')
-    (package / "index.js").write_text(PACKAGE)
+    assert PACKAGE.exists(), f"{PACKAGE} is missing: run `make setup`"
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules" / "openai").symlink_to(PACKAGE)
     http = leyden._http._client
     variables = {
         "PATH": os.environ["PATH"],
@@ -114,5 +100,8 @@ def test_the_how_tos_program_plays_attempts_until_the_run_has_ended(
         command, cwd=tmp_path, env=variables, check=False, capture_output=True, text=True, timeout=120
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
-    assert ends(postgres_dsn) == [("succeeded", 1.0, "4", None), ("agent_error", None, "", "Error: 400")]
+    assert ends(postgres_dsn) == [
+        ("succeeded", 1.0, "4", None),
+        ("agent_error", None, "", "Error: 400 status code (no body)"),
+    ]
     assert len(set(keys)) == 2
