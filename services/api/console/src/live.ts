@@ -5,6 +5,9 @@ import { useEffect } from "preact/hooks";
 
 export type Part = "run" | "steps" | "evaluations" | "rollouts";
 const CHANGED = "run-changed";
+// The first event of a new page names all parts, which the page has just asked for: it comes to them a while later. Why:
+// the overview of 10,000 rollouts asked everything twice at once.
+const FIRST_MILLISECONDS = 2000;
 let isStreaming = false;
 
 /** Whether a stream tells of changes. */
@@ -27,6 +30,8 @@ export const tellChange = (parts: readonly Part[]) => window.dispatchEvent(new C
 export function useRunEvents(run: string): void {
   useEffect(() => {
     let stream: EventSource | undefined;
+    let first: ReturnType<typeof setTimeout> | undefined;
+    let isNew = true;
     function listen(): void {
       stream?.close();
       stream = undefined;
@@ -35,7 +40,10 @@ export function useRunEvents(run: string): void {
       stream = new EventSource(`v1/events?run=${encodeURIComponent(run)}`);
       stream.onmessage = ({ data }: MessageEvent<string>) => {
         isStreaming = true;
-        window.dispatchEvent(new CustomEvent(CHANGED, { detail: JSON.parse(data) as string[] }));
+        const tell = () => window.dispatchEvent(new CustomEvent(CHANGED, { detail: JSON.parse(data) as string[] }));
+        if (isNew) first = setTimeout(tell, FIRST_MILLISECONDS);
+        else tell();
+        isNew = false;
       };
       // The browser connects again by itself where that can help; the first event then says that the stream is back.
       stream.onerror = () => {
@@ -49,6 +57,7 @@ export function useRunEvents(run: string): void {
     return () => {
       document.removeEventListener("visibilitychange", listen);
       stream?.close();
+      clearTimeout(first);
       isStreaming = false;
     };
   }, [run]);
