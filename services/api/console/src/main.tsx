@@ -88,7 +88,7 @@ function PartOfRun({ id, part }: { id: string; part: string | undefined }) {
   if (part === "versions") return <VersionsPage run={id} />;
   if (part === "rate") return <RatePage run={id} />;
   if (part === "playground") return <PlaygroundPage run={id} />;
-  return <RunPage id={id} part={part} />;
+  return <RunPage key={id} id={id} part={part} />;
 }
 
 /** Tabs of one platform share its cookie, so that each signs in and out with the others. */

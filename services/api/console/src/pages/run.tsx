@@ -1,7 +1,7 @@
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { Alarms, EndedAlarms, alarmsOf } from "../alarms";
-import { bestVersion, usePolled, type Evaluation, type Page, type Run } from "../api";
+import { bestVersion, usePolled, type Answer, type Evaluation, type Metrics, type Page, type Run } from "../api";
 import { heldOut } from "../curves";
 import { useRunEvents } from "../live";
 import { AgentLine, Commands, Facts, Loaded, Problem, Select, State, Table, duration, link, number, time } from "../parts";
@@ -22,6 +22,10 @@ export function RunPage({ id, part }: { id: string; part: string | undefined }) 
   const run = usePolled<Run>(path, undefined, ["run", "steps", "rollouts"]);
   const answer = usePolled<Page<Evaluation>>(`${path}/evaluations?limit=1000`, undefined, ["evaluations", "rollouts"]);
   const evaluations = answer.data?.items;
+  const [policy, setPolicy] = useState("");
+  // Asked beside the run, which the charts need, too.
+  const words = policy ? `?policy=${encodeURIComponent(policy)}` : "";
+  const metrics = usePolled<Metrics>(part === undefined ? `${path}/metrics${words}` : undefined, undefined, ["steps"]);
   return (
     <>
       <h1><AgentLine text={run.data?.name ?? id} /></h1>
@@ -34,7 +38,7 @@ export function RunPage({ id, part }: { id: string; part: string | undefined }) 
             {part === "document" && <RunDocument run={data} />}
             {part === "logs" && <Logs run={data} />}
             {part === undefined && <Overview run={data} evaluations={evaluations} />}
-            {part === undefined && <Charts run={data} evaluations={evaluations} />}
+            {part === undefined && <Charts run={data} metrics={metrics} policy={policy} setPolicy={setPolicy} evaluations={evaluations} />}
             {part === undefined && <Commands commands={commands(data)} />}
           </>
         )}
@@ -43,15 +47,22 @@ export function RunPage({ id, part }: { id: string; part: string | undefined }) 
   );
 }
 
-function Charts({ run, evaluations }: { run: Run; evaluations: Evaluation[] | undefined }) {
-  const [policy, setPolicy] = useState("");
+interface ChartsProperties {
+  run: Run;
+  metrics: Answer<Metrics>;
+  policy: string;
+  setPolicy: (policy: string) => void;
+  evaluations: Evaluation[] | undefined;
+}
+
+function Charts({ run, metrics, policy, setPolicy, evaluations }: ChartsProperties) {
   const training = Object.entries(run.policies ?? {}).filter(([, one]) => one.trains).map(([name]) => name);
   return (
     <>
       {training.length > 0 && (
         <Select id="policy" label="Charts of" value={policy} options={[["", "the run's own model"], ...training.map((name): [string, string] => [name, safeLine(name)])]} onChange={setPolicy} />
       )}
-      <RunCharts key={policy} run={run} policy={policy} evaluations={policy ? [] : evaluations} />
+      <RunCharts key={policy} run={run} answer={metrics} evaluations={policy ? [] : evaluations} />
     </>
   );
 }

@@ -1,6 +1,6 @@
 // The six groups of charts of a run, always the same. A chart without a point is left out, and its group says why.
 
-import { usePolled, type Evaluation, type Metrics, type Run, type RunConfig } from "../api";
+import type { Answer, Evaluation, Metrics, Run, RunConfig } from "../api";
 import { Curves, heldOut, type Curve } from "../curves";
 import { AgentLine, Facts, Loaded, Table, number } from "../parts";
 
@@ -79,9 +79,7 @@ function withoutReward(config: RunConfig): string | undefined {
 
 const hasJudge = ({ reward }: RunConfig) => (reward?.components ?? []).some((one) => ["score_model", "relative_model"].includes(one.grader?.type ?? ""));
 
-export function RunCharts({ run, policy, evaluations }: { run: Run; policy: string; evaluations: Evaluation[] | undefined }) {
-  const words = policy ? `?policy=${encodeURIComponent(policy)}` : "";
-  const answer = usePolled<Metrics>(`v1/runs/${encodeURIComponent(run.id)}/metrics${words}`, undefined, ["steps"]);
+export function RunCharts({ run, answer, evaluations }: { run: Run; answer: Answer<Metrics>; evaluations: Evaluation[] | undefined }) {
   return (
     <Loaded answer={answer}>
       {({ series }) => {
