@@ -27,6 +27,7 @@ from leyden.services.gateway.dialects.gemini.dialect import Gemini
 from leyden.services.gateway.dialects.messages import Messages
 from leyden.services.gateway.dialects.ollama import OllamaChat
 from leyden.services.gateway.embeddings.service import Embeddings
+from leyden.services.gateway.embeddings.vendors import EmbeddingForm, GeminiEmbed, OllamaEmbed
 from leyden.services.gateway.errors import Unavailable
 from leyden.services.gateway.requests import (
     ATTEMPT,
@@ -45,7 +46,7 @@ UNWATCHED_SECONDS = 0.25
 CHAT_COMPLETIONS = ChatCompletions()
 COMPLETIONS = Completions()
 MESSAGES = Messages()
-OLLAMA_CHAT = OllamaChat()
+OLLAMA_CHAT, OLLAMA_EMBED = OllamaChat(), OllamaEmbed()
 
 
 async def chat_completions(request: Request) -> Response:
@@ -107,6 +108,27 @@ async def input_tokens(request: Request) -> Response:
 
 async def embeddings(request: Request) -> Response:
     """Answers a request for embeddings, from whoever makes those of the run."""
+    return await _embed(request, None)
+
+
+async def ollama_embed(request: Request) -> Response:
+    """Answers a request for embeddings in Ollama's form."""
+    return await _embed(request, OLLAMA_EMBED)
+
+
+async def embed_content(request: Request) -> Response:
+    """Answers a request for the embedding of one content in Google's form."""
+    return await _embed(request, GeminiEmbed(request.path_params["model"], "embedContent"))
+
+
+async def batch_embed_contents(request: Request) -> Response:
+    """Answers a request for the embeddings of several contents in Google's form."""
+    return await _embed(request, GeminiEmbed(request.path_params["model"], "batchEmbedContents"))
+
+
+async def _embed(request: Request, form: EmbeddingForm | None) -> Response:
+    # The error handlers answer in this form.
+    request.state.wire_format = form and form.wire_format
     attempt = await authenticate(request)
     defaults = await request.app.state.reader.defaults(attempt.run_id)
     service: Embeddings = request.app.state.embeddings
@@ -115,7 +137,13 @@ async def embeddings(request: Request) -> Response:
         async with service.turns:
             with request.app.state.budget.share() as share:
                 body = await body_of(request, share)
-            return await service.answer(attempt, body, request.headers, defaults.embeddings)
+            if form is None:
+                return await service.answer(attempt, body, request.headers, defaults.embeddings)
+            asked = await asyncio.to_thread(form.asked, body)
+            answer = await service.answer(attempt, asked, request.headers, defaults.embeddings)
+            if answer.status_code >= 400:
+                return answer
+            return Response(await asyncio.to_thread(form.answered, bytes(answer.body)), media_type="application/json")
     except (Overloaded, Unavailable):
         request.app.state.calls.give_up(attempt)
         raise
@@ -149,13 +177,18 @@ ANTHROPIC_ROUTES = (
     *(Route(BASE + path, messages, methods=["POST"]) for path in ("/messages", "/messages/")),
     Route(BASE + "/messages/count_tokens", count_tokens, methods=["POST"]),
 )
-OLLAMA_ROUTES = (Route(ATTEMPT + "/api/chat", ollama_chat, methods=["POST"]),)
+OLLAMA_ROUTES = (
+    Route(ATTEMPT + "/api/chat", ollama_chat, methods=["POST"]),
+    Route(ATTEMPT + "/api/embed", ollama_embed, methods=["POST"]),
+)
 GEMINI = ATTEMPT + "/{version}/models/{model:path}"
 """Google's clients send `v1` or `v1beta`; every version gets the newest form of an answer."""
 GEMINI_ROUTES = (
     Route(GEMINI + ":generateContent", generate_content, methods=["POST"]),
     Route(GEMINI + ":streamGenerateContent", stream_generate_content, methods=["POST"]),
     Route(GEMINI + ":countTokens", total_tokens, methods=["POST"]),
+    Route(GEMINI + ":embedContent", embed_content, methods=["POST"]),
+    Route(GEMINI + ":batchEmbedContents", batch_embed_contents, methods=["POST"]),
 )
 
 

@@ -227,6 +227,11 @@ GATEWAY |= {
     ("POST", f"/r/{{rollout}}/{{attempt}}/{{version}}/models/{{model}}:{action}"): Row(for_agents(200), CONTENT)
     for action in ("generateContent", "streamGenerateContent", "countTokens")
 }
+EMBED = [":embedContent", ":batchEmbedContents"]
+GATEWAY |= {
+    ("POST", f"/r/{{rollout}}/{{attempt}}/{path}"): Row(for_agents(400), {})
+    for path in ("api/embed", *(f"{{version}}/models/{{model}}{action}" for action in EMBED))
+}
 GATEWAY |= by_key_alone(GATEWAY, "/r/{rollout}/{attempt}")
 # A key of an attempt opens it as little, whatever its scopes.
 GATEWAY["POST", "/playground"] = Row(for_agents(403), CHAT)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -155,6 +156,46 @@ async def test_an_sglang_with_an_embedding_model_is_a_provider_and_each_request_
     assert (span.kind, span.tool, span.status) == ("tool", "embeddings", "ok")
     told = {"gen_ai.provider.name": "sglang", "gen_ai.embeddings.dimension.count": 2, "gen_ai.usage.input_tokens": 7}
     assert told.items() <= span.attributes.items()
+
+
+async def test_ollamas_and_googles_clients_embed_and_read_errors_in_their_form(tmp_path, database):
+    def google(text: str, **more: Any) -> dict[str, Any]:
+        # As google-genai 3.6 sends it; ollama 0.6 sends the other bodies.
+        return {"content": {"parts": [{"text": text}], "role": "user"}, "model": "models/gemini-embedding-001", **more}
+
+    models = "v1beta/models/gemini-embedding-001"
+    async with scene(tmp_path, database) as stage, httpx.AsyncClient() as http:
+        address = f"{stage.gateway.url}/r/{stage.rollout_id}/1"
+        headers = {"authorization": f"Bearer {stage.gateway.key(stage.rollout_id)}"}
+
+        async def posted(path: str, **body: Any) -> Any:
+            answer = await http.post(f"{address}/{path}", json=body, headers=headers)
+            return answer.status_code, answer.json()
+
+        async with stage.client() as client:
+            said = await client.embeddings.create(model="e", input=TEXTS[:2], encoding_format="float")
+        vectors, tokens = [one.embedding for one in said.data], said.usage.prompt_tokens
+        ollama = {"model": bundled.MODEL, "embeddings": vectors, "prompt_eval_count": tokens}
+        assert await posted("api/embed", model="m", input=TEXTS[:2], truncate=True) == (200, ollama)
+        one = await posted("api/embed", model="m", input=TEXTS[0], dimensions=8)
+        assert [len(vector) for vector in one[1]["embeddings"]] == [8]
+        batch = {"embeddings": [{"values": one} for one in vectors], "usageMetadata": {"promptTokenCount": tokens}}
+        assert await posted(f"{models}:batchEmbedContents", requests=[*map(google, TEXTS[:2])]) == (200, batch)
+        single = await posted(f"{models}:embedContent", **google(TEXTS[0], outputDimensionality=8))
+        assert len(single[1]["embedding"]["values"]) == 8
+        empty = "input must not be empty, and neither must any text in it."
+        assert await posted("api/embed", model="m", input="") == (400, {"error": empty})
+        refused = {"error": {"code": 400, "message": empty, "status": "INVALID_ARGUMENT"}}
+        assert await posted(f"{models}:embedContent", **google("")) == (400, refused)
+        image = {"inlineData": {"mimeType": "image/png", "data": "AA=="}}
+        status, error = await posted(f"{models}:embedContent", content={"parts": [image]})
+        assert (status, "send text" in error["error"]["message"]) == (400, True)
+        lengths = [google("a", outputDimensionality=8), google("b")]
+        status, error = await posted(f"{models}:batchEmbedContents", requests=lengths)
+        assert (status, "those of one length at a time" in error["error"]["message"]) == (400, True)
+        spans = await spans_of(database)
+    assert [one.status for one in spans] == ["ok"] * 5 + ["error"] * 2
+    assert [one.attributes["gen_ai.request.model"] for one in spans[1:4:2]] == ["m", "gemini-embedding-001"]
 
 
 @dataclass
