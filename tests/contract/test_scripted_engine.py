@@ -31,7 +31,7 @@ class Client:
             assert response.status == 200
             return orjson.loads(await response.read() or b"null")
 
-    async def generate(self, rid: str = "r", **changes: Any) -> tuple[int, Any]:
+    async def generate(self, rid: str | None = "r", **changes: Any) -> tuple[int, Any]:
         return await self.post("/generate", **request(rid, **changes))
 
     async def stream(self, rid: str = "r", **changes: Any) -> list[Any]:
@@ -43,7 +43,7 @@ class Client:
         return events
 
 
-def request(rid: str, **changes: Any) -> dict[str, Any]:
+def request(rid: str | None, **changes: Any) -> dict[str, Any]:
     parameters = {"max_new_tokens": 20, "stop": [], "stop_token_ids": [2]}
     return {
         "rid": rid, "input_ids": [1], "sampling_params": parameters, "stream": False, "top_logprobs_num": 0, **changes
@@ -69,6 +69,13 @@ def checked(documents: Sequence[Any]) -> list[list[int]]:
         named = [entry.token_id for entry in event.meta_info.output_token_logprobs]
         assert named == event.output_ids
     return [event.output_ids for event in decoded]
+
+
+async def test_a_request_without_an_id_gets_one() -> None:
+    async with served() as (_, client):
+        for missing in (None, ""):
+            status, answer = await client.generate(rid=missing)
+            assert (status, answer["output_ids"], bool(answer["meta_info"]["id"])) == (200, SAID, True)
 
 
 async def test_complete_cumulative_and_incremental_answers_are_equal() -> None:

@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import orjson
 import uvloop
@@ -158,6 +159,8 @@ class ScriptedEngine:
         is_damaged = self.damage is not None and len(self.requests) < self.damaged
         if (refused := self._refusal(body)) is not None:
             return refused
+        # SGLang gives an id to a request without one.
+        body["rid"] = body.get("rid") or uuid4().hex
         self._live.add(body["rid"])
         try:
             return await self._respond(request, body, is_damaged=is_damaged)
@@ -176,7 +179,7 @@ class ScriptedEngine:
             return _json(self.refuses[1], self.refuses[0])
         if (adapter := body.get("lora_path")) is not None and adapter not in self.adapters:
             return _json({"error": {"message": f"Got LoRA adapter that has never been loaded: {adapter}"}}, 400)
-        if body["rid"] in self._live:
+        if body.get("rid") in self._live:
             return _json({"error": {"message": f"Duplicate request ID detected: {body['rid']}"}}, 400)
         return None
 
