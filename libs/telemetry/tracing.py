@@ -24,9 +24,8 @@ from opentelemetry.util.types import AttributeValue
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
-_provider = TracerProvider(sampler=ALWAYS_ON, shutdown_on_exit=False)
-_tracer = _provider.get_tracer("leyden")
-_is_exported = False
+_tracer: trace.Tracer | None = None
+"""None in a process that exports no spans."""
 _ids = RandomIdGenerator()
 _SAMPLED = trace.TraceFlags(trace.TraceFlags.SAMPLED)
 
@@ -40,19 +39,17 @@ class TraceParent(NamedTuple):
 
 def configure_tracing(service: str, endpoint: str | None = None) -> None:
     """Exports the process's spans to an OTLP/HTTP endpoint (`http://host:4318`); exports nothing when it is None."""
-    global _provider, _tracer, _is_exported
-    _provider = TracerProvider(
-        sampler=ALWAYS_ON, resource=Resource.create({"service.name": f"leyden-{service}"}), shutdown_on_exit=True
-    )
-    if endpoint is not None:
-        # Imported late: the exporter loads an HTTP client, which a process without an endpoint does not need.
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    global _tracer
+    if endpoint is None:
+        _tracer = None
+        return
+    # Imported late: the exporter loads an HTTP client, which a process without an endpoint does not need.
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-        exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
-        _provider.add_span_processor(BatchSpanProcessor(exporter))
-    _is_exported = endpoint is not None
+    provider = TracerProvider(sampler=ALWAYS_ON, resource=Resource.create({"service.name": f"leyden-{service}"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")))
     # Created once: a provider compares a new tracer with all earlier ones.
-    _tracer = _provider.get_tracer("leyden")
+    _tracer = provider.get_tracer("leyden")
 
 
 @contextmanager
@@ -64,7 +61,7 @@ def span(
     Args: parent: a `traceparent` to continue; None continues the current span, or starts a trace.
     """
     context = extract(parent) if parent is not None else None
-    if _is_exported:
+    if _tracer is not None:
         with _tracer.start_as_current_span(name, context=context, attributes=attributes) as current:
             yield current
         return

@@ -1,4 +1,6 @@
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from leyden.libs.telemetry import inject, parse_traceparent, span, tracing
 
@@ -8,7 +10,8 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 @pytest.fixture(autouse=True, params=["exported", "unread"])
 def exported(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows holds whether or not the process's spans go anywhere."""
-    monkeypatch.setattr(tracing, "_is_exported", request.param == "exported")
+    tracer = TracerProvider(sampler=ALWAYS_ON).get_tracer("leyden") if request.param == "exported" else None
+    monkeypatch.setattr(tracing, "_tracer", tracer)
 
 
 def test_a_span_continues_its_parent_and_is_the_parent_of_what_is_injected() -> None:
