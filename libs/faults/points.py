@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import cache
 from pathlib import Path
 
 from leyden.libs.faults.settings import VARIABLE, FaultSettings
 
-_folder = FaultSettings().folder
+
+@cache
+def _folder() -> Path | None:
+    return FaultSettings().folder
 
 
 def fault_point(point: str) -> None:
@@ -17,11 +21,12 @@ def fault_point(point: str) -> None:
 
     Args: point: `<service>.<step>`, named for the step that is complete: `gateway.recorded`
     """
-    if _folder is None:
+    folder = _folder()
+    if folder is None:
         return
     try:
         # Only one process can remove the file: of two that reach the point, one dies.
-        os.unlink(os.path.join(_folder, point))  # noqa: PTH108, PTH118
+        os.unlink(os.path.join(folder, point))  # noqa: PTH108, PTH118
     except FileNotFoundError:
         return
     os.kill(os.getpid(), signal.SIGKILL)

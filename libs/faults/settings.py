@@ -11,7 +11,7 @@ VARIABLE = "LEYDEN_FAULTS"
 
 
 class FaultSettings(BaseSettings):
-    """Settings of fault points, read once, when a process imports `leyden.libs.faults`."""
+    """Settings of fault points, read once, at a process's first fault point."""
 
     model_config = SettingsConfigDict(frozen=True, use_attribute_docstrings=True, env_ignore_empty=True)
 
