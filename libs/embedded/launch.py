@@ -17,14 +17,19 @@ def tied(*program: str) -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", os.path.realpath(__file__), str(os.getpid()), *program)
 
 
-def main() -> None:
-    """Asks for the signal, exits if the parent has died before that, and becomes the program."""
+def die_with_parent(parent: int) -> None:
+    """Asks the kernel to kill this process when its parent ends; exits if the parent of this pid already has."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     # Only Linux has it; elsewhere the next start kills the services of a dead supervisor.
     if prctl is not None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(sys.argv[1]):
+    if os.getppid() != parent:
         sys.exit(1)
+
+
+def main() -> None:
+    """Becomes the program, which dies with the parent."""
+    die_with_parent(int(sys.argv[1]))
     os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606  # the arguments are the parent's own
 
 

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
+from leyden.libs.cli.local.fork_server import ForkedProcess
 from leyden.libs.cli.local.record import Process, process
 from leyden.libs.cli.local.services import KILL_SECONDS
 
@@ -27,7 +28,7 @@ class ServiceProcess:
     Args: pipe: the reading end, owned by this object
     """
 
-    def __init__(self, popen: subprocess.Popen[bytes], pipe: int) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes] | ForkedProcess, pipe: int) -> None:
         self.popen = popen
         self.identity: Process = process(popen.pid)
         self.started = time.monotonic()

@@ -1,8 +1,8 @@
 """The platform on one machine: a supervisor that starts every service, keeps it running, and stops it in order.
 
 `leyden up`, the demo and the tests use one class: `Platform(home).start()`, `.ready()`, `.stop()`. All services are
-children of one thread of this process and die with it, even by SIGKILL. Postgres and Redis outlive the supervisor; the
-next supervisor of the home finds them, and kills the services that a dead one left.
+children of one thread of this process, or forks of such a child, and die with it, even by SIGKILL. Postgres and Redis
+outlive the supervisor; the next supervisor of the home finds them, and kills the services that a dead one left.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,11 +22,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Literal
 
 import httpx
 
 from leyden.libs.cli.errors import CommandError, Exit
+from leyden.libs.cli.local import fork_server
+from leyden.libs.cli.local.fork_server import ForkedProcess, ForkServer
 from leyden.libs.cli.local.managed_service import ManagedService, ServiceProcess, Termination
 from leyden.libs.cli.local.record import (
     PlatformRecord,
@@ -58,6 +62,8 @@ from leyden.libs.embedded.launch import tied
 
 LOG_BYTES = 20 * 2**20
 TICK_SECONDS = 0.1
+CAN_FORK = sys.platform == "linux"
+"""Elsewhere services are processes of their own: a fork without a new program is not safe there."""
 CHECK_SECONDS = 2.0
 """Interval of the checks of servers and logs."""
 HURRY_AFTER_SECONDS = 3.0
@@ -151,6 +157,7 @@ class Platform:
             name: ManagedService(name, self._spawn, report, restart=options.restart) for name in options.services
         }
         self._listeners: dict[str, Listeners] = {}
+        self._fork_server: ForkServer | None = None
         self._outdated: Termination | None = None
         self._state: Literal["starting", "ready", "stopping", "stopped"] = "starting"
         self._stopping, self._hurry = threading.Event(), threading.Event()
@@ -293,6 +300,8 @@ class Platform:
         last = read_record(self.home)
         self._write_record()
         (self.home / LOGS).mkdir(exist_ok=True)
+        if CAN_FORK and set(self.options.services) - {"engine"}:
+            self._started_fork_server()
         with ThreadPoolExecutor(1) as beside:
             starting = beside.submit(self._start_servers)
             model_path = self.options.model_path or self._convert_model()
@@ -359,45 +368,66 @@ class Platform:
         variables: Mapping[str, str],
         *,
         service: str = "",
+        stdin: int = subprocess.DEVNULL,
         stdout: int | IO[bytes],
         stderr: int | IO[bytes],
-        descriptors: Sequence[int] = (),
+        descriptors: Mapping[str, int] = MappingProxyType({}),
     ) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             # -P: modules of the home must not shadow others.
             tied(sys.executable, "-P", "-m", module),
-            env=inherited_by(service, inherited_environment(self.options.agents))
-            | {"PYTHONUNBUFFERED": "1"}
-            | dict(variables),
+            env=self._variables(service, variables) | {name: str(number) for name, number in descriptors.items()},
             cwd=self.home,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            pass_fds=descriptors,
+            pass_fds=tuple(descriptors.values()),
             # A terminal's Ctrl-C reaches the supervisor alone, which stops services in order.
             start_new_session=True,
         )
+
+    def _variables(self, service: str, own: Mapping[str, str]) -> dict[str, str]:
+        inherited = inherited_by(service, inherited_environment(self.options.agents))
+        return inherited | {"PYTHONUNBUFFERED": "1"} | dict(own)
 
     def _spawn(self, name: str) -> ServiceProcess:
         variables = environment(name, self.facts) | dict(self.options.environment.get(name, {}))
         if name == "controller":
             variables |= dict(self.options.environment.get("trainer", {}))
-        listeners = self._listeners[name]
         with (self.home / LOGS / f"{name}.log").open("ab") as log, contextlib.ExitStack() as undo:
             read_end, write_end = os.pipe()
             undo.callback(os.close, read_end)
-            variables |= listeners.environment(name) | {f"{name.upper()}_READY_FD": str(write_end)}
-            descriptors = [*(sock.fileno() for sock in listeners.sockets()), write_end]
+            descriptors = self._listeners[name].descriptors(name) | {f"{name.upper()}_READY_FD": write_end}
             try:
-                is_sglang = name == "engine" and self.options.sglang is not None
-                module = f"leyden.services.{name}{'.sglang' if is_sglang else ''}"
-                popen = self._launch(
-                    module, variables, service=name, stdout=log, stderr=subprocess.STDOUT, descriptors=descriptors
-                )
+                process = self._start_service(name, variables, log, descriptors)
             finally:
                 os.close(write_end)
             undo.pop_all()
-        return ServiceProcess(popen, read_end)
+        return ServiceProcess(process, read_end)
+
+    def _start_service(
+        self, name: str, variables: Mapping[str, str], log: IO[bytes], descriptors: Mapping[str, int]
+    ) -> subprocess.Popen[bytes] | ForkedProcess:
+        module = f"leyden.services.{name}"
+        if name == "engine" or not CAN_FORK:
+            module += ".sglang" if name == "engine" and self.options.sglang is not None else ""
+            errors = subprocess.STDOUT
+            return self._launch(module, variables, service=name, stdout=log, stderr=errors, descriptors=descriptors)
+        server = self._started_fork_server()
+        return server.start(module, self._variables(name, variables), log.fileno(), descriptors)
+
+    def _started_fork_server(self) -> ForkServer:
+        """The running fork server; a new one where it has ended."""
+        if self._fork_server is not None and self._fork_server.popen.poll() is not None:
+            self._fork_server.close()
+            self._fork_server = None
+        if self._fork_server is None:
+            ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+            with theirs, (self.home / LOGS / fork_server.LOG).open("ab") as log:
+                module = fork_server.__name__
+                popen = self._launch(module, {}, stdin=theirs.fileno(), stdout=log, stderr=subprocess.STDOUT)
+            self._fork_server = ForkServer(popen, ours)
+        return self._fork_server
 
     def _poll_services(self, names: Collection[str] | None = None) -> None:
         if self._outdated is not None and self._outdated.is_over():
@@ -446,6 +476,8 @@ class Platform:
         self._write_record()
         for wave in STOP_ORDER:
             self._end_services([name for name in wave if name in self._services])
+        if self._fork_server is not None:
+            self._fork_server.close()
         if self._embedded():
             self._report(f"stopping embedded {' and '.join(self._embedded())}")
             stop_servers(self.home, self._embedded())

@@ -69,11 +69,11 @@ class Listeners:
         """Both, or the internal one alone."""
         return [self.internal] if self.public is None else [self.public, self.internal]
 
-    def environment(self, service: str) -> dict[str, str]:
-        """The variables that name the inherited descriptors."""
+    def descriptors(self, service: str) -> dict[str, int]:
+        """The descriptors that a service inherits, by the variables that name them."""
         prefix = service.upper()
-        public = {} if self.public is None else {f"{prefix}_LISTEN_FD": str(self.public.fileno())}
-        return public | {f"{prefix}_INTERNAL_FD": str(self.internal.fileno())}
+        public = {} if self.public is None else {f"{prefix}_LISTEN_FD": self.public.fileno()}
+        return public | {f"{prefix}_INTERNAL_FD": self.internal.fileno()}
 
     def without_public(self) -> Listeners:
         """Closes the public socket: a process that cannot inherit it binds its port itself."""
