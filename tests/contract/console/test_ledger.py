@@ -239,10 +239,10 @@ def test_an_advantage_leads_to_its_inputs(insert: Insert[str], open_page: Callab
             "0.700",
             "0.550",
             "+0.150",
-            "0.200 on the way + 0.5 × 1.000, return of call 2",
+            "0.200 intermediate + 0.5 × 1.000, return of call 2",
             "search ok",
         ],
-        ["Call 2", "0.000", "1.000", "0.550", "+0.450", "0.000 on the way + 1.000 of the reward", "search ok"],
+        ["Call 2", "0.000", "1.000", "0.550", "+0.450", "0.000 intermediate + 1.000 of the reward", "search ok"],
     ]
     assert rows(page, "Values of the siblings") == [["Sibling 0", "1.000", "0.850"], ["Sibling 1", "0.250", "0.250"]]
     assert visitor.violations() == []

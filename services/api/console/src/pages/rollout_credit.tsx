@@ -25,7 +25,7 @@ export function CreditLedger({ rollout, run, group, calls, isWhole }: Properties
   const place = (id: string) => calls.findIndex((one) => one.id === id) + 1;
   return (
     <>
-      <Table label="Credit" head={["Call", "On the way", "Return", "Baseline", "Advantage", "Return from", "On the way from"]} numbers={["On the way", "Return", "Baseline", "Advantage"]}>
+      <Table label="Credit" head={["Call", "Intermediate", "Return", "Baseline", "Advantage", "Return from", "Intermediate from"]} numbers={["Intermediate", "Return", "Baseline", "Advantage"]}>
         {credited.map((call) => (
           <tr key={call.id}>
             <th scope="row"><button type="button" onClick={() => showCall(place(call.id))}>Call {place(call.id)}</button></th>
@@ -38,6 +38,9 @@ export function CreditLedger({ rollout, run, group, calls, isWhole }: Properties
           </tr>
         ))}
       </Table>
+      <p class="quiet">
+        Intermediate: what a call earned by itself, such as by its tools. Advantage: return − baseline; training makes a call above 0 more likely, one below 0 less.
+      </p>
       {group && rules && <Values rollout={rollout} group={group} rules={rules} credited={credited} />}
     </>
   );
@@ -68,16 +71,16 @@ function returnFrom(rules: Rules, call: Credited, calls: Credited[], isWhole: bo
   const after = type === "temporal" ? calls.slice(calls.indexOf(call) + 1, calls.indexOf(call) + 2) : calls.filter((one) => one.credit.parent_call_id === call.id);
   if (!isWhole) return `${type}; this page has not all calls`;
   if (type === "discounted" || type === "temporal") {
-    if (after.length === 0) return `${number(own)} on the way + ${outcome(whole - own)}`;
+    if (after.length === 0) return `${number(own)} intermediate + ${outcome(whole - own)}`;
     const mean = after.reduce((sum, one) => sum + one.credit.return, 0) / after.length;
     if (!isNear(own + gamma * mean, whole)) return `${type}, from unknown numbers`;
-    return `${number(own)} on the way + ${gamma} × ${number(mean)}, ${after.length > 1 ? "mean return of" : "return of"} call ${after.map((one) => place(one.id)).join(", ")}`;
+    return `${number(own)} intermediate + ${gamma} × ${number(mean)}, ${after.length > 1 ? "mean return of" : "return of"} call ${after.map((one) => place(one.id)).join(", ")}`;
   }
-  if (type === "own") return `${number(own)} on the way + ${outcome(whole - own)}`;
+  if (type === "own") return `${number(own)} intermediate + ${outcome(whole - own)}`;
   if (type === "identical" || type === "equal_split") {
     const all = calls.reduce((sum, one) => sum + one.credit.intermediate_reward, 0);
     const parts = type === "identical" ? 1 : calls.length;
-    return `${outcome(whole * parts - all)} + ${number(all)} on the way of all calls${parts > 1 ? `, divided by ${parts}` : ""}`;
+    return `${outcome(whole * parts - all)} + ${number(all)} intermediate of all calls${parts > 1 ? `, divided by ${parts}` : ""}`;
   }
   return `credit rule ${type}`;
 }
