@@ -205,6 +205,9 @@ def _rename(module: str) -> None:
         arguments = Path("/proc/self/cmdline").read_bytes()
         end = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[46])
         name = arguments.split(b"\0")[-2]
+        # Some kernels give no address.
+        if end == 0:
+            return
         ctypes.memmove(end - len(name) - 1, module.encode()[: len(name)].ljust(len(name), b"\0"), len(name))
 
 
