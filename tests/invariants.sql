@@ -559,7 +559,8 @@ CROSS JOIN LATERAL (
         p.id IN (SELECT sample_id FROM step_samples n WHERE n.run_id = s.run_id AND n.step = s.number)
         OR p.group_id IN (SELECT group_id FROM step_replays n WHERE n.run_id = s.run_id AND n.step = s.number))) t
 WHERE s.run_id = :'run' AND (
-    NOT s.metrics ?& ARRAY['loss', 'gradient_norm', 'samples', 'trained_tokens', 'rollouts']
+    NOT s.metrics ?& ARRAY['loss', 'samples', 'trained_tokens', 'rollouts']
+    OR s.metrics ? 'gradient_norm' <> ((s.metrics ->> 'computed_tokens')::numeric > 0)
     OR EXISTS (SELECT FROM jsonb_each(s.metrics) AS m WHERE jsonb_typeof(m.value) <> 'number')
     OR ((s.metrics ->> 'samples')::numeric, (s.metrics ->> 'trained_tokens')::numeric, (s.metrics ->> 'rollouts')::numeric)
         IS DISTINCT FROM (t.samples::numeric, t.tokens::numeric, t.rollouts::numeric));

@@ -5,7 +5,7 @@ thread and no event loop, and never sees a service's variables: a fork reads the
 gets a session, a log and a name in `ps` of its own, and the kernel kills it when the fork server ends.
 """
 
-# Why: seven services took 697 MB as processes of their own, and take 445 MB as forks (bench row "memory of all
+# Why: seven services took 697 MB as processes of their own, and take 445 MB with this one (bench row "memory of all
 # processes at rest").
 # `multiprocessing.forkserver` gives its forks neither variables, a log nor a session, imports the supervisor's main
 # module in each, and adds a process that tracks resources.
