@@ -66,8 +66,7 @@ def view_of(
         "temporary": os.path.realpath(temporary),
         "lasting": os.path.realpath(lasting),
         "memory_bytes": memory_bytes,
-        # Its own files are mounted where they are named.
-        "shared": paths_in_covered(text for text in texts if not f"{text}/".startswith(f"{place}/")),
+        "shared": paths_in_covered(texts, but=str(place)),
         "room": os.path.realpath(room),
         "as_user": rights == "user",
     }
@@ -78,9 +77,13 @@ def texts_with_paths(command: Iterable[str], environment: Mapping[str, str]) -> 
     return [*command, *(value for value in environment.values() if value.startswith("/"))]
 
 
-def paths_in_covered(texts: Iterable[str]) -> list[str]:
-    """The files and folders in /tmp, /var/tmp and /dev/shm that texts name by their paths, or by paths below them."""
+def paths_in_covered(texts: Iterable[str], but: str = "") -> list[str]:
+    """The files and folders in /tmp, /var/tmp and /dev/shm that texts name by their paths, or by paths below them.
+
+    Args: but: a folder whose paths are left out; a program's workspace is mounted where they name it
+    """
     words = [word for text in texts for word in re.split(r"[\s:;,=()'\"]+", text)]
+    words = [word for word in words if not (but and f"{word}/".startswith(f"{but}/"))]
     named = {
         f"{folder}/{name}"
         for folder in COVERED

@@ -143,7 +143,7 @@ def landlock_ruleset(sandbox: Sandbox) -> int:
 
 
 def _is_covered(path: str, view: View | None) -> bool:
-    """Whether the program's own /tmp, say, lies over the path: it may write there, directly above it, too."""
+    """Whether one of the program's own folders, its /tmp, say, lies over the path: the program never sees the path."""
     if view is None or not path.startswith(tuple(f"{folder}/" for folder in COVERED)):
         return False
     return not any(f"{path}/".startswith(f"{shared}/") for shared in view["shared"])

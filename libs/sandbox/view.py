@@ -21,8 +21,8 @@ if TYPE_CHECKING:
         """One view.
 
         `workspace`: the folder that the program finds at `place`, which is a folder of the machine or a new name in
-        `/`; `temporary` and `lasting`: the folders that are its /tmp and /var/tmp; `memory_bytes`: the size of its
-        /dev/shm, None for half of the machine's memory; `shared`: paths in the machine's folders of these names that
+        `/`; `temporary` and `lasting`: the folders that are its /tmp and /var/tmp; `memory_bytes`: bounds the
+        size of its /dev/shm, which is 1 GiB at most; `shared`: paths in the machine's folders of these names that
         it sees, too; `room`: a folder of the machine where the view is built; `as_user`: in a user namespace, which
         needs no rights and which has this process's user alone.
         """
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 TMP, VAR_TMP, SHM = "/tmp", "/var/tmp", "/dev/shm"  # noqa: S108  # each program has others
 COVERED = (TMP, VAR_TMP, SHM)
 """The folders of the machine in which every user may write."""
+SHM_BYTES = 1 << 30
+"""The most that a program may keep in its /dev/shm: memory that counts as no process's."""
 CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
 MS_NOSUID, MS_NODEV = 1 << 1, 1 << 2
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC = 1 << 0, 1 << 5, 1 << 12, 1 << 14
@@ -98,9 +100,8 @@ def _cover(root: str, view: View) -> None:
         if own is not None:
             _mount(own, root + place, MS_BIND)
             continue
-        size = view["memory_bytes"]
-        options = "mode=1777" if size is None else f"mode=1777,size={size}"
-        _mount("tmpfs", root + place, MS_NOSUID | MS_NODEV, "tmpfs", options.encode())
+        size = min(view["memory_bytes"] or SHM_BYTES, SHM_BYTES)
+        _mount("tmpfs", root + place, MS_NOSUID | MS_NODEV, "tmpfs", f"mode=1777,size={size}".encode())
     for path in view["shared"]:
         if not os.path.lexists(root + path):
             _add(root, path)

@@ -21,10 +21,11 @@ from leyden.libs.sandbox.mounts import paths_in_covered, place_of_workspaces, ri
 from leyden.libs.sandbox.place import Place
 from leyden.libs.sandbox.program import Program
 from leyden.libs.sandbox.programs import Programs
+from leyden.libs.sandbox.view import SHM_BYTES
 from leyden.services.runner.backends.machine import NAMES
 
 TMP = Path("/tmp")
-MEMORY_BYTES = 1 << 30
+MEMORY_BYTES = 100 << 20
 REPORTS = """
 import json, os, sys, time
 meeting = os.environ["MEETING"]
@@ -81,17 +82,21 @@ def needs(tmp_path: Path, rights: mounts.Rights) -> None:
         pytest.skip(f"this machine gives no view by {rights}")
 
 
-def program(name: str, code: str, *words: str, **environment: str) -> Program:
+def program(name: str, code: str, *words: str, memory: int | None = MEMORY_BYTES, **environment: str) -> Program:
     """A program in Python, whose task is its first word."""
     command = [sys.executable, "-S", "-E", "-c", code, *words]
     task = {"task": next(iter(words), None)}
-    return Program(name, command, environment, task, "LEYDEN_TASK_FILE", 60.0, 10_000, memory_bytes=MEMORY_BYTES)
+    return Program(name, command, environment, task, "LEYDEN_TASK_FILE", 60.0, 10_000, memory_bytes=memory)
 
 
 async def reports(ran: Programs, meeting: Path, *names: str) -> list[list[Any]]:
     """The lines that programs print which run at the same time."""
     meeting.mkdir()
-    asked = [program(f"r.0.{name}", REPORTS, name, str(len(names)), MEETING=str(meeting)) for name in names]
+    memory = {"a": MEMORY_BYTES, "b": None}
+    asked = [
+        program(f"r.0.{name}", REPORTS, name, str(len(names)), memory=memory.get(name), MEETING=str(meeting))
+        for name in names
+    ]
     ended = await asyncio.gather(*map(ran.run, asked))
     assert [one.exit_code for one in ended] == [0] * len(names), [one.stderr for one in ended]
     return [[json.loads(line) for line in one.stdout.splitlines()] for one in ended]
@@ -118,7 +123,7 @@ async def test_programs_at_once_find_their_files_at_one_path_and_not_each_others
         seen = {Path(path).name for path in paths_in_covered([str(meeting)]) if Path(path).parent == TMP}
         assert (names, mine) == (sorted({"mine", "also", *seen}), name)
         assert others == [[["mine-of-a-test"], name]] * 2
-        assert shared_memory == [MEMORY_BYTES, 0o1777]
+        assert shared_memory == [MEMORY_BYTES if name == "a" else SHM_BYTES, 0o1777]
         assert error in {errno.EACCES, errno.EROFS}
     assert not (TMP / "mine").exists()
     assert not any(Path(folder, "mine-of-a-test").exists() for folder in ("/var/tmp", "/dev/shm"))
@@ -168,6 +173,8 @@ def test_of_folders_of_all_users_a_program_sees_what_its_command_and_variables_n
     assert paths_in_covered(["/tmp", "/tmp/", "/tmp/..", "/tmp/no-such-name", f"x{tmp_path}", "/usr/bin"]) == []
     with tempfile.NamedTemporaryFile(dir="/var/tmp") as one, tempfile.NamedTemporaryFile(dir="/dev/shm") as two:
         assert paths_in_covered([f"cat {one.name} {two.name}/x"]) == [two.name, one.name]
+        # Another folder beside its own workspace in one variable.
+        assert paths_in_covered([f"{two.name}/files:{one.name}"], but=two.name) == [one.name]
     # The text of a task names files that it wants made.
     variables = {"PATH": "/usr/bin", "LEYDEN_TASK": f'{{"question": "write {tmp_path}"}}'}
     assert texts_with_paths(["a", "b"], variables) == ["a", "b", "/usr/bin"]
