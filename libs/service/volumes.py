@@ -45,7 +45,7 @@ class Volumes:
 
     def __init__(self, read: Callable[[str], Disk | OSError] = read_disk) -> None:
         self._read = read
-        self._asked: dict[str, Future[Disk | OSError]] = {}
+        self._asked: dict[tuple[str, str], Future[Disk | OSError]] = {}
 
     async def measure(self, versions: str | None, database: str | None) -> list[Volume]:
         """The disks of versions and database, in this order, within two seconds.
@@ -70,9 +70,10 @@ class Volumes:
         """None: no folder. A question that has no answer yet is waited for, and no second one begins."""
         if path is None:
             return None
-        asked = self._asked.get(name)
-        if asked is None or asked.done():
-            asked = self._asked[name] = self._begin(path)
+        # A folder of a moment ago may still hang.
+        self._asked = {key: asked for key, asked in self._asked.items() if not asked.done()}
+        if (asked := self._asked.get((name, path))) is None:
+            asked = self._asked[name, path] = self._begin(path)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(asked), PATIENCE_SECONDS)
         except TimeoutError:
@@ -82,7 +83,14 @@ class Volumes:
         answer = Future[Disk | OSError]()
         # One that runs is not cancelled with a wait for it.
         answer.set_running_or_notify_cancel()
-        threading.Thread(target=lambda: answer.set_result(self._read(path)), daemon=True).start()
+
+        def ask() -> None:
+            try:
+                answer.set_result(self._read(path))
+            except Exception as error:  # noqa: BLE001  # the question that waits raises it
+                answer.set_exception(error)
+
+        threading.Thread(target=ask, daemon=True).start()
         return answer
 
 
@@ -93,7 +101,7 @@ def _space(found: Disk | OSError | None, named: str, otherwise: str) -> dict[str
         return {"free_bytes": found.free_bytes, "total_bytes": found.total_bytes, "nearly_full": is_low}
     reason = otherwise
     if isinstance(found, FileNotFoundError):
-        reason = f"the API's machine has no {named}"
+        reason = f"this machine has no {named}"
     elif found is not None:
-        reason = f"the API cannot read the {named}: {found.strerror}"
+        reason = f"the {named} cannot be read: {found.strerror}"
     return {"free_bytes": None, "total_bytes": None, "nearly_full": None, "reason": reason}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from pathlib import Path
 
@@ -26,7 +25,6 @@ async def test_folders_of_one_disk_say_so_and_an_absent_one_is_unknown(tmp_path:
 async def test_a_disk_that_hangs_is_asked_once_and_unknown_until_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(volumes, "PATIENCE_SECONDS", 0.05)
     asked, back = list[str](), threading.Event()
 
     def read(path: str) -> Disk | OSError:
@@ -36,13 +34,24 @@ async def test_a_disk_that_hangs_is_asked_once_and_unknown_until_it_answers(
         return read_disk(str(tmp_path))
 
     disks = Volumes(read)
+    monkeypatch.setattr(volumes, "PATIENCE_SECONDS", 0.05)
     for _ in range(3):
-        versions, database = await disks.measure("/hangs", "/answers")
-        assert (versions.free_bytes, versions.nearly_full, database.nearly_full is None) == (None, None, False)
-        assert versions.reason == "the API cannot read the folder /hangs: it did not answer within 0.05 s"
+        (versions, _) = await disks.measure("/hangs", None)
+        assert (versions.free_bytes, versions.nearly_full) == (None, None)
+        assert versions.reason == "the folder /hangs cannot be read: it did not answer within 0.05 s"
+    monkeypatch.setattr(volumes, "PATIENCE_SECONDS", 30.0)
+    for _ in range(3):
+        (moved, database) = await disks.measure("/answers", "/answers")
+        assert (moved.nearly_full is None, database.nearly_full is None) == (False, False)
     assert asked.count("/hangs") == 1
-    assert asked.count("/answers") == 3
+    assert asked.count("/answers") == 6
     back.set()
-    async with asyncio.timeout(30):
-        while (await disks.measure("/hangs", None))[0].free_bytes is None:
-            pass
+    assert (await disks.measure("/hangs", None))[0].free_bytes is not None
+
+
+async def test_a_defect_in_reading_a_disk_ends_the_wait_for_it() -> None:
+    def read(_: str) -> Disk | OSError:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await Volumes(read).measure("/", None)
