@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from leyden.libs.contracts.conversation import Json
@@ -15,7 +15,7 @@ from leyden.services.gateway.dialects.body import Integer, Wire, read_object, va
 from leyden.services.gateway.dialects.gemini.dialect import Gemini
 from leyden.services.gateway.dialects.ollama import OllamaChat
 from leyden.services.gateway.embeddings.request import MAX_VALUES
-from leyden.services.gateway.errors import BadRequest
+from leyden.services.gateway.errors import BadRequest, Unavailable
 
 
 class EmbeddingForm(Protocol):
@@ -29,7 +29,10 @@ class EmbeddingForm(Protocol):
         """Returns the request in OpenAI's form. Raises: BadRequest."""
 
     def answered(self, content: bytes) -> bytes:
-        """Returns an answer of OpenAI's form, with vectors of floats, in the vendor's."""
+        """Returns an answer of OpenAI's form, with vectors of floats, in the vendor's.
+
+        Raises: Unavailable: there are none in it
+        """
 
 
 class _OllamaBody(Wire):
@@ -50,9 +53,9 @@ class OllamaEmbed:
 
     def answered(self, content: bytes) -> bytes:
         """Returns an answer of OpenAI's form in Ollama's."""
-        found = orjson.loads(content)
-        counted = {"prompt_eval_count": tokens} if (tokens := _tokens(found)) is not None else {}
-        return orjson.dumps({"model": found.get("model"), "embeddings": _vectors(found), **counted})
+        answer = _answer_of(content)
+        counted = {} if answer.tokens is None else {"prompt_eval_count": answer.tokens}
+        return orjson.dumps({"model": answer.model, "embeddings": answer.vectors, **counted})
 
 
 class _Google(BaseModel):
@@ -95,9 +98,9 @@ class GeminiEmbed:
 
     def answered(self, content: bytes) -> bytes:
         """Returns an answer of OpenAI's form in Google's."""
-        found = orjson.loads(content)
-        vectors = [{"values": vector} for vector in _vectors(found)]
-        counted = {"usageMetadata": {"promptTokenCount": tokens}} if (tokens := _tokens(found)) is not None else {}
+        answer = _answer_of(content)
+        vectors = [{"values": vector} for vector in answer.vectors]
+        counted = {} if answer.tokens is None else {"usageMetadata": {"promptTokenCount": answer.tokens}}
         made: Json = {"embeddings": vectors} if self._is_batch else {"embedding": vectors[0]}
         return orjson.dumps({**made, **counted})
 
@@ -116,11 +119,33 @@ def _openai(model: str, texts: str | Sequence[str], dimensions: int | None) -> b
     return orjson.dumps(document if dimensions is None else document | {"dimensions": dimensions})
 
 
-def _vectors(found: Any) -> list[Any]:
-    return [one["embedding"] for one in found["data"]]
+class _Vector(BaseModel):
+    embedding: list[float]
 
 
-def _tokens(found: Any) -> int | None:
-    usage = found.get("usage") or {}
-    tokens: int | None = usage.get("prompt_tokens")
-    return tokens
+class _Usage(BaseModel):
+    prompt_tokens: int | None = None
+
+
+class _Answer(BaseModel):
+    model: str | None = None
+    data: list[_Vector] = Field(min_length=1)
+    usage: _Usage | None = None
+
+    @property
+    def vectors(self) -> list[list[float]]:
+        return [one.embedding for one in self.data]
+
+    @property
+    def tokens(self) -> int | None:
+        return self.usage.prompt_tokens if self.usage else None
+
+
+def _answer_of(content: bytes) -> _Answer:
+    try:
+        return _Answer.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        message = f"The server of embeddings gave no vectors in OpenAI's form ({reason})."
+        raise Unavailable(message, code="embeddings_unavailable") from error

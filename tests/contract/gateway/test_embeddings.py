@@ -45,7 +45,7 @@ async def embedder(answer: Callable[[Any], web.Response | None], seen: list[Any]
 
     async def embed(request: web.Request) -> web.Response:
         body = await request.json()
-        seen.append((request.headers["authorization"], body))
+        seen.append((request.headers.get("authorization"), body))
         item = {"object": "embedding", "index": 0, "embedding": [0.5, -0.25]}
         usage = {"prompt_tokens": 1, "total_tokens": 1}
         return answer(body) or web.json_response({"object": "list", "model": "small", "data": [item], "usage": usage})
@@ -124,6 +124,27 @@ async def test_a_run_names_the_provider_and_the_model(tmp_path, database):
         "leyden.embeddings.inputs": 1,
         "leyden.embeddings.texts": [],
     }
+
+
+async def test_a_server_that_answers_no_vectors_is_named_in_each_form(tmp_path, database):
+    def answer(_: Any) -> web.Response:
+        return web.json_response({"object": "list", "data": []})
+
+    models = "v1beta/models/gemini-embedding-001"
+    async with (
+        embedder(answer, []) as url,
+        httpx.AsyncClient() as http,
+        scene(tmp_path, database, embeddings_url=url) as stage,
+    ):
+        address = f"{stage.gateway.url}/r/{stage.rollout_id}/1"
+        headers = {"authorization": f"Bearer {stage.gateway.key(stage.rollout_id)}"}
+        ollama = await http.post(f"{address}/api/embed", json={"model": "m", "input": "a"}, headers=headers)
+        one = {"content": {"parts": [{"text": "a"}]}}
+        google = await http.post(f"{address}/{models}:embedContent", json=one, headers=headers)
+    assert (ollama.status_code, google.status_code) == (503, 503)
+    reason = "The server of embeddings gave no vectors in OpenAI's form (data: List should have at least 1 item"
+    assert ollama.json()["error"].startswith(reason)
+    assert google.json()["error"]["message"].startswith(reason)
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
@@ -207,7 +228,7 @@ class Embedding:
 
     async def embed(self, request: web.Request) -> web.Response:
         types, body = embedding_types(), await request.json()
-        self.seen.append((request.headers["authorization"], body))
+        self.seen.append((request.headers.get("authorization"), body))
         asked = types["EmbeddingRequest"].model_validate(body)
         if self.samples or not all(one.strip() for one in asked.input):
             said = (
