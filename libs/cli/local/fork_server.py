@@ -73,9 +73,14 @@ class ForkServer:
             if pid < 0:
                 raise OSError(-pid, os.strerror(-pid))
             process = ForkedProcess(self, pid)
-            socket.send_fds(ours, [b"."], [output, *descriptors.values()])
             request = {"module": module, "variables": dict(variables), "descriptors": list(descriptors)}
-            ours.sendall(json.dumps(request).encode())
+            try:
+                socket.send_fds(ours, [b"."], [output, *descriptors.values()])
+                ours.sendall(json.dumps(request).encode())
+            except OSError:
+                process.kill()
+                process.wait()
+                raise
         return process
 
     def ask(self, request: bytes, *descriptors: int) -> int:

@@ -301,6 +301,7 @@ class Platform:
         self._write_record()
         (self.home / LOGS).mkdir(exist_ok=True)
         if CAN_FORK and set(self.options.services) - {"engine"}:
+            # Its imports run beside the start of Postgres.
             self._started_fork_server()
         with ThreadPoolExecutor(1) as beside:
             starting = beside.submit(self._start_servers)
