@@ -9,8 +9,8 @@ from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read.runs import unknown_run
 
 LATEST_SECONDS = 360
-"""A row has the start of its transaction, which Postgres ends after 300 s without a statement: it may become visible
-beside newer ones for so long."""
+"""A row has the start of its transaction, and becomes visible beside newer ones when that commits; one that commits
+later than this is not told. Transactions here are short, and Postgres ends one that waits 300 s for a statement."""
 
 
 def _newest(table: str) -> str:
@@ -22,7 +22,7 @@ def _newest(table: str) -> str:
         FROM (SELECT max(created_at) AS moment FROM {table} WHERE run_id = runs.id) AS newest)"""  # noqa: S608  # constants
 
 
-# Each is the end of an index or one row, so that a stream may ask every few seconds.
+# Each is one row, or the end of an index and the rows of its last minutes, so that a stream may ask every few seconds.
 _MARKS = text(f"""
     SELECT md5(concat_ws('|', runs.intent, s.phase, s.reason)) AS run,
         (SELECT max(number) FROM steps WHERE run_id = runs.id) AS steps,

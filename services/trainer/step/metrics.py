@@ -150,7 +150,7 @@ def _value_metrics(anchors: Anchors, updates: Sequence[Update]) -> Metrics:
 
 
 def _filled(updates: Sequence[Update]) -> Sequence[Update]:
-    """The updates with a token: another one has no gradient, and its norm of 0 is none."""
+    """The updates of which the model computed a token: another one has no gradient, and its norm of 0 is none."""
     return [update for update in updates if update.computed.computed_tokens]
 
 
