@@ -374,6 +374,10 @@ FACTS = {
     "Step": "SELECT count(*) || ' of ' || (SELECT config #>> '{training,steps}' FROM runs WHERE id = %(run)s)"
     " FROM steps WHERE run_id = %(run)s",
     "Last reward": f"SELECT round(avg::numeric, 3)::text FROM ({of_rollouts('avg(r.reward)')} DESC LIMIT 1) AS last",
+    "Held-out reward": "SELECT string_agg(round(reward::numeric, 3) || ' at version ' || version, ', '"
+    " ORDER BY version) FROM (SELECT *, min(version) OVER () AS first, max(version) OVER () AS last"
+    f" FROM ({OF_VERSIONS}) v) ends"
+    " WHERE version IN (first, last)",
     "Version": "SELECT max(version)::text FROM policy_versions WHERE run_id = %(run)s",
     "Best version": f"SELECT version::text FROM ({OF_VERSIONS}) v WHERE version > 0 ORDER BY reward DESC, version DESC",
     "Learning rate": "SELECT config #>> '{optimizer,learning_rate}' FROM runs WHERE id = %(run)s",
@@ -384,6 +388,10 @@ FACTS = {
     "Ended": "SELECT finished_at FROM run_status WHERE run_id = %(run)s",
 }
 """The facts of a run that has ended, each with the SQL of its words."""
+WORDS_OF_A_TIME = """(moment) => new Date(moment).toLocaleString(undefined, {
+    year: "numeric", month: "numeric", day: "numeric", hour: "numeric", minute: "numeric", second: "numeric",
+    timeZoneName: "short",
+})"""
 COUNTS = """
     SELECT * FROM (
         SELECT 'all' AS name, count(*) AS calls FROM model_calls c JOIN rollouts r ON r.id = c.rollout_id
@@ -417,7 +425,7 @@ def test_facts_legends_counts_and_evaluations_of_a_run_are_those_of_sql(
         for name, query in FACTS.items():
             found = rows(query)[0][0]
             if name in ("Started", "Ended"):
-                found = page.evaluate("(moment) => new Date(moment).toLocaleString()", found.isoformat())
+                found = page.evaluate(WORDS_OF_A_TIME, found.isoformat())
             shown = facts[name].partition(":")[0] if name == "Best version" else facts[name].strip()
             assert shown == found, name
         shown_counts = {name: int(count) for name, count in cells(page, "Model calls")}

@@ -8,9 +8,6 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from leyden.libs.faults import points
-from leyden.libs.faults.settings import FaultSettings
-
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(
     [
@@ -40,7 +37,5 @@ def run_forked(work: Callable[..., None], *arguments: Any, processes: int) -> No
 def _main(run_id: str, environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    # Imported before, with other variables.
-    points._folder = FaultSettings().folder
     sys.argv = ["leyden.services.trainer", "--run-id", run_id]
     runpy.run_module("leyden.services.trainer", run_name="__main__", alter_sys=True)

@@ -279,6 +279,39 @@ async def test_an_engine_that_serves_nothing_for_long_is_an_alarm(made: Made) ->
     assert silent not in await alarms(made.database, made.run.id)
 
 
+async def test_a_pool_in_which_nothing_embeds_is_an_alarm_of_the_runs_that_name_it(database: Database) -> None:
+    run = await builders.add_run(database, config=builders.run_document(embeddings={"pool": "e"}))
+    other = await builders.add_run(database)
+    away = EngineStatus("http://e", EngineState.UNREACHABLE, detail="its model samples text and makes no embeddings")
+
+    async def reasons() -> list[str]:
+        assert await alarms(database, other.id) == {}
+        return [alarm.reason for alarm in (await alarms(database, run.id)).values()]
+
+    async def pass_a_minute() -> None:
+        earlier = timedelta(seconds=61)
+        async with database.session() as session:
+            await session.execute(update(tables.RunStatus).values(updated_at=tables.RunStatus.updated_at - earlier))
+            await session.execute(update(tables.Engine).values(silent_since=tables.Engine.silent_since - earlier))
+
+    assert await reasons() == []
+    await pass_a_minute()
+    assert await reasons() == ["no pool 'e' embeds"]
+    async with database.session() as session:
+        await write_pools(session, [Pool("default"), Pool("e", embeddings=True)])
+    assert await reasons() == ["pool 'e' has no engine"]
+    async with database.session() as session:
+        await write_engines(session, [away], "e")
+    assert await reasons() == []
+    await pass_a_minute()
+    [reason] = await reasons()
+    assert reason.startswith("no engine of pool 'e' has embedded for 6")
+    assert reason.endswith(f" s: http://e: {away.detail}")
+    async with database.session() as session:
+        await write_engines(session, [EngineStatus("http://other", EngineState.SERVING)], "e")
+    assert await reasons() == []
+
+
 async def test_groups_that_the_trainer_refuses_are_an_alarm(made: Made) -> None:
     await made.steps(30)
     for number in range(100, 104):
