@@ -100,6 +100,13 @@ EMBEDDINGS = {
     "dimensions": "The first ones of each vector, as a unit vector.",
 }
 
+OLLAMA_EMBED = {name: EMBEDDINGS[name] for name in ("model", "input", "dimensions")}
+GEMINI_EMBED = {
+    "content": "Its parts are one text; parts other than text are refused.",
+    "outputDimensionality": EMBEDDINGS["dimensions"],
+}
+GEMINI_BATCH = {"requests": "Each as for `embedContent`, all with the same `outputDimensionality`."}
+
 
 class Part(NamedTuple):
     """One dialect. Args: unknown: the fate of a field that is in none of the lists."""
@@ -112,6 +119,9 @@ class Part(NamedTuple):
 
 
 OTHERS = "Every other field is recorded without an effect."
+TRANSLATED = (
+    "Every other field has no effect. The request becomes one of `/v1/embeddings`, with the same bounds and span."
+)
 PARTS = (
     Part("`POST /v1/chat/completions`", "dialects.chat_completions", "_Body", CHAT, OTHERS),
     Part("`POST /v1/responses`", "dialects.responses.dialect", "_Body", RESPONSES, OTHERS),
@@ -134,6 +144,9 @@ PARTS = (
         " gets the body as it is, but for its `model`, and may read more. Either way the request is a span of the tool"
         " `embeddings`, which does not train.",
     ),
+    Part("`POST /api/embed`", "embeddings.vendors", "_OllamaBody", OLLAMA_EMBED, TRANSLATED),
+    Part("`POST /v1beta/models/MODEL:embedContent`", "embeddings.vendors", "_One", GEMINI_EMBED, TRANSLATED),
+    Part("`POST /v1beta/models/MODEL:batchEmbedContents`", "embeddings.vendors", "_Batch", GEMINI_BATCH, TRANSLATED),
 )
 
 

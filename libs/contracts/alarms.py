@@ -96,6 +96,16 @@ _RULES = (
         lasts=False,
     ),
     AlarmRule(
+        "no_embeddings",
+        "critical",
+        "The run's pool of embeddings has no engine that embeds: attempts that ask for one end as infra_error.",
+        "seconds for which no engine of the pool has embedded",
+        *(60, 1, "pools", 1),
+        "read each engine's cause with `leyden pools --json`, and start SGLang with --is-embedding at an address of the"
+        " pool; or name a provider in the run's `embeddings`",
+        lasts=False,
+    ),
+    AlarmRule(
         "disk_low",
         "warning",
         "A disk that services write to is nearly full: versions and checkpoints, or the database.",
