@@ -10,6 +10,7 @@ from starlette.routing import Route
 from leyden.services.gateway.dialects import chat_completions, messages, ollama
 from leyden.services.gateway.dialects.gemini import answers
 from leyden.services.gateway.dialects.gemini import dialect as gemini
+from leyden.services.gateway.embeddings import vendors
 from leyden.services.gateway.requests import ATTEMPT, BASE
 from leyden.services.gateway.routes import ANTHROPIC_ROUTES, GEMINI_ROUTES, OLLAMA_ROUTES, OPENAI_ROUTES
 
@@ -84,18 +85,22 @@ def openapi_document() -> dict[str, Any]:
             item["post"]["responses"]["default"]["content"] = {"application/json": {"schema": _ANTHROPIC_ERROR}}
             item["post"]["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     chat = document["paths"][ATTEMPT + "/api/chat"]["post"]
-    asked = _schema(document, "ollama", ollama._Body)
-    chat["requestBody"] = {"required": True, "content": {"application/json": {"schema": asked}}}
-    chat["responses"]["default"]["content"] = {"application/json": {"schema": _OLLAMA_ERROR}}
+    embed = document["paths"][ATTEMPT + "/api/embed"]["post"]
+    for operation, model in ((chat, ollama._Body), (embed, vendors._OllamaBody)):
+        asked = _schema(document, f"ollama{model.__name__}", model)
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": asked}}}
+        operation["responses"]["default"]["content"] = {"application/json": {"schema": _OLLAMA_ERROR}}
     chat["responses"]["200"]["content"]["application/x-ndjson"] = {"schema": {"type": "string"}}
     _describe_gemini(document)
     return document
 
 
 def _describe_gemini(document: dict[str, Any]) -> None:
-    body = _schema(document, "gemini", gemini._Body)
+    models = {"embedContent": vendors._One, "batchEmbedContents": vendors._Batch}
     for route in GEMINI_ROUTES:
         operation = document["paths"][route.path_format]["post"]
+        action = route.path.rpartition(":")[2]
+        body = _schema(document, f"gemini{action}", models.get(action, gemini._Body))
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
         operation["responses"]["default"]["content"] = {"application/json": {"schema": _GEMINI_ERROR}}
         if "stream" in route.path:
@@ -106,7 +111,7 @@ def _describe_gemini(document: dict[str, Any]) -> None:
 def _schema(document: dict[str, Any], prefix: str, body: type[BaseModel]) -> dict[str, Any]:
     """The schema of a body, whose definitions go into the document under names with the prefix."""
     schema = body.model_json_schema(ref_template=f"#/components/schemas/{prefix}{{model}}")
-    document["components"]["schemas"] |= {f"{prefix}{name}": found for name, found in schema.pop("$defs").items()}
+    document["components"]["schemas"] |= {f"{prefix}{name}": found for name, found in schema.pop("$defs", {}).items()}
     return schema
 
 
