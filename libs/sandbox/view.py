@@ -70,10 +70,7 @@ def show(view: View) -> None:
     for name in os.listdir("/"):
         _add(root, f"/{name}")
     _cover(root, view)
-    if not os.path.lexists(root + view["place"]):
-        # Below its own /tmp, say, where the machine has the folder below the one of every user.
-        os.makedirs(root + view["place"], 0o755)
-    _mount(view["workspace"], root + view["place"], MS_BIND)
+    _mount_workspace(root, view["workspace"], view["place"])
     _enter(root)
 
 
@@ -105,6 +102,24 @@ def _cover(root: str, view: View) -> None:
     for path in view["shared"]:
         if not os.path.lexists(root + path):
             _add(root, path)
+
+
+def _mount_workspace(root: str, workspace: str, place: str) -> None:
+    """Mounts the workspace at its place. Folders above that are not there, as below its own /tmp, hold nothing else."""
+    made: list[str] = []
+    path = root + place
+    while not os.path.lexists(path):
+        made.insert(0, path)
+        path = os.path.dirname(path)
+    for path in made:
+        os.mkdir(path)
+        # Every user passes, whatever the umask.
+        os.chmod(path, 0o755)
+        if path == made[0] != made[-1]:
+            _mount("tmpfs", path, MS_NOSUID | MS_NODEV, "tmpfs", b"mode=0755")
+    _mount(workspace, root + place, MS_BIND)
+    if len(made) > 1:
+        _mount(None, made[0], MS_REMOUNT | MS_BIND | MS_RDONLY)
 
 
 def _enter(root: str) -> None:
