@@ -4,7 +4,7 @@ The supervisor's child makes this view between `fork` and `exec`, with the stand
 in memory with the machine's folders mounted in it, and belongs to the program's processes: it ends with the last one.
 """
 # pathlib costs more start-up time than everything else here:
-# ruff: noqa: PTH102, PTH103, PTH110, PTH112, PTH114, PTH115, PTH123, PTH208, PTH211
+# ruff: noqa: PTH101, PTH102, PTH110, PTH112, PTH114, PTH115, PTH120, PTH123, PTH208, PTH211
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _mount_workspace(root: str, workspace: str, place: str) -> None:
     for path in made:
         os.mkdir(path)
         # Every user passes, whatever the umask.
-        os.chmod(path, 0o755)
+        os.chmod(path, 0o755)  # noqa: S103  # they hold nothing else
         if path == made[0] != made[-1]:
             _mount("tmpfs", path, MS_NOSUID | MS_NODEV, "tmpfs", b"mode=0755")
     _mount(workspace, root + place, MS_BIND)
