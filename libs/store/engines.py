@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import Boolean, bindparam, case, delete, func, select, text
+from sqlalchemy import Boolean, bindparam, case, delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
 from leyden.libs.contracts.config import DEFAULT_POOL, stored_object
@@ -188,7 +188,9 @@ async def write_engines(session: Session, engines: Sequence[EngineStatus], pool:
 async def forget_other_engines(session: Session, urls: Sequence[str], pool: str = DEFAULT_POOL) -> None:
     """Removes a pool's engines that no longer exist, so that no request is sent to them."""
     table = tables.Engine
-    await session.execute(delete(table).where(table.pool == pool, table.url.not_in(urls)))
+    gone = await session.execute(delete(table).where(table.pool == pool, table.url.not_in(urls)).returning(table.url))
+    if gone.all():
+        await session.execute(update(tables.Pool).where(tables.Pool.name == pool).values(updated_at=func.now()))
 
 
 class ServingEngine(NamedTuple):

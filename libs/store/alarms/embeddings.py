@@ -13,13 +13,15 @@ from leyden.libs.store.database import ReadSession
 
 AT_WORK = {RunPhase.RUNNING, RunPhase.EVALUATING}
 
+# A pool has changed last when its last engine went.
 _POOL = text("""
     SELECT p.name IS NOT NULL AS is_known, count(e.url) AS engines,
         count(*) FILTER (WHERE e.state = 'serving') AS serving,
-        extract(epoch FROM clock_timestamp() - greatest(s.updated_at, max(e.silent_since)))::float8 AS seconds,
+        extract(epoch FROM clock_timestamp() - greatest(coalesce(s.started_at, s.updated_at), max(e.silent_since),
+            CASE WHEN count(e.url) = 0 THEN p.updated_at END))::float8 AS seconds,
         (array_agg(concat(e.url, ': ', e.detail) ORDER BY e.url) FILTER (WHERE e.detail IS NOT NULL))[1] AS cause
     FROM run_status s LEFT JOIN pools p ON p.name = :pool AND p.embeddings LEFT JOIN engines e ON e.pool = p.name
-    WHERE s.run_id = :run GROUP BY s.updated_at, p.name
+    WHERE s.run_id = :run GROUP BY s.started_at, s.updated_at, p.name, p.updated_at
 """)
 
 

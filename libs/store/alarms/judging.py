@@ -19,6 +19,7 @@ from leyden.libs.contracts.states import ENDED, RunPhase
 from leyden.libs.store import tables
 from leyden.libs.store.alarms.attempts import of_attempts
 from leyden.libs.store.alarms.disks import is_unknown, of_disks
+from leyden.libs.store.alarms.embeddings import of_embeddings
 from leyden.libs.store.alarms.gradings import of_rewards
 from leyden.libs.store.alarms.progress import JudgedRun, made_steps, of_progress
 from leyden.libs.store.alarms.steps import unpublished
@@ -62,9 +63,11 @@ async def findings(
     else:
         # The controller fails the run with this reason.
         found += unpublished(await made_steps(session, run.id))
-    # A further policy has the disks of its run.
+    # A further policy has the disks and the embeddings of its run.
     if run.lead_run_id is None:
         found += of_disks(volumes)
+        if isinstance(config, RunConfig) and config.embeddings is not None and config.embeddings.pool is not None:
+            found += [one async for one in of_embeddings(session, run.id, phase, config.embeddings.pool)]
     return [one for one in found if phase not in ENDED or ALARM_RULES[one.name].lasts]
 
 

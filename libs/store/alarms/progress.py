@@ -14,7 +14,6 @@ from leyden.libs.contracts.judgements import judge
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.store.alarms.attempts import MAX_CAUSE
 from leyden.libs.store.alarms.canaries import of_canaries
-from leyden.libs.store.alarms.embeddings import of_embeddings
 from leyden.libs.store.alarms.hacking import of_trends
 from leyden.libs.store.alarms.phases import of_phases
 from leyden.libs.store.alarms.steps import FIRST, NEWEST, MadeStep, judge_steps, seconds_between
@@ -146,9 +145,6 @@ async def of_progress(session: ReadSession, run: JudgedRun) -> AsyncIterator[Fin
         yield finding
     async for finding in of_canaries(session, run.id):
         yield finding
-    if run.config.embeddings is not None and run.config.embeddings.pool is not None:
-        async for finding in of_embeddings(session, run.id, run.phase, run.config.embeddings.pool):
-            yield finding
 
 
 def judge_groups(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,7 +20,15 @@ from leyden.libs.store.alarms.listing import list_alarms
 from leyden.libs.store.alarms.progress import judge_groups
 from leyden.libs.store.alarms.stored import runs_by_alarm
 from leyden.libs.store.database import Database
-from leyden.libs.store.engines import Assignment, EngineStatus, Pool, write_assignments, write_engines, write_pools
+from leyden.libs.store.engines import (
+    Assignment,
+    EngineStatus,
+    Pool,
+    forget_other_engines,
+    write_assignments,
+    write_engines,
+    write_pools,
+)
 from leyden.libs.store.read import results, runs
 from tests.support import builders
 from tests.support.alarms import alarm_lines, alarms
@@ -293,22 +302,27 @@ async def test_a_pool_in_which_nothing_embeds_is_an_alarm_of_the_runs_that_name_
         async with database.session() as session:
             await session.execute(update(tables.RunStatus).values(updated_at=tables.RunStatus.updated_at - earlier))
             await session.execute(update(tables.Engine).values(silent_since=tables.Engine.silent_since - earlier))
+            await session.execute(update(tables.Pool).values(updated_at=tables.Pool.updated_at - earlier))
 
     assert await reasons() == []
     await pass_a_minute()
     assert await reasons() == ["no pool 'e' embeds"]
     async with database.session() as session:
         await write_pools(session, [Pool("default"), Pool("e", embeddings=True)])
+    assert await reasons() == []
+    await pass_a_minute()
     assert await reasons() == ["pool 'e' has no engine"]
     async with database.session() as session:
         await write_engines(session, [away], "e")
     assert await reasons() == []
     await pass_a_minute()
     [reason] = await reasons()
-    assert reason.startswith("no engine of pool 'e' has embedded for 6")
-    assert reason.endswith(f" s: http://e: {away.detail}")
+    assert re.fullmatch(rf"no engine of pool 'e' has embedded for \d+ s: http://e: {away.detail}", reason)
     async with database.session() as session:
         await write_engines(session, [EngineStatus("http://other", EngineState.SERVING)], "e")
+    assert await reasons() == []
+    async with database.session() as session:
+        await forget_other_engines(session, [], "e")
     assert await reasons() == []
 
 
