@@ -20,6 +20,9 @@ WORK = Path("/work")
 """The path of each program's workspace, on a machine that has no such folder."""
 _TRY = "import json, sys; from leyden.libs.sandbox.view import show; show(json.loads(sys.argv[1]))"
 
+_CHARACTER = r"[^\s:;,=()'\"]"
+"""A character of a path among the words of a text."""
+
 Rights = Literal["mounts", "user"]
 """`mounts`: this process may mount, as root may unless its container forbids it. `user`: it may in a user namespace."""
 
@@ -82,8 +85,10 @@ def paths_in_covered(texts: Iterable[str], but: str = "") -> list[str]:
 
     Args: but: a folder whose paths are left out; a program's workspace is mounted where they name it
     """
-    words = [word for text in texts for word in re.split(r"[\s:;,=()'\"]+", text)]
-    words = [word for word in words if not (but and f"{word}/".startswith(f"{but}/"))]
+    # The folder itself may have a space in its name.
+    own = rf"(?<!{_CHARACTER}){re.escape(but)}(/{_CHARACTER}*)?(?!{_CHARACTER})"
+    others = [re.sub(own, "", text) if but else text for text in texts]
+    words = [word for text in others for word in re.findall(f"{_CHARACTER}+", text)]
     named = {
         f"{folder}/{name}"
         for folder in COVERED

@@ -136,10 +136,19 @@ async def test_a_program_on_a_machine_with_such_a_folder_finds_its_files_at_anot
     room = attempts / "attempt"
     assert place_of_workspaces(room, work=tmp_path) == room
     assert place_of_workspaces(room, work=tmp_path / "none") == tmp_path / "none"
-    async with opened(attempts) as ran:
-        ran._seen_at = room
-        [(facts, *_)] = await reports(ran, tmp_path / "meeting", "a")
+    above = "import os\nabove = os.path.dirname(os.path.dirname(os.environ['HOME']))\n"
+    above += "print(above, oct(os.stat(above).st_mode), flush=True)\nopen(above + '/made', 'w')"
+    usual = os.umask(0o077)
+    try:
+        async with opened(attempts) as ran:
+            ran._seen_at = room
+            [(facts, *_)] = await reports(ran, tmp_path / "meeting", "a")
+            written = await ran.run(program("r.0.above", above))
+    finally:
+        os.umask(usual)
     assert (facts["cwd"], facts["home"]) == (f"{room}/work", f"{room}/work")
+    assert written.stdout == f"{attempts} 0o40755\n".encode()
+    assert f"[Errno {errno.EROFS}]".encode() in written.stderr
 
 
 async def test_without_the_right_programs_run_where_their_files_are_and_the_log_says_so_once(
@@ -175,6 +184,8 @@ def test_of_folders_of_all_users_a_program_sees_what_its_command_and_variables_n
         assert paths_in_covered([f"cat {one.name} {two.name}/x"]) == [two.name, one.name]
         # Another folder beside its own workspace in one variable.
         assert paths_in_covered([f"{two.name}/files:{one.name}"], but=two.name) == [one.name]
+        assert paths_in_covered([f"cat {two.name}/a b/x {one.name}"], but=f"{two.name}/a b") == [one.name]
+        assert paths_in_covered([f"{two.name}/a", f"{two.name}-"], but=two.name[:-1]) == [two.name]
     # The text of a task names files that it wants made.
     variables = {"PATH": "/usr/bin", "LEYDEN_TASK": f'{{"question": "write {tmp_path}"}}'}
     assert texts_with_paths(["a", "b"], variables) == ["a", "b", "/usr/bin"]
