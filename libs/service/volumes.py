@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from leyden.libs.contracts.api.waiting import NEEDED_DISK_BYTES, Volume
 
 PATIENCE_SECONDS = 2.0
+MAX_LATE = 3
 
 NO_VERSION = "no run has trained a version whose files are there"
 ELSEWHERE = "Postgres is on another machine, or tells its folder to none but administrators"
@@ -38,7 +39,8 @@ def read_disk(path: str) -> Disk | OSError:
 class Volumes:
     """Measures the disks of versions and database, in a thread for each: one question at a time.
 
-    A disk that hangs holds its one thread, and no process waits for it to end. Its space is unknown meanwhile.
+    A disk that hangs holds a thread for each folder, three at most, and no process waits for them to end. Its space is
+    unknown meanwhile.
 
     Args: read: `read_disk`
     """
@@ -72,12 +74,16 @@ class Volumes:
             return None
         # A folder of a moment ago may still hang.
         self._asked = {key: asked for key, asked in self._asked.items() if not asked.done()}
+        late = TimeoutError(0, f"it did not answer within {PATIENCE_SECONDS:g} s")
         if (asked := self._asked.get((name, path))) is None:
+            # Each new version has a folder of its own.
+            if [other for other, _ in self._asked].count(name) >= MAX_LATE:
+                return late
             asked = self._asked[name, path] = self._begin(path)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(asked), PATIENCE_SECONDS)
         except TimeoutError:
-            return TimeoutError(0, f"it did not answer within {PATIENCE_SECONDS:g} s")
+            return late
 
     def _begin(self, path: str) -> Future[Disk | OSError]:
         answer = Future[Disk | OSError]()
@@ -101,7 +107,7 @@ def _space(found: Disk | OSError | None, named: str, otherwise: str) -> dict[str
         return {"free_bytes": found.free_bytes, "total_bytes": found.total_bytes, "nearly_full": is_low}
     reason = otherwise
     if isinstance(found, FileNotFoundError):
-        reason = f"this machine has no {named}"
+        reason = f"the API's machine has no {named}"
     elif found is not None:
-        reason = f"the {named} cannot be read: {found.strerror}"
+        reason = f"the API cannot read the {named}: {found.strerror}"
     return {"free_bytes": None, "total_bytes": None, "nearly_full": None, "reason": reason}

@@ -128,4 +128,4 @@ async def test_the_platform_tells_free_disk_where_the_api_has_the_folder(
     assert versions.nearly_full == (versions.free_bytes < NEEDED_DISK_BYTES)
     await builders.add_policy_version(database, run, 2, path=str(tmp_path / "gone"))
     [versions, _] = (await asyncio.to_thread(leyden.platform)).volumes
-    assert (versions.free_bytes, versions.reason) == (None, f"this machine has no folder {tmp_path / 'gone'}")
+    assert (versions.free_bytes, versions.reason) == (None, f"the API's machine has no folder {tmp_path / 'gone'}")

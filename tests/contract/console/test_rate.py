@@ -123,7 +123,7 @@ def test_the_platform_shows_services_pools_and_what_is_unknown(
     expect(engines.nth(1)).to_contain_text(SHOWN)
     expect(page.get_by_text("No engine of this pool has been seen")).to_be_visible()
     disks = page.get_by_role("region", name="Disks").locator("tbody tr")
-    expect(disks.nth(0)).to_have_text("versions and checkpointsunknownunknownthis machine has no folder /nowhere")
+    expect(disks.nth(0)).to_have_text("versions and checkpointsunknownunknownthe API's machine has no folder /nowhere")
     expect(disks.nth(1)).to_have_text(re.compile(r"^the database[\d.]+ .iB[\d.]+ .iB$"))
     assert visitor.violations() == []
     page.get_by_role("definition").get_by_role("link", name="2", exact=True).click()
