@@ -130,6 +130,15 @@ def test_forks_die_with_their_server_which_can_be_asked_no_more(server: ForkServ
         started(server, tmp_path / "log", {})
 
 
+def test_a_fork_whose_request_does_not_arrive_ends(server: ForkServer, tmp_path: Path) -> None:
+    no_descriptor = -1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        server.start("program", {}, no_descriptor, {})
+    assert psutil.Process(server.popen.pid).children() == []
+    process = started(server, tmp_path / "log", {"STATUS": "3"})
+    assert process.wait() == 3
+
+
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     home = tmp_path_factory.mktemp("forks") / "home"
