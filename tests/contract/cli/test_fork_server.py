@@ -85,7 +85,7 @@ def test_a_fork_begins_with_its_own_variables_descriptors_and_log_and_nothing_el
 ) -> None:
     one, other = tmp_path / "one.log", tmp_path / "other.log"
     read_end, write_end = os.pipe()
-    first = started(server, one, {"A_SECRET": "of one"}, PIPE_FD=write_end)
+    first = started(server, one, {"A_WORD": "of one"}, PIPE_FD=write_end)
     second = started(server, other, {"STATUS": "3"})
     pipe = str(Path(f"/proc/self/fd/{write_end}").readlink())
     os.close(read_end)
@@ -93,7 +93,7 @@ def test_a_fork_begins_with_its_own_variables_descriptors_and_log_and_nothing_el
     assert second.wait() == 3
     seen, of_other = printed(one), printed(other)
     number = seen["variables"].pop("PIPE_FD")
-    assert (seen["variables"], of_other["variables"]) == ({"A_SECRET": "of one"}, {"STATUS": "3"})
+    assert (seen["variables"], of_other["variables"]) == ({"A_WORD": "of one"}, {"STATUS": "3"})
     files = {"0": os.devnull, "1": str(one), "2": str(one), number: pipe}
     assert seen["descriptors"] == files
     assert of_other["descriptors"] == {"0": os.devnull, "1": str(other), "2": str(other)}
