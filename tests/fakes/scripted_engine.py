@@ -159,8 +159,9 @@ class ScriptedEngine:
         is_damaged = self.damage is not None and len(self.requests) < self.damaged
         if (refused := self._refusal(body)) is not None:
             return refused
-        # SGLang gives an id to a request without one.
+        # SGLang gives an id to a request without one, and answers in one body.
         body["rid"] = body.get("rid") or uuid4().hex
+        body.setdefault("stream", False)
         self._live.add(body["rid"])
         try:
             return await self._respond(request, body, is_damaged=is_damaged)
