@@ -115,7 +115,7 @@ def _mount_workspace(root: str, workspace: str, place: str) -> None:
         os.mkdir(path)
         # Every user passes, whatever the umask.
         os.chmod(path, 0o755)  # noqa: S103  # they hold nothing else
-        if path == made[0] != made[-1]:
+        if path == made[0] and len(made) > 1:
             _mount("tmpfs", path, MS_NOSUID | MS_NODEV, "tmpfs", b"mode=0755")
     _mount(workspace, root + place, MS_BIND)
     if len(made) > 1:

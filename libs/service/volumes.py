@@ -14,6 +14,7 @@ from leyden.libs.contracts.api.waiting import NEEDED_DISK_BYTES, Volume
 
 PATIENCE_SECONDS = 2.0
 MAX_LATE = 3
+"""Folders of one name without an answer; no further one is asked meanwhile."""
 
 NO_VERSION = "no run has trained a version whose files are there"
 ELSEWHERE = "Postgres is on another machine, or tells its folder to none but administrators"

@@ -78,6 +78,12 @@ def validated(model: type[M], document: Json, remedies: Mapping[str, str]) -> M:
         raise _bad_request(error, known) from error
 
 
+def first_reason(error: ValidationError) -> str:
+    """The first wrong field of a server's answer, and what is wrong with it, without its value."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
 def answer_schema(kind: str, schema: Json | None, *, param: str, place: str) -> Json | None:
     """Returns the JSON Schema that a format asks for; None for text.
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
 from leyden.services.gateway.calls.context import Answer, ModelRequest
+from leyden.services.gateway.dialects.body import first_reason
 from leyden.services.gateway.dialects.custom import chat_call
 
 NOT_SENT = frozenset(
@@ -86,8 +87,7 @@ def read_answer(body: bytes, count: int, request_id: str) -> ProvidedAnswer:
     try:
         completion = _Completion.model_validate(orjson.loads(body), strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise ValueError(first_reason(error)) from error
     if len(completion.choices) < count:
         raise ValueError(f"{len(completion.choices)} choices instead of {count}")
     usage = completion.usage or _Usage()

@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 
 from leyden.libs.contracts.conversation import Json
 from leyden.services.gateway.dialects.base import WireFormat
-from leyden.services.gateway.dialects.body import Integer, Wire, read_object, validated
+from leyden.services.gateway.dialects.body import Integer, Wire, first_reason, read_object, validated
 from leyden.services.gateway.dialects.gemini.dialect import Gemini
 from leyden.services.gateway.dialects.ollama import OllamaChat
 from leyden.services.gateway.embeddings.request import MAX_VALUES
@@ -145,7 +145,5 @@ def _answer_of(content: bytes) -> _Answer:
     try:
         return _Answer.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        message = f"The server of embeddings gave no vectors in OpenAI's form ({reason})."
+        message = f"The server of embeddings gave no vectors in OpenAI's form ({first_reason(error)})."
         raise Unavailable(message, code="embeddings_unavailable") from error
