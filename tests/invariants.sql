@@ -181,7 +181,12 @@ WHERE r.run_id = :'run' AND r.state = 'finished' AND r.reason IN ('agent_error',
 UNION ALL
 SELECT r.id, r.reason, 'was cut off', 0 FROM rollouts r
 JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = r.attempt AND o.endpoint_down IS NOT NULL
-WHERE r.run_id = :'run' AND r.state = 'finished' AND r.reason = 'no_reward'
+JOIN runs u ON u.id = r.run_id
+WHERE r.run_id = :'run' AND r.state = 'finished'
+AND (r.reason = 'no_reward'
+     OR r.reason = 'succeeded' AND (u.config #>> '{runner,grant_reward}')::boolean AND u.config ->> 'reward' IS NULL
+     AND NOT EXISTS (SELECT FROM rewards w WHERE w.rollout_id = r.id AND w.attempt = r.attempt)
+     AND NOT EXISTS (SELECT FROM external_rewards x WHERE x.rollout_id = r.id))
 UNION ALL
 SELECT r.id, r.reason, 'got no answer after its gateway was away', o.gateway_down_seconds FROM rollouts r
 JOIN runs u ON u.id = r.run_id AND coalesce(u.config #>> '{sampling,failed_call}', '') <> 'accept'

@@ -15,8 +15,8 @@ is excluded, whatever its agent made of that: it measures no value of the record
 It holds for waits, too, whatever ended the attempt. An attempt that failed, or that has no reward, waited for the
 platform for more than a fifth of its time, or got no answer to its last request. An attempt with a reward lost requests
 in that way: no answer came, not even to a later try. One that ended well without a reward while an endpoint of the
-agent was away is the platform's failure, too: its requests may have reached nobody. So is one with a reward that got no
-answer after the gateway was away: the agent may have caught that error.
+agent was away is the platform's failure, too: its requests, or the reward that it sent, may have reached nobody. So is
+one with a reward that got no answer after the gateway was away: the agent may have caught that error.
 """
 
 from __future__ import annotations
@@ -127,6 +127,14 @@ def _has_reward(ended: AttemptFacts, config: RunConfig) -> bool:
     return ended.reward is not None or ended.has_explicit_reward or not config.runner.stdout_reward
 
 
+def _may_lack_a_reward(ended: AttemptFacts, config: RunConfig) -> bool:
+    """Whether a reward that the agent sent may not have come."""
+    if config.reward is not None:
+        return any(one.source == "otlp" for one in config.reward.components) or not _has_reward(ended, config)
+    sends = config.runner.grant_reward or not _has_reward(ended, config)
+    return sends and ended.reward is None and not ended.has_explicit_reward
+
+
 def _platform_failure(ended: AttemptFacts, config: RunConfig) -> str | None:
     """Returns the reason of a failure that is not the agent's; None otherwise."""
     match ended.kind:
@@ -134,12 +142,12 @@ def _platform_failure(ended: AttemptFacts, config: RunConfig) -> str | None:
             return LEASE_LOST
         case OutcomeKind.INFRA_ERROR | OutcomeKind.CANCELLED:
             return ended.kind
+        case OutcomeKind.SUCCEEDED if ended.was_cut_off and _may_lack_a_reward(ended, config):
+            return HELD
         case OutcomeKind.SUCCEEDED if _has_reward(ended, config):
             if config.sampling.failed_call == "accept":
                 return None
             return HELD if ended.lost_gateway else _failed_request(ended, ended.lost_seconds)
-        case OutcomeKind.SUCCEEDED if ended.was_cut_off:
-            return HELD
         case _:
             return _failed_request(ended, ended.waited_seconds)
 

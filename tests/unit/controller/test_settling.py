@@ -99,6 +99,27 @@ def test_an_agent_that_may_not_print_its_reward_starts_from_0() -> None:
     assert resolve(ended(OutcomeKind.SUCCEEDED), config) == Resolution("r", FINISHED, 2, 0.0, "succeeded")
 
 
+OTLP = {"reward": {"components": [{"name": "score", "from": "otlp"}]}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "facts", "is_again"),
+    [
+        ({"runner": {"stdout_reward": False, "grant_reward": True}}, {}, True),
+        ({"runner": {"stdout_reward": False, "grant_reward": True}}, {"has_explicit_reward": True}, False),
+        ({"runner": {"grant_reward": True}}, {"reward": 0.5}, False),
+        # Its agent sends none, so that none is lost.
+        ({"runner": {"stdout_reward": False}}, {}, False),
+        (OTLP, {}, True),
+    ],
+)
+def test_a_reward_that_may_be_lost_is_no_0(
+    sections: dict[str, object], facts: dict[str, object], is_again: bool
+) -> None:
+    found = resolve(ended(OutcomeKind.SUCCEEDED, was_cut_off=True, **facts), run_config(**sections))
+    assert (found is Next.AGAIN) == is_again
+
+
 @pytest.mark.parametrize("kind", [OutcomeKind.AGENT_ERROR, OutcomeKind.TIMEOUT, OutcomeKind.SUCCEEDED])
 def test_the_agents_own_failures_can_be_excluded(kind: OutcomeKind) -> None:
     reason = "no_reward" if kind is OutcomeKind.SUCCEEDED else kind
