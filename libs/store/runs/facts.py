@@ -114,8 +114,8 @@ _RUNS = text("""
                    WHERE run_id = r.id AND verdict = 'no_variance' GROUP BY step
                    UNION ALL
                    SELECT count(*) FROM group_credits c WHERE c.run_id = r.id AND c.verdict = 'credited'
-                   AND NOT c.has_variance AND NOT EXISTS (SELECT FROM step_groups
-                                                           WHERE group_id = c.group_id AND run_id = c.run_id)
+                   AND c.min_policy_version IS NOT NULL AND NOT c.has_variance
+                   AND NOT EXISTS (SELECT FROM step_groups WHERE group_id = c.group_id AND run_id = c.run_id)
                ) AS without_variance
            ) ELSE 0 END AS counting, g.open, g.next_number
     FROM runs r

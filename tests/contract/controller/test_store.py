@@ -919,6 +919,19 @@ async def test_groups_without_variance_are_replaced_so_that_steps_do_not_starve(
     assert [group.number for group in await scene.groups(run)] == [0, 1, 2, 3, 4]
 
 
+async def test_an_untrainable_group_is_not_replaced(scene: Scene) -> None:
+    run = await add_run(scene, config=document(max_policy_lag=0, refill_zero_variance=1))
+    await scene.tick(2)
+    await scene.finish_all(run)
+    await scene.tick()
+    for group, trainable in zip(await scene.groups(run), (False, True), strict=True):
+        version = 0 if trainable else None
+        await builders.add_credited_group(scene.database, group, has_variance=trainable, min_policy_version=version)
+    await scene.tick(2)
+    # The trainer counts it: another one would be stale at the next step.
+    assert [group.number for group in await scene.groups(run)] == [0, 1]
+
+
 async def test_a_curriculum_reads_the_solve_rates_of_earlier_groups(scene: Scene) -> None:
     curriculum = {"floor": 0.1}
     run = await add_run(
