@@ -101,7 +101,7 @@ class Comparison:
 class Group:
     """The attempts of a group for one grader: those with a text, the question about them, and their grades."""
 
-    def __init__(self, grader: graders.RelativeModel, siblings: Sequence[AttemptFacts]) -> None:
+    def __init__(self, grader: graders.RelativeModel, siblings: Sequence[AttemptFacts], least: float = 0.0) -> None:
         self._grader = grader
         self._silent: dict[int, Grade] = {}
         self._texts: dict[int, str] = {}
@@ -112,7 +112,7 @@ class Group:
                 rubrics.add(text_of(grader.rubric, facts))
                 self._texts[place] = text_of(grader.output, facts)
             except MissingField as error:
-                self._silent[place] = of_missing(error)
+                self._silent[place] = of_missing(error, least)
         share = min(MAX_JUDGED, MAX_COMPARED // max(1, len(set(self._texts.values()))))
         self._texts = {place: text[-share:] for place, text in self._texts.items()}
         self._rubric = next(iter(rubrics), "")

@@ -63,7 +63,7 @@ def grade(component: Component, facts: AttemptFacts) -> Grade:
     try:
         value, extracted, explanation = _GRADERS[component.grader.type](component.grader, facts)
     except MissingField as error:
-        return of_missing(error)
+        return of_missing(error, worst(component))
     shown = None if extracted is None else cut(extracted)
     return Grade(ComponentState.SCORED, value, shown, cut(explanation))
 
@@ -85,14 +85,22 @@ def _of_feedback(component: Component, facts: AttemptFacts) -> Grade:
     return Grade(ComponentState.SCORED, value, None, cut(f"{component.combine} of {shown}"))
 
 
-def of_missing(error: MissingField) -> Grade:
+def worst(component: Component) -> float:
+    """Returns the value from 0 to 1 by which a rollout earns least: 1 where a negative weight makes it cost.
+
+    A gate comes first, and 0 fails it.
+    """
+    return 1.0 if component.weight < 0 and component.gate is None else 0.0
+
+
+def of_missing(error: MissingField, least: float) -> Grade:
     """Returns the grade where a field has no value.
 
-    An output without the field that a grader reads earns 0: otherwise an agent could escape a grader by silence.
+    An output without the field that a grader reads earns the worst: otherwise an agent could escape by silence.
     """
     if error.path.startswith("task"):
         return Grade(ComponentState.NOT_APPLICABLE, explanation=cut(str(error)))
-    return Grade(ComponentState.SCORED, 0.0, None, cut(str(error)))
+    return Grade(ComponentState.SCORED, least, None, cut(str(error)))
 
 
 def storable(text: str) -> str:

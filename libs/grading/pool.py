@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from leyden.libs.contracts.config import Component
 from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading.facts import AttemptFacts
-from leyden.libs.grading.grade import Grade
+from leyden.libs.grading.grade import Grade, worst
 
 SEARCHES = frozenset({"regex", "json_schema"})
 """Graders whose patterns take a time that the text decides, beyond any bound: elsewhere it grows with its length."""
@@ -145,18 +145,12 @@ async def _crashed(process: asyncio.subprocess.Process, component: Component, se
     text."""
     status = await process.wait()
     if status == -signal.SIGPROF and component.grader is not None and component.grader.type in SEARCHES:
-        value = _worst(component)
+        value = worst(component)
         cause = f"the search in this output took longer than {seconds:g} s: it counts as {value:g}, the worst"
         return Graded(Grade(ComponentState.SCORED, value, None, cause), seconds)
     is_late = status in (-signal.SIGPROF, -signal.SIGALRM)
     cause = f"it took longer than {seconds:g} s" if is_late else f"its process ended ({status})"
     return Graded(Grade(ComponentState.FAILED, explanation=cause), seconds, crashed=True)
-
-
-def _worst(component: Component) -> float:
-    """The value of a search, 0 or 1, by which a rollout earns least: 1 where a negative weight makes a match cost. A
-    gate comes first, and 0 fails it."""
-    return 1.0 if component.weight < 0 and component.gate is None else 0.0
 
 
 def _graded(line: bytes) -> Graded:

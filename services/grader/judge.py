@@ -80,14 +80,19 @@ class Judge:
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(seconds, connect=5.0), limits=limits, trust_env=False)
         self._seconds = seconds
 
-    async def grade(self, grader: graders.ScoreModel, facts: AttemptFacts, payer: Payer | None = None) -> Graded:
-        """Returns the grade, which has failed if one of the votes has. Args: payer: None counts nothing"""
+    async def grade(
+        self, grader: graders.ScoreModel, facts: AttemptFacts, payer: Payer | None = None, least: float = 0.0
+    ) -> Graded:
+        """Returns the grade, which has failed if one of the votes has.
+
+        Args: payer: None counts nothing; least: the value of an output without a text
+        """
         began = time.perf_counter()
         try:
             question = question_of(grader, facts)
             found = grade_of(question, await self._all_votes(question, grader.votes, payer))
         except MissingField as error:
-            found = of_missing(error)
+            found = of_missing(error, least)
         except NoVote as error:
             found = Grade(ComponentState.FAILED, explanation=cut(str(error)))
         return Graded(found, time.perf_counter() - began)
@@ -101,11 +106,15 @@ class Judge:
         self._used[run_id] = self._used.get(run_id, JudgeUse()).plus(use)
 
     async def compare(
-        self, grader: graders.RelativeModel, siblings: Sequence[AttemptFacts], payer: Payer | None = None
+        self,
+        grader: graders.RelativeModel,
+        siblings: Sequence[AttemptFacts],
+        payer: Payer | None = None,
+        least: float = 0.0,
     ) -> list[Graded]:
         """Returns the grades of the attempts of a group, all of which have failed if one of the votes has."""
         began = time.perf_counter()
-        group = Group(grader, siblings)
+        group = Group(grader, siblings, least)
         question = group.question()
         try:
             found = group.grades(await self._all_votes(question, grader.votes, payer) if question else ())

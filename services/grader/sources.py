@@ -12,7 +12,7 @@ from leyden.libs.contracts.config.graders import Command, Container, PythonFunct
 from leyden.libs.contracts.ids import run_of
 from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading.facts import AttemptFacts
-from leyden.libs.grading.grade import Grade, cut
+from leyden.libs.grading.grade import Grade, cut, worst
 from leyden.libs.grading.pool import Graded, Pool
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database, Refused, StoreAway
@@ -68,7 +68,7 @@ class Sources:
         columns = await asyncio.gather(
             *(
                 _settled(
-                    self._verified(one.grader, siblings, place, trial)
+                    self._verified(one, one.grader, siblings, place, trial)
                     if isinstance(one.grader, Container)
                     else self._slow(one, siblings, attempts, others, payer),
                     len(siblings),
@@ -96,15 +96,21 @@ class Sources:
         """Returns the grades of each attempt by a judge or a program; None where the pool grades."""
         match component.grader:
             case ScoreModel() as grader:
-                return list(await asyncio.gather(*(self.judge.grade(grader, facts, payer) for _, facts in siblings)))
+                least = worst(component)
+                return list(
+                    await asyncio.gather(*(self.judge.grade(grader, facts, payer, least) for _, facts in siblings))
+                )
             case RelativeModel() as grader:
-                compared = await self.judge.compare(grader, [*(facts for _, facts in siblings), *others], payer)
+                texts = [*(facts for _, facts in siblings), *others]
+                compared = await self.judge.compare(grader, texts, payer, worst(component))
                 return compared[: len(siblings)]
             case PythonFunction() | Command() as grader:
                 return list(await asyncio.gather(*(self.code.grade(grader, *one) for one in attempts)))
         return None
 
-    async def _verified(self, grader: Container, siblings: Sequence[Sibling], place: int, trial: str) -> list[Graded]:
+    async def _verified(
+        self, component: Component, grader: Container, siblings: Sequence[Sibling], place: int, trial: str
+    ) -> list[Graded]:
         if (containers := self.containers) is None:
             cause = "this grader starts no containers (GRADER_CONTAINER_JOBS is 0)"
             return [Graded(Grade(ComponentState.FAILED, explanation=cause), 0.0)] * len(siblings)
@@ -116,7 +122,7 @@ class Sources:
                     artifacts = await artifacts_of(session, attempt)
                 files = await asyncio.to_thread(files_of, rollout, calls, facts, artifacts)
             except TooLarge as error:
-                return Graded(Grade(ComponentState.SCORED, 0.0, None, str(error)), 0.0)
+                return Graded(Grade(ComponentState.SCORED, worst(component), None, str(error)), 0.0)
             except PackedTooLarge as error:
                 return Graded(Grade(ComponentState.FAILED, explanation=f"its task is too large: {error}"), 0.0)
             name = _job_name(attempt, place, trial)

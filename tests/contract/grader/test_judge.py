@@ -188,6 +188,18 @@ async def test_a_task_without_the_field_is_not_applicable_and_silence_earns_0(tm
         assert scripted.bodies == []
 
 
+async def test_silence_is_not_the_best_answer_to_a_judge_that_costs(database: Database, redis_url: str) -> None:
+    judged = {"name": "toxic", "weight": -0.5, "grader": {**DOCUMENT, "output": "{output.answer}", "rubric": "Toxic?"}}
+    async with scripted_judge() as scripted:
+        providers = {"judge": {"url": scripted.url}}
+        run, _ = await add_ungraded(database, judged, FORMAT, outputs=["no json", '{"answer": "well"}'])
+        scripted.answer = lambda _body, _number: scored(1)
+        async with grading(database, redis_url, providers=providers):
+            totals = sorted(one.total for one in await settled(database, run, 2))
+    assert totals[0] <= -0.4
+    assert totals[1] >= 0.0
+
+
 async def test_slow_judges_hold_up_no_built_in_grader(database: Database, redis_url: str) -> None:
     judged = {"name": "helpful", "grader": {**DOCUMENT, "rubric": "Helpful?"}}
     async with scripted_judge() as scripted:
