@@ -21,12 +21,12 @@ def step_points(metrics: Metrics, started: datetime) -> Iterator[Point]:
 
 
 def evaluation_points(evaluation: Evaluation, dataset: str) -> Iterator[Point]:
-    """The means of a complete evaluation at the version that it measured; none before.
+    """The means of a whole evaluation at the version that it measured; none before.
 
     Args: dataset: its name, which is a part of the points' names: evaluations on several datasets are several curves
     """
     results, version = evaluation.results, evaluation.measured_version
-    if not results.complete or version is None:
+    if not results.is_whole or version is None:
         return
     time = evaluation.created_at.timestamp()
     means = [("reward_mean", results.reward), *((f"fact.{fact.name}", fact.statistic) for fact in results.facts)]

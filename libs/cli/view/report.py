@@ -131,7 +131,7 @@ def _heading(run: Run, steps: Sequence[Step], evaluations: Sequence[Evaluation],
 
 def _change(steps: Sequence[Step], evaluations: Sequence[Evaluation]) -> str:
     """From the first to the last reward: on held-out tasks by version, else on training tasks by step."""
-    same = [e for e in evaluations if e.dataset_id == evaluations[0].dataset_id and e.results.complete]
+    same = [e for e in evaluations if e.dataset_id == evaluations[0].dataset_id and e.results.is_whole]
     found = [(e.measured_version or 0, e.results.reward.mean) for e in same if e.results.reward is not None]
     title, unit = "held-out reward", "version"
     if len(found) == 1 and not steps:

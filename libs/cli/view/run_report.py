@@ -27,8 +27,8 @@ def write_report(client: Client, run: Run, path: Path, *, model: str | None = No
 
 
 def measured(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """The complete evaluations by the version that they measured."""
-    complete = [e for e in evaluations if e.results.complete and e.measured_version is not None]
+    """The whole evaluations by the version that they measured."""
+    complete = [e for e in evaluations if e.results.is_whole and e.measured_version is not None]
     return sorted(complete, key=lambda e: (e.measured_version or 0, e.number))
 
 

@@ -89,9 +89,6 @@ class RunCurve(Body):
 
 
 def whole_evaluations(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
-    """Returns those that have measured all their tasks, in the order of versions.
-
-    The tasks that end first, which a part has, are not a fair draw.
-    """
-    whole = [one for one in evaluations if one.results.complete and one.results.reward is not None]
+    """Returns those that have measured all their tasks, in the order of versions."""
+    whole = [one for one in evaluations if one.results.is_whole and one.results.reward is not None]
     return sorted(whole, key=lambda one: (one.measured_version or 0, one.number))

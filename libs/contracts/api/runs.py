@@ -264,12 +264,17 @@ class EvaluationResults(Body):
     """Rollouts whose reward has not come: their components are not graded, or (`runner.stdout_reward: false`) nobody
     gave one. They count in no mean."""
     complete: bool
-    """Whether all rollouts ended and none of them is pending."""
+    """Whether all rollouts ended, cancelled ones among them, and none is pending."""
     reward: Statistic | None
     """Null while nothing is measured."""
     agents: dict[str, Statistic] = Field(default_factory=dict)
     """The reward of each of the run's `agents` that has one, by name; empty for a run that has one agent."""
     facts: list[Fact]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no rollout was cut off: those that end first, which a cancelled run leaves, are not a fair draw."""
+        return self.complete and not self.rollouts.get("cancelled")
 
 
 class Evaluation(Body):

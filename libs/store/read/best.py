@@ -34,7 +34,8 @@ _ON_THE_SAME_TASKS = text("""
 _TASKS = text(f"""
     SELECT e.id, e.run_id, e.number, e.rollouts_per_task * e.agents AS rollouts_per_task,
         least(d.task_count, e.max_tasks) AS asked, groups.task_number,
-        min(groups.admitted_version) AS version, count(*) FILTER (WHERE rollouts.state <> 'queued') AS ended,
+        min(groups.admitted_version) AS version,
+        count(*) FILTER (WHERE rollouts.state NOT IN ('queued', 'cancelled')) AS ended,
         count(*) FILTER (WHERE graded.is_open) AS ungraded, avg(earned.reward) AS mean
     FROM evaluations e JOIN datasets d ON d.id = e.dataset_id
     JOIN groups ON groups.evaluation_id = e.id JOIN rollouts ON rollouts.group_id = groups.id
@@ -71,7 +72,7 @@ class BestVersion(NamedTuple):
 
 @dataclass
 class Measurement:
-    """An evaluation all of whose rollouts have ended, and none of which waits for a reward."""
+    """An evaluation all of whose rollouts have ended, none of them cancelled, and none of which waits for a reward."""
 
     id: str
     run_id: str

@@ -31,8 +31,12 @@ async def measure(
     *,
     asked: int = 4,
     rollouts: int = 1,
+    lost: str = "excluded",
 ) -> None:
-    """Evaluation `number` of a version. Args: rewards: of the first tasks' rollouts; None for one that was lost"""
+    """Evaluation `number` of a version.
+
+    Args: rewards: of the first tasks' rollouts; None for one that was lost; lost: its state
+    """
     name = f"{run.id}.e{number}"
     async with database.session() as session:
         session.add(
@@ -62,7 +66,7 @@ async def measure(
                 await builders.finish_rollout(database, rollout, reward=reward)
                 continue
             async with database.session() as session:
-                (await session.get_one(tables.Rollout, rollout.id)).state = "excluded"
+                (await session.get_one(tables.Rollout, rollout.id)).state = lost
 
 
 async def best(database: Database, run: tables.Run) -> tuple[int | None, str | None]:
@@ -96,6 +100,14 @@ async def test_an_evaluation_that_lost_most_of_its_tasks_is_compared_with_none(d
     # Measured again by hand, the version is compared.
     await measure(database, run, 6, 2, [0.9, 0.9, 0.9, 0.9])
     assert (await best(database, run))[0] == 2
+
+
+async def test_a_cancelled_evaluation_is_compared_with_none(database: Database) -> None:
+    run = await run_with_versions(database)
+    await measure(database, run, 2, 1, [0.5, 0.5, 0.5, 0.5])
+    # The tasks that ended before the cancellation are the quick ones.
+    await measure(database, run, 3, 2, [1.0, 1.0, 1.0, None], lost="cancelled")
+    assert await best(database, run) == (1, "by evaluations")
 
 
 async def test_no_version_is_best_where_nothing_can_be_compared(database: Database) -> None:

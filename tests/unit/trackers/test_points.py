@@ -15,12 +15,12 @@ def mean(value: float) -> Statistic:
     return Statistic(count=4, tasks=2, mean=value, low=None, high=None)
 
 
-def evaluation(*, complete: bool = True, version: int | None = 7) -> Evaluation:
+def evaluation(*, complete: bool = True, version: int | None = 7, cancelled: int = 0) -> Evaluation:
     facts = [
         Fact(name="success", kind="share", statistic=mean(0.5)),
         Fact(name="first_tool", kind="text", counts={"memory": 4}),
     ]
-    results = EvaluationResults(rollouts={}, complete=complete, reward=mean(0.25), facts=facts)
+    results = EvaluationResults(rollouts={"cancelled": cancelled}, complete=complete, reward=mean(0.25), facts=facts)
     return Evaluation(
         id="e",
         run_id="r",
@@ -50,3 +50,4 @@ def test_a_complete_evaluation_gives_its_means_at_the_measured_version() -> None
     ]
     assert list(evaluation_points(evaluation(complete=False), "d")) == []
     assert list(evaluation_points(evaluation(version=None), "d")) == []
+    assert list(evaluation_points(evaluation(cancelled=1), "d")) == []
