@@ -6,6 +6,7 @@ The SQL function `prune_run` drops, atomically, so that a person with `psql` can
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -41,11 +42,10 @@ _DELETE_ARTIFACTS = text("""
     RETURNING 1
 """)
 
-# Without its partition of model calls a run is pruned.
 _PRUNABLE = text("""
     SELECT s.run_id FROM run_status s JOIN policies ON policies.id = s.run_id AND policies.name = ''
     WHERE s.phase IN ('completed', 'failed', 'cancelled') AND s.finished_at < now() - CAST(:age AS interval)
-        AND to_regclass(format('%I', 'model_calls__' || s.run_id)) IS NOT NULL
+        AND s.run_id <> ALL(:done)
     ORDER BY s.finished_at
 """)
 
@@ -101,26 +101,26 @@ async def prune_run(database: Database, run_id: str, *, tries: int = TRIES) -> i
     """Drops a run's model calls, spans, credits and samples, and its agents' outputs and files; bytes freed of the
     former.
 
-    The run, its groups, rollouts, attempts, outcomes, rewards, verdicts, steps and versions stay. The samples of its
-    further policies and the outputs go first, some at a time, the partitions in one transaction. A repeat does the rest
-    and frees nothing more. Writers of other runs wait for milliseconds; when one of them blocks for longer, pruning
-    gives way and tries again.
+    The run, its groups, rollouts, attempts, outcomes, rewards, verdicts, steps and versions stay. The partitions of all
+    policies go first, in the transaction that checks that they may, then the outputs, some at a time: a run that is not
+    pruned has its outputs. A repeat does the rest and frees nothing more. Writers of other runs wait for milliseconds;
+    when one of them blocks for longer, pruning gives way and tries again.
 
-    Raises: UnknownRun; ActionRefused: it has not ended; RecordsInUse
+    Raises: UnknownRun; ActionRefused: it has not ended, or has an evaluation to do; RecordsInUse
     """
     async with database.read() as session:
         further = await further_policies(session, run_id)
-    freed = [await _prune_policy(database, run_id, one.id, tries) for one in further.values()]
+    freed = await _prune_policies(database, run_id, [run_id, *(one.id for one in further.values())], tries)
     for statement in (_EMPTY_OUTPUTS, _DELETE_ARTIFACTS):
         await _repeat(database, statement, run_id, OUTPUTS_AT_ONCE)
-    return sum(freed) + await _prune_policy(database, run_id, run_id, tries)
+    return freed
 
 
-async def _prune_policy(database: Database, run_id: str, policy_id: str, tries: int) -> int:
+async def _prune_policies(database: Database, run_id: str, policy_ids: Sequence[str], tries: int) -> int:
     for attempt in range(tries):
         with suppress(RecordsInUse):
             async with database.session() as session:
-                return await _drop_partitions(session, run_id, policy_id)
+                return sum([await _drop_partitions(session, run_id, one) for one in policy_ids])
         await asyncio.sleep(FIRST_PAUSE_SECONDS * 2**attempt)
     raise RecordsInUse("the records of runs are in use: try again in a minute")
 
@@ -172,6 +172,6 @@ async def delete_run(database: Database, run_id: str) -> None:
         await session.execute(text("DELETE FROM runs WHERE id = :run AND intent = 'deleted'"), {"run": run_id})
 
 
-async def prunable_runs(session: ReadSession, age: timedelta) -> list[str]:
-    """Runs that ended at least so long ago and are not pruned, the longest ended first."""
-    return list(await session.scalars(_PRUNABLE, {"age": age}))
+async def prunable_runs(session: ReadSession, age: timedelta, done: Collection[str]) -> list[str]:
+    """Runs that ended at least so long ago, the longest ended first, without those that are done."""
+    return list(await session.scalars(_PRUNABLE, {"age": age, "done": list(done)}))

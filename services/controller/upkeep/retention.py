@@ -26,9 +26,10 @@ async def prune_forever(settings: Settings, database: Database) -> None:
     """Prunes every minute, until cancelled; returns at once where runs never expire."""
     if settings.retention_days is None:
         return
+    done = set[str]()
     while True:
         try:
-            await prune_old(database, timedelta(days=settings.retention_days))
+            await prune_old(database, timedelta(days=settings.retention_days), done)
         except StoreAway as error:
             limited_log.warning("runs not pruned", cause=str(error))
         # The loop must live: the next round tries again.
@@ -37,16 +38,23 @@ async def prune_forever(settings: Settings, database: Database) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def prune_old(database: Database, age: timedelta) -> list[str]:
-    """Prunes runs that ended at least so long ago; returns their ids. One that cannot be pruned stops no other."""
+async def prune_old(database: Database, age: timedelta, done: set[str]) -> list[str]:
+    """Prunes runs that ended at least so long ago; returns their ids. One that cannot be pruned stops no other.
+
+    Args: done: runs with nothing left to prune, to which this adds
+    """
     async with database.read() as session:
-        old = await prunable_runs(session, age)
+        old = await prunable_runs(session, age, done)
     pruned = []
     for run_id in old:
         try:
             freed = await prune_run(database, run_id)
         except (ActionRefused, RecordsInUse, StoreAway, Refused) as error:
             log.warning("run not pruned", run_id=run_id, cause=str(error))
+            continue
+        done.add(run_id)
+        # Pruned before: this call has at most emptied the outputs that a killed one had left.
+        if not freed:
             continue
         PRUNED.inc()
         FREED.inc(freed)

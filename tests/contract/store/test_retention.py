@@ -17,10 +17,13 @@ from sqlalchemy import func, select, text
 
 from leyden.libs.contracts.ids import evaluation_id
 from leyden.libs.store import tables
+from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.policies import policy_columns
 from leyden.libs.store.read.runs import UnknownRun
+from leyden.libs.store.records.artifacts import Artifact, add_artifacts
 from leyden.libs.store.records.spans import write_telemetry
+from leyden.libs.store.runs import retention
 from leyden.libs.store.runs.actions import ActionRefused
 from leyden.libs.store.runs.retention import RecordsInUse, prune_run
 from leyden.services.controller.upkeep.retention import prune_old
@@ -40,7 +43,10 @@ sys.stdin.read()
 async def finished_run(database: Database, phase: str = "completed", *, days_ago: float = 0.0) -> tables.Run:
     run = await builders.add_run(database)
     _, (rollout, _) = await builders.add_group(database, run)
-    await builders.finish_rollout(database, rollout, stdout_tail="what the agent said")
+    await builders.finish_rollout(database, rollout, stdout_tail=OUTPUTS[0])
+    async with database.session() as session:
+        left = [Artifact("report.md", len(OUTPUTS[1]), OUTPUTS[1])]
+        await add_artifacts(session, [(AttemptKey(rollout.id, 1), run.id, left)])
     await builders.add_call(database, rollout)
     await builders.add_tool_span(database, rollout, "memory")
     await builders.add_sample(database, rollout)
@@ -55,6 +61,17 @@ async def counts(database: Database, run: tables.Run) -> list[int]:
             await session.scalar(select(func.count()).select_from(table).where(table.run_id == run.id)) for table in BIG
         ]
     return [count or 0 for count in counted]
+
+
+async def outputs(database: Database, run: tables.Run) -> tuple[str | None, bytes | None]:
+    """The text of the run's one outcome, and its one artifact."""
+    async with database.read() as session:
+        said = await session.scalar(select(tables.Outcome.stdout_tail).where(tables.Outcome.run_id == run.id))
+        left = await session.scalar(select(tables.Artifact.content).where(tables.Artifact.run_id == run.id))
+    return said, left
+
+
+OUTPUTS = ("what the agent said", b"what it left")
 
 
 async def test_pruning_preserves_other_runs_and_the_runs_results(database: Database) -> None:
@@ -86,10 +103,12 @@ async def test_pruning_a_run_prunes_its_policies(database: Database) -> None:
     # The error names the run, whose policies a user does not know as runs.
     with pytest.raises(ActionRefused, match=f"cannot prune run {run.id}: it has not ended"):
         await prune_run(database, run.id)
+    assert (await counts(database, run), await outputs(database, run)) == ([1, 1, 0, 1], OUTPUTS)
     await builders.end_run(database, checker, days_ago=9)
-    assert await prune_old(database, timedelta(days=7)) == [run.id]
+    done = set[str]()
+    assert await prune_old(database, timedelta(days=7), done) == [run.id]
     assert [await counts(database, one) for one in (run, checker)] == [[0, 0, 0, 0]] * 2
-    assert await prune_old(database, timedelta(days=7)) == []
+    assert await prune_old(database, timedelta(days=7), done) == []
 
 
 async def test_pruning_an_outcome_empties_only_its_texts(database: Database) -> None:
@@ -129,7 +148,7 @@ async def test_a_run_with_an_evaluation_to_do_is_not_pruned(database: Database) 
         )
     with pytest.raises(ActionRefused, match="has an evaluation to do"):
         await prune_run(database, run.id)
-    assert await counts(database, run) == [1, 1, 0, 1]
+    assert (await counts(database, run), await outputs(database, run)) == ([1, 1, 0, 1], OUTPUTS)
 
 
 async def test_writers_of_other_runs_succeed_while_runs_are_pruned(database: Database) -> None:
@@ -187,6 +206,19 @@ async def test_a_pruning_that_is_killed_in_the_middle_dropped_nothing(database: 
     assert await prune_run(database, run.id) > 0
 
 
+async def test_outputs_that_a_killed_pruning_left_are_emptied_by_the_next(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await finished_run(database, days_ago=9)
+    with monkeypatch.context() as patch:
+        patch.setattr(retention, "_EMPTY_OUTPUTS", text("SELECT killed here"))
+        with pytest.raises(Exception, match="killed"):
+            await prune_run(database, run.id)
+    assert (await counts(database, run), await outputs(database, run)) == ([0, 0, 0, 0], OUTPUTS)
+    assert await prune_old(database, timedelta(days=7), set()) == []
+    assert await outputs(database, run) == ("", None)
+
+
 async def test_late_rows_of_a_pruned_run_are_refused(database: Database) -> None:
     run = await finished_run(database)
     await prune_run(database, run.id)
@@ -204,8 +236,9 @@ async def test_the_policy_prunes_ended_runs_of_that_age_once(database: Database)
     old = await finished_run(database, "failed", days_ago=8)
     older = await finished_run(database, days_ago=9)
     young = await finished_run(database, days_ago=6)
-    assert await prune_old(database, timedelta(days=7)) == [older.id, old.id]
-    assert await prune_old(database, timedelta(days=7)) == []
+    done = set[str]()
+    assert await prune_old(database, timedelta(days=7), done) == [older.id, old.id]
+    assert await prune_old(database, timedelta(days=7), done) == []
     assert await counts(database, young) == [1, 1, 0, 1]
 
 
