@@ -20,6 +20,7 @@ from leyden.libs.store.access import KeyReused
 from leyden.libs.store.database import BadValue, Database, StoreAway
 from leyden.libs.store.datasets import DatasetConflict, DatasetInUse, UnknownDataset
 from leyden.libs.store.policies import UnknownPolicy
+from leyden.libs.store.read.attempt_facts import RunPruned
 from leyden.libs.store.read.groups import UnknownGroup
 from leyden.libs.store.read.paging import BadCursor
 from leyden.libs.store.read.runs import UnknownRun
@@ -72,6 +73,7 @@ _STATUSES: dict[type[Exception], tuple[int, str]] = {
     RewardConflict: (409, "conflict"),
     FeedbackRefused: (409, "conflict"),
     RegradeRefused: (409, "conflict"),
+    RunPruned: (409, "conflict"),
     UnknownComponent: (422, "unknown"),
     DuelRefused: (422, "invalid"),
     ActionRefused: (409, "state"),

@@ -219,7 +219,7 @@ async def create_regrade(
     """Grade a rollout again with the components of a document, as its newest revision; the same again answers 200.
 
     Evaluations take the newest total; training rollouts keep the reward that credit had. Judges and code are asked as
-    for grades. A grading that fails is refused with 409 and changes nothing.
+    for grades. A grading that fails is refused with 409 and changes nothing, and so is a rollout of a pruned run.
     """
     graded = await _graded(request, store, rollout_id, asked.reward)
     components = tuple(NewComponent(**one.model_dump(mode="json")) for one in graded.components)
@@ -233,7 +233,7 @@ async def create_regrade(
 
 
 async def _check_duel(store: Database, rollout_id: str, against: str, reward: RewardConfig) -> None:
-    """Raises: Problem: no judge compares, or the rollouts have different tasks; UnknownRollout"""
+    """Raises: Problem: no judge compares, or the rollouts have different tasks; UnknownRollout; RunPruned"""
     if not reward.compares:
         raise refusal("against", "no component is a relative_model, which alone compares two rollouts: add one")
     async with store.read() as session:
@@ -247,7 +247,8 @@ async def _graded(
 ) -> Graded:
     """Grades with built-in graders here, and with others by the service grader.
 
-    Raises: Problem: this platform cannot run one, or it may take too long; UnknownRollout; NoGrader; TrialFailed
+    Raises: Problem: this platform cannot run one, or it may take too long; UnknownRollout; RunPruned; NoGrader;
+        TrialFailed
     """
     check_sources(reward, request.app.state.settings)
     check_patience(reward, TRIAL_SECONDS)

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from leyden.libs.cli.__main__ import app
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.runs.retention import prune_run
 from leyden.libs.store.runs.trials import Trial, answer_trial, lease_trials
 from tests.support import builders
 from tests.support.waiting import eventually
@@ -187,6 +188,28 @@ async def test_a_grading_that_fails_changes_nothing(api_http: httpx.AsyncClient,
     refused = await api_http.post(f"/v1/rollouts/{lost.id}/regrades", json=LENIENT)
     assert refused.status_code == 409 and "has no reward of components" in refused.json()["detail"]
     assert (await api_http.post("/v1/rollouts/none/regrades", json=LENIENT)).status_code == 404
+
+
+async def test_rollouts_of_a_pruned_run_keep_their_grades(api_http: httpx.AsyncClient, database: Database) -> None:
+    rollout, other = [await graded(database, evaluated=True, total=total) for total in (0.9, 0.8)]
+    async with database.read() as session:
+        run = await session.get_one(tables.Run, rollout.run_id)
+    await builders.end_run(database, run, "cancelled")
+    before = await shown(api_http, rollout)
+    assert await prune_run(database, run.id) > 0
+    judge = {"type": "relative_model", "provider": "p", "model": "m", "rubric": "Which is best?"}
+    duel = {"reward": {"components": [{"name": "better", "grader": judge}]}, "against": rollout.id}
+    for path, body in (
+        (f"{rollout.id}/regrades", LENIENT),
+        (f"{rollout.id}/grades", LENIENT),
+        (f"{other.id}/grades", duel),
+    ):
+        refused = await api_http.post(f"/v1/rollouts/{path}", json=body)
+        assert (refused.status_code, "its run was pruned" in refused.json()["detail"]) == (409, True), refused.text
+    found = await shown(api_http, rollout)
+    assert [found[key] == before[key] for key in ("reward", "components", "regrades")] == [True] * 3
+    results = (await api_http.get(f"/v1/runs/{run.id}/evaluations")).json()["items"][0]["results"]
+    assert (found["reward"], results["reward"]["mean"]) == (0.9, 0.9)
 
 
 async def test_the_command_stores_nothing_without_apply(api_url: str, database: Database, tmp_path: Path) -> None:
