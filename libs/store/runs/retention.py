@@ -60,7 +60,7 @@ _DELETABLE = text("""
 """)
 
 _PATHS = text("""
-    SELECT path FROM policy_versions WHERE run_id = :run AND version > 0
+    SELECT path FROM policy_versions WHERE run_id = :run
     UNION ALL SELECT checkpoint FROM steps WHERE run_id = :run
 """)
 
@@ -154,7 +154,8 @@ async def deletable_runs(session: ReadSession) -> list[str]:
 
 
 async def run_folders(session: ReadSession, run_id: str) -> set[Path]:
-    """The folders that hold the run's weights and checkpoints; never the one of its base model."""
+    """The folders that hold the run's weights and checkpoints, as their name is the run's id; never the one of its base
+    model or of another run."""
     paths = [Path(path) for path in await session.scalars(_PATHS, {"run": run_id})]
     return {path.parents[1] for path in paths if len(path.parents) > 1 and path.parents[1].name == run_id}
 

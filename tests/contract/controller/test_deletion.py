@@ -15,6 +15,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.locks import AdvisoryLock
+from leyden.libs.store.policies import policy_columns
 from leyden.libs.store.records.artifacts import Artifact, add_artifacts
 from leyden.libs.store.runs import retention
 from leyden.libs.store.runs.grading import add_judge_use
@@ -128,6 +129,33 @@ async def test_a_deleted_run_leaves_neither_rows_nor_files_and_touches_no_other(
             )
             == 0
         )
+
+
+async def test_a_continued_run_without_a_step_leaves_no_files(
+    database: Database, settings: Settings, tmp_path: Path
+) -> None:
+    parent, copied, named = [await builders.add_run(database) for _ in range(3)]
+    checker = await builders.add_run(database, dataset_id=copied.dataset_id, **policy_columns(copied.id, "checker"))
+    folder = tmp_path / "runs"
+    # The first version is a copy of the parent's, or a folder that the document names: here one of another run.
+    first_versions = {
+        copied.id: folder / copied.id / "versions" / "0",
+        checker.id: folder / checker.id / "versions" / "0",
+        parent.id: tmp_path / "model",
+        named.id: folder / parent.id / "versions" / "1",
+    }
+    for run in (copied, checker, parent, named):
+        path = first_versions[run.id]
+        path.mkdir(parents=True)
+        await builders.add_policy_version(database, run, 0, path=str(path))
+        await builders.end_run(database, run, "cancelled")
+        await mark(database, run)
+    # A run goes after its further policies.
+    for _ in range(2):
+        await delete_marked(settings, database)
+    assert [await rows_of(database, run) for run in (copied, checker, parent, named)] == [{}] * 4
+    assert [path.exists() for path in first_versions.values()] == [False, False, True, True]
+    assert [path.name for path in folder.iterdir()] == [parent.id]
 
 
 def test_every_table_that_holds_a_run_back_is_emptied_before_it() -> None:
