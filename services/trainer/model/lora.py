@@ -99,8 +99,12 @@ def has_adapters(model: nn.Module) -> bool:
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """Computes with the base model alone."""
     adapted = [module for _, module in _adapted_layers(model)]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for module in adapted:
         module.enable_adapters(enabled=False)
+    # peft lets disabled adapters train no more. FSDP reads at its first pass which parameters train, and once alone.
+    for parameter in trained:
+        parameter.requires_grad_(requires_grad=True)
     try:
         yield
     finally:

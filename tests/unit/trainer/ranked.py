@@ -73,7 +73,7 @@ PROGRESS = Progress("run", 2, "")
 Found = tuple[list[Metrics], dict[str, torch.Tensor]]
 
 
-def start(model: str, ranks: Ranks = ALONE) -> tuple[Learner, RunConfig]:
+def start(model: str, ranks: Ranks = ALONE, *, bfloat16: bool = False) -> tuple[Learner, RunConfig]:
     make, algorithm = MODELS[model]
     has_critic = "critic" in model
     changes = {
@@ -95,7 +95,7 @@ def start(model: str, ranks: Ranks = ALONE) -> tuple[Learner, RunConfig]:
     values = ValueModel(make(2)) if model == "own critic" else None
     if ranks.size > 1:
         for one in filter(None, (policy, other, values)):
-            shard(one, torch.device("cpu"), ranks.size, copies=ranks.copies)
+            shard(one, torch.device("cpu"), ranks.size, copies=ranks.copies, bfloat16=bfloat16)
     references = {
         "lora": Reference(BasePolicy(policy)),
         "refreshed lora": Reference(policy, 2, copied(adapter_parameters(own))),

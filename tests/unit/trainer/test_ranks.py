@@ -73,6 +73,20 @@ def _assert_same(name: str, found: Found, expected: Found) -> None:
         )
 
 
+def _reference_first(rank: int, port: int) -> None:
+    ranks = ranked.join(rank, 2, port)
+    learner, config = start("lora", ranks, bfloat16=True)
+    once = config.algorithm.model_copy(update={"mini_batches": 1})
+    before = {name: one.full_tensor() for name, one in learner.weights.items()}
+    optimizer_step(learner, agent_samples(0, groups=2), config.model_copy(update={"algorithm": once}))
+    assert any(not torch.equal(one.full_tensor(), before[name]) for name, one in learner.weights.items())
+    ranks.close()
+
+
+def test_adapters_train_in_bfloat16_where_the_reference_makes_the_first_pass() -> None:
+    run_forked(_reference_first, free_port(), processes=2)
+
+
 def _write_slowly(rank: int, folder: str) -> None:
     timeout = timedelta(seconds=8)
     # On a busy machine one process may start later than the other by more than that.
