@@ -68,7 +68,8 @@ class _SampledOutputs(torch.autograd.Function):
             if means_U is not None:
                 # Σ p z of the tiles so far.
                 means_U[rows] *= (normalisers_U[rows] - normalisers_u).exp()
-                means_U[rows] += torch.linalg.vecdot(shares_u_v, logits_u_v) * (top_u - normalisers_u).exp()
+                # Not `vecdot`, which autocast computes in bfloat16.
+                means_U[rows] += shares_u_v.mul_(logits_u_v).sum(dim=1) * (top_u - normalisers_u).exp()
             normalisers_U[rows] = normalisers_u
             # From the tile that the normaliser saw: another product, rounded otherwise, can exceed it.
             row_K, token_K = rows_K - rows.start, token_ids_K - tokens.start

@@ -64,6 +64,16 @@ def test_entropies_and_their_gradients_equal_those_of_all_logits(monkeypatch: py
         assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(*alone, strict=True))
 
 
+def test_autocast_rounds_no_entropy() -> None:
+    torch.manual_seed(0)
+    layer, hidden = nn.Linear(64, 500, bias=False).bfloat16(), (4 * torch.randn(30, 64)).bfloat16()
+    columns = [hidden, torch.ones(30), torch.arange(30), torch.arange(30)]
+    expected = sampled_outputs(layer, *columns, entropies=True)[1]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = sampled_outputs(layer, *columns, entropies=True)[1]
+    assert torch.equal(found, expected)
+
+
 def test_no_log_probability_is_above_0_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "tile_logits", lambda _: 1000)
     torch.manual_seed(0)
