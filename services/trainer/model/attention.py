@@ -92,16 +92,25 @@ class TreeLayout:
         return _made_block_mask(self.device.type)(visible, None, None, nodes, prefix + nodes, device=str(self.device))
 
 
+RECOMPILE_LIMIT = 64
+"""Gradients or none, a prefix or none, one node or more, few or many, a window or none: each has a code of its own.
+Beyond torch's limit of 8 it would compute every pair."""
+
+
 @cache
 def _made_block_mask(device: str) -> Callable[..., BlockMask]:
     # Compiled, it never holds all pairs at once.
-    return create_block_mask if device == "cpu" else torch.compile(create_block_mask, dynamic=True)
+    if device == "cpu":
+        return create_block_mask
+    return torch.compile(create_block_mask, dynamic=True, recompile_limit=RECOMPILE_LIMIT)
 
 
 @cache
 def _flex_attention(device: str) -> Any:
     # Without compilation it computes every pair, and a CPU has no backward pass for it.
-    return flex_attention if device == "cpu" else torch.compile(flex_attention, dynamic=True)
+    if device == "cpu":
+        return flex_attention
+    return torch.compile(flex_attention, dynamic=True, recompile_limit=RECOMPILE_LIMIT)
 
 
 def tree_attention(
