@@ -63,14 +63,14 @@ def lease_seconds(lease: Lease) -> float:
     return lease.runner.lease_seconds
 
 
-async def renew(session: Session, status: AttemptStatus) -> Heartbeat:
+async def renew(session: Session, status: AttemptStatus, context: AttemptContext) -> Heartbeat:
     """Renews a lease, or says why its agent must stop. An attempt beyond its timeout ends here."""
     lease = status.lease
     if not status.is_live:
         reason = StopReason.ENDED if status.outcome is not None else StopReason.LEASE_LOST
         return Heartbeat(lease_expires_at=status.expires_at, stop=reason, reason=why_over(status))
     if status.seconds > lease.runner.timeout_seconds:
-        outcome = _timeout(status)
+        outcome = await _timeout(status, context)
         await leases.settle_all(session, [(lease, outcome)])
         return Heartbeat(lease_expires_at=status.expires_at, stop=StopReason.TIMEOUT, reason=outcome.detail)
     if not await leases.heartbeat_all(session, [lease.lease_id], lease_seconds(lease)):
@@ -95,7 +95,7 @@ async def end(
     if not status.is_wanted:
         outcome = replace(outcome, kind=OutcomeKind.CANCELLED, reward=None, detail=CANCELLED)
     elif status.seconds > lease.runner.timeout_seconds:
-        outcome = _timeout(status, outcome)
+        outcome = await _timeout(status, context, outcome)
     elif asked.outcome != "given_back":
         outcome = await _judged(outcome, status.seconds, context)
     await leases.settle_all(session, [(lease, outcome)])
@@ -126,9 +126,10 @@ async def _judged(outcome: Outcome, seconds: float, context: AttemptContext) -> 
     return await attribute_failure(outcome, started, context.monitor, was_watched=started >= context.watching_since)
 
 
-def _timeout(status: AttemptStatus, outcome: Outcome | None = None) -> Outcome:
+async def _timeout(status: AttemptStatus, context: AttemptContext, outcome: Outcome | None = None) -> Outcome:
     detail = f"took {status.seconds:.1f} s, and runner.timeout_seconds is {status.lease.runner.timeout_seconds:g}"
-    return replace(outcome or Outcome(OutcomeKind.TIMEOUT), kind=OutcomeKind.TIMEOUT, reward=None, detail=detail)
+    late = replace(outcome or Outcome(OutcomeKind.TIMEOUT), kind=OutcomeKind.TIMEOUT, reward=None, detail=detail)
+    return await _judged(late, status.seconds, context)
 
 
 def why_over(status: AttemptStatus) -> str:

@@ -16,7 +16,7 @@ from sqlalchemy import select
 
 from leyden.libs.attempts import EndpointMonitor
 from leyden.libs.capability import KeyRing, write_keys
-from leyden.libs.contracts.api.attempts import EndedAttempt, EndRequest, LeasedAttempt
+from leyden.libs.contracts.api.attempts import EndedAttempt, EndRequest, Heartbeat, LeasedAttempt
 from leyden.libs.queue import external
 from leyden.libs.queue.external import Demand
 from leyden.libs.service import Problem
@@ -93,13 +93,17 @@ async def test_an_end_counts_once(database: Database, watched: AttemptContext) -
         await end(database, leased, watched, output="5")
 
 
+async def renew(database: Database, leased: LeasedAttempt, watched: AttemptContext) -> Heartbeat:
+    async with database.session() as session:
+        status = await external.lock_attempt(session, leased.run_id, leased.id)
+        assert status is not None
+        return await service.renew(session, status, watched)
+
+
 async def test_a_heartbeat_renews_until_the_timeout(database: Database, watched: AttemptContext) -> None:
     for timeout, stop in ((100.0, None), (1e-6, "timeout")):
         leased = await start(database, await waiting_run(database, timeout_seconds=timeout), watched)
-        async with database.session() as session:
-            status = await external.lock_attempt(session, leased.run_id, leased.id)
-            assert status is not None
-            assert (await service.renew(session, status)).stop == stop
+        assert (await renew(database, leased, watched)).stop == stop
 
 
 async def test_a_late_end_counts_for_nothing(database: Database, watched: AttemptContext) -> None:
@@ -118,6 +122,22 @@ async def test_a_failure_is_the_agents_only_where_the_platform_answered(
     judged = context(tmp_path, Monitor(down), time.monotonic() - 60 + since)
     leased = await start(database, await waiting_run(database), judged)
     assert (await end(database, leased, judged, outcome="failed", reason="KeyError")).kind == kind
+
+
+@pytest.mark.parametrize(("down", "kind"), [(None, "timeout"), ("gateway", "infra_error")])
+@pytest.mark.parametrize("by_heartbeat", [True, False])
+async def test_a_timeout_is_the_agents_only_where_the_platform_answered(
+    database: Database, tmp_path: Path, by_heartbeat: bool, down: str | None, kind: str
+) -> None:
+    judged = context(tmp_path, Monitor(down), time.monotonic() - 60)
+    leased = await start(database, await waiting_run(database, timeout_seconds=1e-6), judged)
+    if by_heartbeat:
+        assert (await renew(database, leased, judged)).stop == "timeout"
+    else:
+        assert (await end(database, leased, judged, reward=1.0)).kind == kind
+    async with database.read() as session:
+        outcome = await session.get_one(tables.Outcome, (leased.rollout_id, leased.number))
+    assert (outcome.kind, outcome.reward) == (kind, None)
 
 
 async def test_a_cancelled_rollout_and_a_reward_that_nobody_takes(database: Database, watched: AttemptContext) -> None:
