@@ -57,7 +57,8 @@ class Settings(ServiceSettings):
     machine, the platform's among them, as processes do; another one must lead to RUNNER_GATEWAY_URL and
     RUNNER_COLLECTOR_URL."""
     concurrency: int = Field(default=32, ge=1, le=4096)
-    """Attempts at once. Agents mostly wait for the model, so this may be far more than cores."""
+    """Attempts at once. Agents mostly wait for the model, so this may be far more than cores. Kubernetes: agents of a
+    runner that is gone are adopted beyond it."""
     work_folder: Path = Field(default_factory=open_work_folder)
     """Parent of the attempts' fresh folders; the next start removes those that a killed runner left. If agents' own
     users cannot pass to it, the runner uses a folder in /var/tmp instead."""

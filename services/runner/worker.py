@@ -102,6 +102,9 @@ class Runner:
         if nearly_full and await pause(stop, GATHER_SECONDS):
             return
         room = self._settings.concurrency - len(self._tasks)
+        if room <= 0:
+            # Attempts were adopted meanwhile.
+            return
         try:
             deliveries = await self._queue.deliver(self._owner, room, self._settings.poll_seconds)
             if deliveries:
@@ -232,20 +235,19 @@ class Runner:
                     self._executing[lease_id].cancel()
 
     async def _adopt(self) -> None:
-        """Takes over running agents of runners that are gone, and stops agents whose attempt has ended."""
+        """Takes over all running agents of runners that are gone, and stops agents whose attempt has ended."""
         while True:
             await asyncio.sleep(self._settings.lease_seconds / 10)
             for backend in self._context.backends.values():
                 found = [AttemptKey(*one) for one in await backend.survivors()]
-                room = max(0, self._settings.concurrency - len(self._tasks))
                 if not found:
                     continue
                 try:
                     async with self._database.session() as session:
                         wanted = await running_attempts(session, found)
-                        silent = [one for one in found if one in wanted][:room]
                         seconds = self._settings.lease_seconds
-                        adopted = await leases.adopt_silent(session, silent, self._owner, seconds)
+                        # No free place is asked for: their agents run already, and would be killed.
+                        adopted = await leases.adopt_silent(session, sorted(wanted), self._owner, seconds)
                 except (StoreAway, Refused) as error:
                     limited_log.warning("no attempt adopted", cause=str(error))
                     continue

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +24,7 @@ from leyden.services.runner.attempt import RunnerContext
 from leyden.services.runner.backends.base import AttemptSpec
 from leyden.services.runner.settings import Settings
 from leyden.services.runner.worker import Runner
-from tests.support import builders, queues
+from tests.support import builders
 from tests.support.waiting import eventually
 
 
@@ -57,6 +59,18 @@ class Survivors:
         return self.ended
 
 
+class Endless(Survivors):
+    """A backend whose agents never end."""
+
+    def __init__(self) -> None:
+        super().__init__([], Ended(0, b"", b"", 1.0))
+        self.started: list[str] = []
+
+    async def run(self, spec: AttemptSpec) -> Ended:
+        (self.adopted if spec.adopted else self.started).append(spec.name)
+        return await asyncio.Future[Ended]()
+
+
 @pytest.mark.parametrize(
     ("ended", "found"),
     [
@@ -70,30 +84,60 @@ async def test_attempts_of_a_runner_that_is_gone_are_adopted_and_unwanted_agents
 ) -> None:
     run = await builders.add_run(database)
     _, [rollout, *_] = await builders.add_group(database, run)
-    async with database.session() as session:
-        former = await queues.lease_rollout(session, rollout.id, "runner-gone", 4.0)
-    assert former is not None
-    async with database.session() as session:
-        await leases.start_all(session, [former])
+    await run_elsewhere(database, [rollout], 4.0)
     backend = Survivors([(rollout.id, 1), (rollout.id, 7)], ended)
-    keys = tmp_path / "keys.json"
+    async with working(database, redis_url, tmp_path, backend):
+        await eventually(lambda: outcomes(database, rollout.id))
+    assert await outcomes(database, rollout.id) == [found]
+    assert backend.discarded == [(rollout.id, 7)]
+
+
+async def test_a_full_runner_adopts_every_silent_attempt_among_those_of_live_runners(
+    database: Database, redis_url: str, tmp_path: Path
+) -> None:
+    run, backend = await builders.add_run(database), Endless()
+    _, [own, *others] = await builders.add_group(database, run, size=9)
+    live, silent = others[:5], others[5:]
+    await run_elsewhere(database, live, 600.0)
+    async with working(database, redis_url, tmp_path, backend, concurrency=1) as queue:
+        await queue.enqueue([own.id])
+        await eventually(lambda: backend.started)
+        await run_elsewhere(database, silent, 4.0)
+        backend.found = [(one.id, 1) for one in others]
+        await eventually(lambda: len(backend.adopted) >= len(silent))
+    assert backend.started == [f"{own.id}.1"]
+    assert sorted(backend.adopted) == [f"{one.id}.1" for one in silent]
+
+
+async def run_elsewhere(database: Database, rollouts: Sequence[tables.Rollout], seconds: float) -> None:
+    """Starts an attempt of each as another runner, which renews its leases no longer."""
+    async with database.session() as session:
+        leased = await leases.lease_rollouts(session, [one.id for one in rollouts], "runner-gone", seconds)
+        assert len(leased) == len(rollouts)
+        await leases.start_all(session, leased)
+
+
+@asynccontextmanager
+async def working(
+    database: Database, redis_url: str, folder: Path, backend: Survivors, **options: Any
+) -> AsyncIterator[RolloutQueue]:
+    """A runner with this backend inside the block; gives its queue."""
+    keys = folder / "keys.json"
     keys.touch(0o600)
     keys.write_text(json.dumps({"k1": "x" * 40}))
-    settings = Settings(lease_seconds=12.0, drain_seconds=0, capability_keys_file=keys)
+    settings = Settings(lease_seconds=12.0, drain_seconds=0, capability_keys_file=keys, **options)
     names = {"refuses_key": key_is_good, "gateway_down_since": never}
     endpoints: Any = SimpleNamespace(run=asyncio.Event().wait, **names)
     context = RunnerContext(settings, KeyRing(keys), {"process": backend}, endpoints)  # type: ignore[dict-item]
     queue, notifications, stop = RolloutQueue(redis_url), Notifications(redis_url), asyncio.Event()
-    working = asyncio.create_task(Runner("runner-b", database, queue, notifications, context).run(stop))
+    running = asyncio.create_task(Runner("runner-b", database, queue, notifications, context).run(stop))
     try:
-        await eventually(lambda: outcomes(database, rollout.id))
+        yield queue
     finally:
         stop.set()
-        await working
+        await running
         await queue.close()
         await notifications.close()
-    assert await outcomes(database, rollout.id) == [found]
-    assert backend.discarded == [(rollout.id, 7)]
 
 
 async def outcomes(database: Database, rollout_id: str) -> list[tuple[int, str, float | None]]:
