@@ -30,17 +30,20 @@ CHECK_SECONDS = 0.5
 ANSWER_SECONDS = 5.0
 UNAUTHORIZED = 401
 UNWATCHED = "the agent failed, and this process did not yet watch gateway and collector when it began"
+UNWATCHED_ENDPOINT = "not watched"
 
 
 class EndpointMonitor:
     """Remembers when an endpoint of agents, or the store behind them, did not answer. Belongs to the running loop.
 
     Args: urls: the gateway's first; ping_store: raises while the store does not answer
+    Attributes: watching_since: of `time.monotonic`: nothing is known of the time before
     """
 
     def __init__(self, urls: Sequence[str], ping_store: Callable[[], Awaitable[object]]) -> None:
         self._endpoints = [_Endpoint(url) for url in urls]
         self._checked: list[_Endpoint | _Store] = [*self._endpoints, _Store(ping_store)]
+        self.watching_since = time.monotonic()
 
     async def run(self) -> None:
         """Checks all the time."""
@@ -73,13 +76,12 @@ class EndpointMonitor:
         return next((one.name for one in self._checked if one.last_down is not None and one.last_down >= moment), None)
 
     async def gateway_down_since(self, moment: float) -> float | None:
-        """Checks the gateway once more. Returns when it was last down; None where it was not since this moment. Both by
-        `time.monotonic`."""
+        """Checks the gateway once more. Returns when it was last down, or may have been, unwatched; None where it was
+        not since this moment. Both by `time.monotonic`."""
         gateway = self._endpoints[0]
         await gateway.check()
-        if gateway.last_down is None or gateway.last_down < moment:
-            return None
-        return gateway.last_down
+        last = self.watching_since if gateway.last_down is None else gateway.last_down
+        return None if last < moment else last
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -159,23 +161,24 @@ async def _check_for_ever(one: _Endpoint | _Store) -> None:
         await asyncio.sleep(CHECK_SECONDS)
 
 
-async def attribute_failure(
-    outcome: Outcome, started: float, endpoints: EndpointMonitor, *, was_watched: bool = True
-) -> Outcome:
+async def attribute_failure(outcome: Outcome, started: float, endpoints: EndpointMonitor) -> Outcome:
     """The outcome, or `infra_error` when an agent failed while one of its endpoints was down, or may have been.
 
     One that ended well notes when the gateway was down: an agent may have caught that error. Without a reward it also
-    keeps the endpoint's name: a reward may have come in another way.
+    keeps the endpoint's name: a reward may have come in another way. Time that nobody watched counts as down.
+
+    Args: started: when the agent began, of `time.monotonic`, be it before this process
     """
-    if outcome.kind is OutcomeKind.AGENT_ERROR and not was_watched:
-        return replace(outcome, kind=OutcomeKind.INFRA_ERROR, detail=f"{UNWATCHED} ({outcome.detail})")
+    was_watched = started >= endpoints.watching_since
     is_failure = outcome.kind in {OutcomeKind.AGENT_ERROR, OutcomeKind.TIMEOUT}
+    if is_failure and not was_watched:
+        return replace(outcome, kind=OutcomeKind.INFRA_ERROR, detail=f"{UNWATCHED} ({outcome.detail})")
     if outcome.kind is OutcomeKind.SUCCEEDED:
         outcome = replace(outcome, gateway_down_at=await endpoints.gateway_down_since(started))
     if not is_failure and (outcome.kind is not OutcomeKind.SUCCEEDED or outcome.reward is not None):
         return outcome
     await endpoints.check()
-    down = endpoints.down_since(started)
+    down = endpoints.down_since(started) or (None if was_watched else UNWATCHED_ENDPOINT)
     if down is None:
         return outcome
     if not is_failure:

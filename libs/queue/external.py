@@ -37,7 +37,7 @@ _NEXT = text(f"""
     ORDER BY r.created_at, r.id LIMIT 1 FOR NO KEY UPDATE OF r SKIP LOCKED
 """)  # noqa: S608  # constants alone
 
-_COLUMNS = "a.rollout_id, a.number, a.run_id, a.lease_id, a.lease_expires_at"
+_COLUMNS = "a.rollout_id, a.number, a.run_id, a.lease_id, a.lease_expires_at, a.started_at"
 _HELD = text(f"""
     WITH leased AS (SELECT {_COLUMNS} FROM attempts a JOIN rollouts r ON r.id = a.rollout_id {_OF_AGENT}
         WHERE a.run_id = :run_id AND a.owner = :owner AND a.state IN ('leased', 'running'))

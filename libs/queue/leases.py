@@ -40,6 +40,7 @@ _LOCK = text("SELECT FROM rollouts WHERE id = ANY(:rollout_ids) ORDER BY id FOR 
 
 OF_LEASED = """
     SELECT leased.rollout_id, leased.number, leased.run_id, leased.lease_id, leased.lease_expires_at,
+           extract(epoch FROM clock_timestamp() - leased.started_at)::float8 AS ran_seconds,
            r.group_id, r.trace_parent, r.greedy, g.dataset_id, g.task_number, g.agent, t.payload,
            u.config,
            jsonb_path_exists(u.config, '$.reward.components[*] ? (@.from == "otlp")') AS takes_feedback
@@ -61,7 +62,7 @@ _LEASE = text(f"""
         JOIN groups g ON g.id = r.group_id
         JOIN runs u ON u.id = r.run_id
         WHERE {DUE} AND {_OF_TYPE}
-        RETURNING rollout_id, number, run_id, lease_id, lease_expires_at
+        RETURNING rollout_id, number, run_id, lease_id, lease_expires_at, started_at
     )
     {OF_LEASED}
 """)  # noqa: S608  # constants alone
@@ -76,7 +77,7 @@ _ADOPT = text(f"""
         WHERE a.rollout_id = asked.rollout_id AND a.number = asked.number AND a.state = 'running'
             AND a.lease_expires_at BETWEEN clock_timestamp()
                 AND clock_timestamp() + make_interval(secs => :seconds / 3.0)
-        RETURNING a.rollout_id, a.number, a.run_id, a.lease_id, a.lease_expires_at
+        RETURNING a.rollout_id, a.number, a.run_id, a.lease_id, a.lease_expires_at, a.started_at
     )
     {OF_LEASED}
 """)  # noqa: S608  # constants alone
@@ -148,6 +149,8 @@ class Lease:
     """W3C trace context of the rollout's creation."""
     adopted: bool = False
     """Its agent is at work already: its runner is gone."""
+    began_at: float | None = None
+    """When the agent of an adopted one began, of this process's monotonic."""
     greedy: bool = False
     """Its model calls are decoded greedily."""
     takes_feedback: bool = False
@@ -175,7 +178,8 @@ class Outcome:
     endpoint_down: str | None = None
     """The endpoint that did not answer while the agent ran, where it ended well and printed no reward."""
     gateway_down_at: float | None = None
-    """When the gateway last did not answer while the agent ran, where it ended well; of this process's monotonic."""
+    """When the gateway last did not answer while the agent ran, or was not watched, where it ended well; of this
+    process's monotonic."""
     artifacts: Sequence[Artifact] = ()
     """The files that the run keeps."""
     artifacts_left_out: int = 0
@@ -250,6 +254,7 @@ def lease_of(row: Row[Any], *, adopted: bool = False) -> Lease:
     played_by = stored_agent(row.config, row.agent)
     return Lease(
         adopted=adopted,
+        began_at=time.monotonic() - row.ran_seconds if adopted else None,
         run_id=row.run_id,
         group_id=row.group_id,
         rollout_id=row.rollout_id,

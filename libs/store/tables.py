@@ -656,11 +656,11 @@ class Outcome(Base):
     stderr_tail: Mapped[str] = mapped_column(comment="The end of the agent's output.")
     endpoint_down: Mapped[str | None] = mapped_column(
         comment="The endpoint of the agent, or the store, that did not answer while an attempt ran that ended well"
-        " without a reward of its own; null: none, or unknown."
+        " without a reward of its own; not watched: it may not have; null: none, or unknown."
     )
     gateway_down_seconds: Mapped[float | None] = mapped_column(
-        comment="How long before the end of an attempt that ended well the gateway last did not answer; null: it did,"
-        " or unknown."
+        comment="How long before the end of an attempt that ended well the gateway last did not answer, or was not"
+        " watched; null: it answered, or unknown."
     )
     artifacts_left_out: Mapped[int] = mapped_column(
         server_default="0", comment="Number of the files that agent.artifacts names and that are not kept."

@@ -45,10 +45,10 @@ async def execute(lease: Lease, context: RunnerContext) -> Outcome:
     """Runs the agent of a lease to its end. Cancelling kills it and leaves nothing.
 
     `infra_error`: the task lacks a field that the agent's command names, the backend failed, an endpoint of the
-    platform was down while the agent ran and failed, or may have been under the runner that it was adopted from, or the
-    gateway refuses the attempt's key.
+    platform was down while the agent ran and failed, or may have been before this runner watched, or the gateway
+    refuses the attempt's key.
     """
-    started = time.monotonic()
+    started = time.monotonic() if lease.began_at is None else lease.began_at
     backend = context.backends.get(lease.runner.type)
     if backend is None:
         return Outcome(OutcomeKind.INFRA_ERROR, detail=_no_backend(lease.runner.type, context.backends))
@@ -63,7 +63,7 @@ async def execute(lease: Lease, context: RunnerContext) -> Outcome:
     # An agent whose calls got 401 may well print a reward of 0.
     if await context.endpoints.refuses_key(spec.environment["OPENAI_BASE_URL"] + "/models", spec.secrets[MODEL_KEY]):
         return replace(outcome, kind=OutcomeKind.INFRA_ERROR, reward=None, detail=KEY_REFUSED)
-    return await attribute_failure(outcome, started, context.endpoints, was_watched=not lease.adopted)
+    return await attribute_failure(outcome, started, context.endpoints)
 
 
 def _no_backend(asked: str, offered: Iterable[str]) -> str:

@@ -51,8 +51,10 @@ class AttemptFacts:
     `call_failed` is true when the gateway failed a request to the model and no later try of it made up for that.
     `waited_seconds`, `lost_seconds`, `unanswered_seconds` and `answered_seconds` are those of
     `leyden.libs.store.records.deliveries.WAITS`. `total` is that of a settled grading, None where it has none.
-    `was_cut_off`: an endpoint did not answer while the attempt ran, which ended well without a reward of its own.
-    `lost_gateway`: the gateway did not answer while the attempt ran, and the attempt got no answer after that.
+    `was_cut_off`: an endpoint did not answer, or was not watched, while the attempt ran, which ended well without a
+    reward of its own.
+    `lost_gateway`: the gateway did not answer, or was not watched, while the attempt ran, and the attempt got no answer
+    after that.
     `diverged`: a re-roll sent a request that is not the recorded one, or no request after the recorded ones.
     """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,17 +20,13 @@ from leyden.services.api.settings import Settings
 
 @dataclass(frozen=True)
 class AttemptContext:
-    """Everything that the attempts of clients share.
-
-    Args: watching_since: of `time.monotonic`: the monitor knows of no failure before
-    """
+    """Everything that the attempts of clients share."""
 
     gateway_url: str
     collector_url: str
     keys: KeyRing
     notifications: Notifications
     monitor: EndpointMonitor
-    watching_since: float
     looks: Looks
 
 
@@ -62,7 +57,7 @@ async def attempt_context(
     watching = asyncio.create_task(monitor.run(), name="endpoints of agents")
     looks = Looks(database)
     try:
-        yield AttemptContext(gateway, collector, keys, notifications, monitor, time.monotonic(), looks)
+        yield AttemptContext(gateway, collector, keys, notifications, monitor, looks)
     finally:
         await looks.close()
         watching.cancel()

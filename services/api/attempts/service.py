@@ -122,8 +122,7 @@ def outcome_of(asked: EndRequest, lease: Lease) -> Outcome:
 
 async def _judged(outcome: Outcome, seconds: float, context: AttemptContext) -> Outcome:
     """A failure, as the platform's where an endpoint of the agent was down, or may have been; another end with that."""
-    started = time.monotonic() - seconds
-    return await attribute_failure(outcome, started, context.monitor, was_watched=started >= context.watching_since)
+    return await attribute_failure(outcome, time.monotonic() - seconds, context.monitor)
 
 
 async def _timeout(status: AttemptStatus, context: AttemptContext, outcome: Outcome | None = None) -> Outcome:

@@ -31,8 +31,9 @@ from tests.support import builders
 class Monitor:
     """Answers that an endpoint was down, or that none was."""
 
-    def __init__(self, down: str | None = None) -> None:
+    def __init__(self, down: str | None = None, watching_since: float = 0.0) -> None:
         self.down = down
+        self.watching_since = watching_since
 
     async def check(self) -> None:
         return None
@@ -44,11 +45,11 @@ class Monitor:
         return None if self.down is None else 0.0
 
 
-def context(folder: Path, monitor: Monitor, watching_since: float) -> AttemptContext:
+def context(folder: Path, monitor: Monitor) -> AttemptContext:
     write_keys(folder / "keys.json")
     keys, endpoints = KeyRing(folder / "keys.json"), cast(EndpointMonitor, monitor)
     looks = Looks(cast(Any, None))
-    return AttemptContext("http://gateway", "http://collector", keys, cast(Any, None), endpoints, watching_since, looks)
+    return AttemptContext("http://gateway", "http://collector", keys, cast(Any, None), endpoints, looks)
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def monitor() -> Monitor:
 
 @pytest.fixture
 def watched(tmp_path: Path, monitor: Monitor) -> AttemptContext:
-    return context(tmp_path, monitor, time.monotonic())
+    return context(tmp_path, monitor)
 
 
 async def waiting_run(database: Database, **changes: Any) -> tables.Run:
@@ -119,17 +120,19 @@ async def test_a_late_end_counts_for_nothing(database: Database, watched: Attemp
 async def test_a_failure_is_the_agents_only_where_the_platform_answered(
     database: Database, tmp_path: Path, down: str | None, since: float, kind: str
 ) -> None:
-    judged = context(tmp_path, Monitor(down), time.monotonic() - 60 + since)
+    judged = context(tmp_path, Monitor(down, time.monotonic() - 60 + since))
     leased = await start(database, await waiting_run(database), judged)
     assert (await end(database, leased, judged, outcome="failed", reason="KeyError")).kind == kind
 
 
-@pytest.mark.parametrize(("down", "kind"), [(None, "timeout"), ("gateway", "infra_error")])
+@pytest.mark.parametrize(
+    ("down", "since", "kind"), [(None, 0.0, "timeout"), ("gateway", 0.0, "infra_error"), (None, 1e6, "infra_error")]
+)
 @pytest.mark.parametrize("by_heartbeat", [True, False])
 async def test_a_timeout_is_the_agents_only_where_the_platform_answered(
-    database: Database, tmp_path: Path, by_heartbeat: bool, down: str | None, kind: str
+    database: Database, tmp_path: Path, by_heartbeat: bool, down: str | None, since: float, kind: str
 ) -> None:
-    judged = context(tmp_path, Monitor(down), time.monotonic() - 60)
+    judged = context(tmp_path, Monitor(down, time.monotonic() - 60 + since))
     leased = await start(database, await waiting_run(database, timeout_seconds=1e-6), judged)
     if by_heartbeat:
         assert (await renew(database, leased, judged)).stop == "timeout"

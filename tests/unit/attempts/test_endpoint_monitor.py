@@ -6,9 +6,12 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 import trustme
 
-from leyden.libs.attempts.endpoint_monitor import EndpointMonitor
+from leyden.libs.attempts.endpoint_monitor import EndpointMonitor, attribute_failure
+from leyden.libs.contracts.states import OutcomeKind
+from leyden.libs.queue.leases import Outcome
 from leyden.libs.store.database import StoreAway
 
 ANSWER = b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n"
@@ -75,6 +78,29 @@ async def test_an_address_that_nobody_serves_is_down() -> None:
         started = time.monotonic()
         await monitor.check()
         assert monitor.down_since(started) == f"127.0.0.1:{server.port}"
+
+
+@pytest.mark.parametrize("kind", [OutcomeKind.AGENT_ERROR, OutcomeKind.TIMEOUT])
+async def test_a_failure_is_the_agents_only_where_its_whole_time_was_watched(kind: OutcomeKind) -> None:
+    async with _server() as server, _monitor(f"http://127.0.0.1:{server.port}") as monitor:
+        watched, earlier = time.monotonic(), monitor.watching_since - 10
+        found = [await attribute_failure(Outcome(kind), started, monitor) for started in (watched, earlier)]
+    assert [one.kind for one in found] == [kind, OutcomeKind.INFRA_ERROR]
+
+
+@pytest.mark.parametrize("reward", [None, 0.0, 1.0])
+async def test_an_end_of_which_nobody_watched_the_beginning_says_so(reward: float | None) -> None:
+    async with _server() as server, _monitor(f"http://127.0.0.1:{server.port}") as monitor:
+        watched, earlier = time.monotonic(), monitor.watching_since - 10
+        ended = Outcome(OutcomeKind.SUCCEEDED, reward=reward)
+        assert await attribute_failure(ended, watched, monitor) == ended
+        found = await attribute_failure(ended, earlier, monitor)
+        assert (found.kind, found.reward, found.gateway_down_at) == (ended.kind, reward, monitor.watching_since)
+        assert found.endpoint_down == ("not watched" if reward is None else None)
+        await server.stop()
+        found = await attribute_failure(ended, earlier, monitor)
+        assert found.gateway_down_at is not None and found.gateway_down_at > watched
+        assert (found.endpoint_down is None) == (reward is not None)
 
 
 class _Server:

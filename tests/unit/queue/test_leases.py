@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -271,7 +272,8 @@ async def test_an_attempt_is_adopted_once_when_its_owner_has_missed_two_renewals
         moment = text(f"clock_timestamp() + interval '{seconds} seconds'")
         this = update(tables.Attempt).where(tables.Attempt.rollout_id == rollout.id)
         async with database.session() as session:
-            await session.execute(this.values(state="running", lease_expires_at=moment))
+            began = text("clock_timestamp() - interval '50 seconds'")
+            await session.execute(this.values(state="running", started_at=began, lease_expires_at=moment))
 
     for seconds in (60, 25, -1):
         await expire_in(seconds)
@@ -279,6 +281,8 @@ async def test_an_attempt_is_adopted_once_when_its_owner_has_missed_two_renewals
     await expire_in(15)
     [adopted] = await adopt("runner-b")
     assert (adopted.rollout_id, adopted.attempt, adopted.task, adopted.adopted) == (*key, got.task, True)
+    assert got.began_at is None and adopted.began_at is not None
+    assert 50 <= time.monotonic() - adopted.began_at < 60
     assert await adopt("runner-c") == []
     assert await attempts(database, rollout) == [(1, "running", "runner-b")]
     assert not await settle(database, got)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -90,6 +91,9 @@ async def test_attempts_of_a_runner_that_is_gone_are_adopted_and_unwanted_agents
         await eventually(lambda: outcomes(database, rollout.id))
     assert await outcomes(database, rollout.id) == [found]
     assert backend.discarded == [(rollout.id, 7)]
+    async with database.read() as session:
+        outcome = await session.get_one(tables.Outcome, (rollout.id, 1))
+    assert ended.exit_code == 0 or "did not yet watch" in (outcome.detail or "")
 
 
 async def test_a_full_runner_adopts_every_silent_attempt_among_those_of_live_runners(
@@ -126,7 +130,7 @@ async def working(
     keys.touch(0o600)
     keys.write_text(json.dumps({"k1": "x" * 40}))
     settings = Settings(lease_seconds=12.0, drain_seconds=0, capability_keys_file=keys, **options)
-    names = {"refuses_key": key_is_good, "gateway_down_since": never}
+    names = {"refuses_key": key_is_good, "gateway_down_since": never, "watching_since": time.monotonic()}
     endpoints: Any = SimpleNamespace(run=asyncio.Event().wait, **names)
     context = RunnerContext(settings, KeyRing(keys), {"process": backend}, endpoints)  # type: ignore[dict-item]
     queue, notifications, stop = RolloutQueue(redis_url), Notifications(redis_url), asyncio.Event()
