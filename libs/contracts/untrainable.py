@@ -16,6 +16,8 @@ REPEATED = "the agent asked again and went on from a later answer"
 AUXILIARY = "beside the agent's work"
 UNKNOWN = "not trainable"
 SAMPLED_WITH = "sampled with "
+FROZEN = "the policy of role "
+"""The reason of a call that the document gives to a policy without a trainer begins so: no alarm is for it."""
 
 CONTEXT_REMEDY = (
     "let the agent shorten tool results and earlier messages, and its answers by `max_tokens`; or give the engines a"
@@ -25,7 +27,7 @@ CONTEXT_REMEDY = (
 
 def of_frozen_policy(role: str) -> str:
     """The reason of a call that a policy without a trainer answers."""
-    return f"the policy of role {role} does not train"
+    return f"{FROZEN}{role} does not train"
 
 
 def of_other_model(policy: str) -> str:
@@ -63,7 +65,7 @@ def remedy_of(reason: str) -> str:
     """
     if reason == NO_ROLE or (reason.startswith("role ") and reason.endswith(" does not train")):
         return "name their role in `train`, or mend the conditions of `roles` (`leyden run agents`)"
-    if reason.startswith("the policy of role "):
+    if reason.startswith(FROZEN):
         return "let a policy that trains answer them (`roles[].policy`, `policies`)"
     if reason in {of_parameters(["json_schema"]), of_parameters(["tool_choice"]), FORCED}:
         return "write training.constrained_calls 'mask' or 'train'"

@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from leyden.libs.contracts.alarms import ALARM_RULES, Finding
 from leyden.libs.contracts.states import CONTEXT_EXCEEDED
-from leyden.libs.contracts.untrainable import UNKNOWN, remedy_of
+from leyden.libs.contracts.untrainable import FROZEN, UNKNOWN, remedy_of
 from leyden.libs.store.database import ReadSession
 
 MAX_CAUSE = 300
@@ -21,7 +21,7 @@ Attempt = Mapping[str, Any]
 
 _NEWEST = text("""
     SELECT o.kind, o.detail, right(o.stderr_tail, 2000) AS stderr, r.reason,
-           c.calls, c.overflows, c.unfinished, c.untrainable, c.untrainable_reason
+           c.calls, c.overflows, c.unfinished, c.frozen, c.untrainable, c.untrainable_reason
     FROM (SELECT o.* FROM outcomes o JOIN rollouts r ON r.id = o.rollout_id AND r.rerolls_of IS NULL
           WHERE o.run_id = :run_id AND o.kind <> 'cancelled' ORDER BY o.created_at DESC LIMIT :attempts) o
     JOIN rollouts r ON r.id = o.rollout_id
@@ -29,15 +29,20 @@ _NEWEST = text("""
         SELECT count(*) AS calls, count(*) FILTER (WHERE m.finish_reason = :overflow) AS overflows,
                count(*) FILTER (WHERE m.status <> 'completed' AND m.finish_reason IS DISTINCT FROM :overflow)
                    AS unfinished,
-               count(*) FILTER (WHERE m.status = 'completed' AND NOT m.trainable AND NOT r.greedy) AS untrainable,
-               max(m.untrainable_reason) FILTER (WHERE m.status = 'completed') AS untrainable_reason
-        FROM model_calls m WHERE m.run_id = :run_id AND m.rollout_id = o.rollout_id AND m.attempt = o.attempt) c
+               count(*) FILTER (WHERE of_frozen) AS frozen,
+               count(*) FILTER (WHERE m.status = 'completed' AND NOT m.trainable AND NOT r.greedy AND NOT of_frozen)
+                   AS untrainable,
+               max(m.untrainable_reason) FILTER (WHERE m.status = 'completed' AND NOT of_frozen) AS untrainable_reason
+        FROM model_calls m
+        CROSS JOIN LATERAL (SELECT coalesce(starts_with(m.untrainable_reason, :frozen), false) AS of_frozen) AS chosen
+        WHERE m.run_id = :run_id AND m.rollout_id = o.rollout_id AND m.attempt = o.attempt) c
 """)
 
 
 async def of_attempts(session: ReadSession, run_id: str) -> list[Finding]:
     """The rules about attempts that hold for a run with records."""
-    scope = {"run_id": run_id, "attempts": ALARM_RULES["agents_fail"].window, "overflow": CONTEXT_EXCEEDED}
+    newest = ALARM_RULES["agents_fail"].window
+    scope = {"run_id": run_id, "attempts": newest, "overflow": CONTEXT_EXCEEDED, "frozen": FROZEN}
     rows = await session.execute(_NEWEST, scope)
     return judge_attempts([dict(row) for row in rows.mappings()])
 
@@ -86,7 +91,8 @@ def _share(
 
 
 def _calls(attempts: Sequence[Attempt]) -> Iterator[Finding]:
-    calls, untrainable = (sum(one[name] for one in attempts) for name in ("calls", "untrainable"))
+    every, frozen, untrainable = (sum(one[name] for one in attempts) for name in ("calls", "frozen", "untrainable"))
+    calls = every - frozen
     rule = ALARM_RULES["untrainable_calls"]
     if len(attempts) >= rule.at_least and untrainable > rule.limit * calls:
         reasons = Counter(one["untrainable_reason"] or UNKNOWN for one in attempts if one["untrainable"])

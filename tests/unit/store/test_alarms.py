@@ -13,6 +13,7 @@ from sqlalchemy import update
 from leyden.libs.contracts.alarms import ALARM_RULES
 from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.states import EngineState
+from leyden.libs.contracts.untrainable import of_frozen_policy
 from leyden.libs.store import tables
 from leyden.libs.store.alarms.attempts import judge_attempts
 from leyden.libs.store.alarms.judging import judge_run, runs_to_judge
@@ -53,6 +54,7 @@ def attempt(**changes: Any) -> dict[str, Any]:
         "calls": 2,
         "overflows": 0,
         "unfinished": 0,
+        "frozen": 0,
         "untrainable": 0,
         "untrainable_reason": None,
     }
@@ -435,6 +437,20 @@ async def test_a_run_carries_the_alarms_of_its_attempts(database: Database) -> N
         "4 of the last 4 model calls do not train: sampled with top_k: let the agent leave out these parameters; a"
         " temperature must be above 0, best 1 (or write `sampling.override`: training then samples without them)",
     ]
+
+
+async def test_calls_that_the_document_gives_to_a_frozen_policy_raise_no_alarm(database: Database) -> None:
+    run = await builders.add_run(database)
+    _, rollouts = await builders.add_group(database, run, size=4)
+    for rollout in rollouts:
+        await builders.finish_rollout(database, rollout, reward=1.0)
+        reasons = {"trainable": False, "untrainable_reason": of_frozen_policy("writer")}
+        for _ in range(3):
+            await builders.add_call(database, rollout, **reasons)
+        await builders.add_call(database, rollout)
+    assert await alarm_lines(database, run.id) == []
+    await builders.add_call(database, rollouts[0], trainable=False, untrainable_reason="sampled with top_k")
+    assert await alarm_lines(database, run.id) == []
 
 
 async def test_a_step_without_a_token_that_can_be_trained_says_why(database: Database) -> None:
