@@ -92,7 +92,7 @@ class TreeLayout:
         return _made_block_mask(self.device.type)(visible, None, None, nodes, prefix + nodes, device=str(self.device))
 
 
-RECOMPILE_LIMIT = 64
+COMPILED: dict[str, Any] = {"dynamic": True, "recompile_limit": 64}
 """Gradients or none, a prefix or none, one node or more, few or many, a window or none: each has a code of its own.
 Beyond torch's limit of 8 it would compute every pair."""
 
@@ -102,7 +102,7 @@ def _made_block_mask(device: str) -> Callable[..., BlockMask]:
     # Compiled, it never holds all pairs at once.
     if device == "cpu":
         return create_block_mask
-    return torch.compile(create_block_mask, dynamic=True, recompile_limit=RECOMPILE_LIMIT)
+    return torch.compile(create_block_mask, **COMPILED)
 
 
 @cache
@@ -110,7 +110,7 @@ def _flex_attention(device: str) -> Any:
     # Without compilation it computes every pair, and a CPU has no backward pass for it.
     if device == "cpu":
         return flex_attention
-    return torch.compile(flex_attention, dynamic=True, recompile_limit=RECOMPILE_LIMIT)
+    return torch.compile(flex_attention, **COMPILED)
 
 
 def tree_attention(

@@ -104,7 +104,7 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
         module.enable_adapters(enabled=False)
     # peft lets disabled adapters train no more. FSDP reads at its first pass which parameters train, and once alone.
     for parameter in trained:
-        parameter.requires_grad_(requires_grad=True)
+        parameter.requires_grad = True
     try:
         yield
     finally:
