@@ -40,6 +40,8 @@ CHECKED_LAYERS = 2
 states that the first one's attention has mixed."""
 EXPORT_PARTS = 2 * 2**30
 """Rank 0 gathers a version in parts of 1 GiB, which lie twice in host memory."""
+RESTORED_PART = 2**30
+"""The ranks that divide a copy of the model read a checkpoint in parts of 1 GiB, or of one tensor."""
 
 
 _POWERS = {"m": -1, "": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
@@ -215,7 +217,7 @@ def _host(run: RunConfig, shape: Shape, machine: Machine) -> Iterator[Need]:
     if run.optimizer.offload:
         moments = _moment_bytes(run, trained_parameters(run, shape))
         yield Need("host", "offloaded moments", moments * machine.gpus // machine.shards)
-    reading = FULL * max(shape.outside, shape.layer) * machine.gpus // machine.shards
+    reading = max(RESTORED_PART, FULL * max(shape.outside, shape.layer)) * machine.gpus // machine.shards
     trying = 2 * FULL * (shape.outside + CHECKED_LAYERS * shape.layer)
-    # One after the other: a run tries and reads before it exports.
+    # One after the other: a run tries and reads, model and checkpoint, before it exports.
     yield Need("host", "reading the model", max(reading, trying, EXPORT_PARTS))

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
+from torch.optim import Optimizer
 
 from leyden.libs.contracts.weights import file_sha256
 from leyden.services.trainer.model.remedies import raising_host_memory
@@ -91,20 +93,33 @@ def _restore(learner: Learner, folder: Path) -> None:
     own, master = critic_weights(learner), master_weights(learner)
     named = {**own, **master}
     numbered = {str(number): parameter for number, parameter in enumerate(parameters)}
-    state = read_shards(folder, lambda key: named.get(key, numbered.get(key.partition(".")[0])))
-    torch.set_rng_state(state.pop(RANDOM))
+    found = set[str]()
+    for state in read_shards(folder, lambda key: named.get(key, numbered.get(key.partition(".")[0]))):
+        found |= state.keys()
+        # No local variable has a tensor: it would stay in host memory beside the next ones.
+        for key in state:
+            number, _, name = key.partition(".")
+            if key == RANDOM:
+                torch.set_rng_state(state[key])
+            elif key in named:
+                _restore_weights(named[key], key, state[key], rounded=key in master)
+            elif not key.endswith(SCALES):
+                _restore_moment(optimizer, parameters[int(number)], name, state[key], state.get(key + SCALES))
     # A version that rounds no weights has them all.
-    for key in own.keys() - state.keys():
-        if key.endswith(TARGETS):
-            # An older release's outputs were values themselves.
-            state[key] = torch.tensor([0.0, 1.0, 1.0])
-    for key, tensor in (own if master.keys().isdisjoint(state) else named).items():
-        if key in master and not rounds_to(state[key], tensor, ROUNDED):
-            raise ValueError(f"{key} does not round to the weights of the version")
-        replace_values(tensor, state.pop(key))
-    for key, tensor in state.items():
-        number, _, name = key.partition(".")
-        if not name.endswith(SCALES):
-            like, scales = parameters[int(number)], state.get(key + SCALES)
-            scales = None if scales is None else divided_like(scales, like)
-            restore_moment(optimizer, like, name, tensor.to(like.device), scales)
+    wanted = own if found.isdisjoint(master) else named
+    for key in {RANDOM, *wanted} - found:
+        if key not in own or not key.endswith(TARGETS):
+            raise KeyError(key)
+        # An older release's outputs were values themselves.
+        replace_values(own[key], torch.tensor([0.0, 1.0, 1.0]))
+
+
+def _restore_weights(own: Tensor, key: str, saved: Tensor, *, rounded: bool) -> None:
+    if rounded and not rounds_to(saved, own, ROUNDED):
+        raise ValueError(f"{key} does not round to the weights of the version")
+    replace_values(own, saved)
+
+
+def _restore_moment(optimizer: Optimizer, like: Tensor, name: str, saved: Tensor, scales: Tensor | None) -> None:
+    scales = None if scales is None else divided_like(scales, like)
+    restore_moment(optimizer, like, name, saved.to(like.device), scales)

@@ -30,6 +30,8 @@ from torch.futures import Future
 from leyden.libs.contracts.weights import file_sha256
 from leyden.libs.faults import fault_point
 from leyden.services.trainer.ranks.collectives import Ranks
+from leyden.services.trainer.state.folders import in_parts
+from leyden.services.trainer.step.optimizers import SCALES
 
 FILE_BYTES = 2**30
 """A rank begins a new file after so many bytes: torch holds two copies of a file in host memory while it writes it."""
@@ -49,23 +51,48 @@ def write_shards(state: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> dic
     return writer.hashes
 
 
-def read_shards(folder: Path, like: Callable[[str], Tensor | None]) -> dict[str, Tensor]:
+def read_shards(folder: Path, like: Callable[[str], Tensor | None]) -> Iterator[dict[str, Tensor]]:
     """All tensors of a folder, in host memory; of those that are sharded here, this rank's shards. No collective.
+
+    They come in parts as `in_parts` makes them, a moment with its scales. Each part is emptied before the next is read:
+    host memory holds one at a time.
 
     Args: like: the parameter whose sharding a tensor of the same shape has
     """
-    found = {}
-    for name, saved in HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata.items():
-        assert isinstance(saved, TensorStorageMetadata)
-        model, dtype = like(name), saved.properties.dtype
-        if model is not None and model.shape == saved.size:
-            found[name] = torch.empty_like(model, dtype=dtype, device="cpu", requires_grad=False)
-        else:
-            found[name] = torch.empty(saved.size, dtype=dtype)
-    with _causes(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        load(found, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
-    return found
+    reader = _ShardReader(folder)
+    scales = {name + SCALES for name in reader.saved} & reader.saved.keys()
+    for names in in_parts({name: saved for name, saved in reader.saved.items() if name not in scales}):
+        names += [name + SCALES for name in names if name + SCALES in scales]
+        part = {name: _room(reader.saved[name], like(name)) for name in names}
+        with _causes(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            load(part, storage_reader=reader, no_dist=True)
+        yield part
+        part.clear()
+
+
+def _room(saved: Tensor, like: Tensor | None) -> Tensor:
+    if like is not None and like.shape == saved.shape:
+        return torch.empty_like(like, dtype=saved.dtype, device="cpu", requires_grad=False)
+    return torch.empty_like(saved, device="cpu")
+
+
+class _ShardReader(HuggingFaceStorageReader):
+    """torch's reader of safetensors, which reads the headers of all files once.
+
+    `saved` has the shape and type of each complete tensor.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder))
+        self._metadata = super().read_metadata()
+        self.saved = dict[str, Tensor]()
+        for name, saved in self._metadata.state_dict_metadata.items():
+            assert isinstance(saved, TensorStorageMetadata)
+            self.saved[name] = torch.empty(saved.size, dtype=saved.properties.dtype, device="meta")
+
+    def read_metadata(self) -> Metadata:
+        return self._metadata
 
 
 class _Written(NamedTuple):

@@ -3,9 +3,11 @@ import gc
 import json
 import resource
 import shutil
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from leyden.services.trainer.model.load import read_model
 from leyden.services.trainer.ranks.collectives import ALONE
 from leyden.services.trainer.ranks.messages import Load
 from leyden.services.trainer.rows.progress import Progress
-from leyden.services.trainer.state import folders, resume, saving
+from leyden.services.trainer.state import folders, resume, saving, shards
 from leyden.services.trainer.state.assembly import _export_dtype, assemble_learner, make_accelerator
 from leyden.services.trainer.state.checkpoints import checkpoint_state
 from leyden.services.trainer.state.folders import CheckpointDamaged, LockCheck, clear_scratch, no_lock, remove_folder
@@ -500,6 +502,41 @@ def test_a_flipped_bit_in_any_file_is_found_before_a_learner_is_built(
             assert f"{file} is not the file that was written" in saved.refused(monkeypatch)
             file.write_bytes(whole)
     restore_learner(saved.load, CPU)
+
+
+@pytest.mark.parametrize("optimizer", [{}, {"moments": "8bit"}])
+def test_a_checkpoint_is_read_in_parts_of_which_one_is_in_memory(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: dict[str, str]
+) -> None:
+    document = CONFIG.model_dump(exclude_unset=True)
+    document["optimizer"] |= optimizer
+    config = RunConfig.model_validate({**document, "training": {"export_dtype": "bfloat16"}})
+    learner = assemble_learner(tiny_model, config, CPU)
+    step(learner, 0)
+    state = {name: tensor.clone() for name, tensor in checkpoint_state(learner).items()}
+    export = export_version(learner, tiny_model, tmp_path / "v")
+    progress = Progress("run-a", 1, export.content_sha256)
+    save_checkpoint(state, progress, tmp_path / "c")
+
+    monkeypatch.setattr(folders, "FILE_BYTES", 2**15)
+    sizes, held, real = list[int](), list[weakref.ref[torch.Tensor]](), shards.load
+
+    def load(part: dict[str, torch.Tensor], **options: Any) -> None:
+        assert all(tensor() is None for tensor in held)
+        held[:] = map(weakref.ref, part.values())
+        sizes.append(sum(tensor.nbytes for tensor in part.values()))
+        real(part, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shards, "load", load)
+        for part in shards.read_shards(tmp_path / "c", lambda _: None):
+            assert part
+    assert len(sizes) > 5
+    assert max(sizes) <= max(1.1 * 2**15, *(tensor.nbytes for tensor in state.values()))
+    restored = checkpoint_state(restore_learner(Load(tiny_model, config, (export.path, tmp_path / "c", progress)), CPU))
+    assert restored.keys() == state.keys()
+    assert any(name.endswith("_scales") for name in state) is bool(optimizer)
+    assert all(torch.equal(restored[name], tensor) for name, tensor in state.items())
 
 
 def test_a_file_without_a_hash_is_refused_with_the_remedy(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
