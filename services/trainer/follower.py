@@ -61,10 +61,10 @@ def _follow(settings: Settings, ranks: Ranks, asked: Callable[[], bool]) -> None
                 accelerator = make_accelerator(settings.device, precision)
                 run = message, restore_learner(message, accelerator, ranks)
             elif isinstance(message, Step) and run is not None:
-                load, learner = run
                 fault_point("trainer.follower_step")
+                # No local variable but `run` has the learner, which the next one must find gone.
                 optimizer_step(
-                    learner, message.samples, load.config, zero_variance=message.zero_variance, interrupted=asked
+                    run[1], message.samples, run[0].config, zero_variance=message.zero_variance, interrupted=asked
                 )
             elif isinstance(message, Gather) and run is not None:
                 gather_weights(run[1], message.names)

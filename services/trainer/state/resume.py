@@ -50,6 +50,8 @@ def restore_learner(load: Load, accelerator: Accelerator, ranks: Ranks = ALONE) 
     Raises: CheckpointDamaged: weights or optimiser state are missing or are not what the store recorded, on any rank;
         TeacherDamaged; torch.OutOfMemoryError
     """
+    # Models are parts of cycles: the learner of a step gone back on stays on the accelerator until they are collected.
+    accelerator.free_memory()
     with naming_settings(load.config, "the learner"):
         if load.teacher is not None:
             with ranks.agreeing_on(TeacherDamaged):
@@ -60,7 +62,7 @@ def restore_learner(load: Load, accelerator: Accelerator, ranks: Ranks = ALONE) 
         try:
             return _restored(load, *load.resumed, accelerator, ranks)
         except CheckpointDamaged:
-            # The learner of an older step follows: without this the accelerator holds the model of both.
+            # The learner of an older step follows: without this `accelerator` holds the model of both.
             accelerator.free_memory()
             raise
 

@@ -2,9 +2,11 @@
 
 import inspect
 import time
+import weakref
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +14,21 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.weights import weight_files
+from leyden.services.trainer.follower import _follow
+from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.ranks.collectives import RankFailed, Ranks
+from leyden.services.trainer.ranks.messages import Load, Step
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.tree import share_rows
+from leyden.services.trainer.settings import Settings
+from leyden.services.trainer.state import resume as resuming
 from leyden.services.trainer.state.folders import CheckpointDamaged
+from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.step import optimizer_step
 from tests.fakes.forked_trainer import run_forked
+from tests.support.builders import run_document
 from tests.support.long import long_only
 from tests.support.shared import free_port
 from tests.support.waiting import until
@@ -172,3 +182,38 @@ def test_a_rank_may_have_no_row() -> None:
     rows = [np.array([1, 2, 3], np.int32)] * 2
     assert sorted(row for rank in range(4) for row in share_rows(rows, rank, 4)) == [0, 1]
     assert [share_rows([], rank, 2) for rank in range(2)] == [[], []]
+
+
+class _Messages(Ranks):
+    """Rank 0's messages, to a trainer of one process."""
+
+    def __init__(self, *messages: object) -> None:
+        super().__init__()
+        self._messages = iter(messages)
+
+    def receive(self) -> object:
+        return next(self._messages, None)
+
+    def close(self) -> None:
+        """There is no process group."""
+
+
+def test_the_learner_of_a_follower_leaves_the_memory_before_the_next_one_loads(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, policies, met = resuming.assemble_learner, list[weakref.ref[Policy]](), list[bool]()
+
+    def assemble(*arguments: Any, **options: Any) -> Learner:
+        met.extend(policy() is not None for policy in policies)
+        learner = real(*arguments, **options)
+        # As accelerate does for autocast.
+        learner.policy._original_forward = learner.policy.forward
+        policies.append(weakref.ref(learner.policy))
+        return learner
+
+    monkeypatch.setattr(resuming, "assemble_learner", assemble)
+    load = Load(tiny_model, RunConfig.model_validate(run_document()))
+    step = Step(agent_samples(0), [])
+    settings = Settings(run_id="run-a", device="cpu")
+    _follow(settings, _Messages(load, step, load), lambda: False)
+    assert met == [False]
