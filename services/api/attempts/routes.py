@@ -58,11 +58,11 @@ async def lease_attempt(
 @router.post("/{attempt_id}/heartbeat")
 async def renew_attempt(request: Request, caller: AgentClient, run_id: str, attempt_id: str) -> Heartbeat:
     """Renew the lease of an attempt; the answer says whether to stop its agent, and why."""
-    context = context_of(request)
     async with changing(request) as change:
         # A heartbeat is no change that a person looks for.
         change.is_new = False
         status = _known(await external.lock_attempt(change.session, run_id, attempt_id))
+        context = context_of(request)
         beat = await service.renew(change.session, status, context)
     if beat.stop is not None:
         await _publish_end(context, status)

@@ -23,6 +23,7 @@ from leyden.services.api.settings import Settings
 from tests.fakes.served import served
 from tests.support import builders
 from tests.support.shared import refusing_port
+from tests.support.waiting import eventually
 
 EXTERNAL = {"type": "external", "lease_seconds": 30.0, "timeout_seconds": 100.0}
 
@@ -189,11 +190,13 @@ async def test_a_heartbeat_extends_the_lease_and_a_late_end_counts_for_nothing(
 
 
 async def test_an_attempt_beyond_its_timeout_ends_as_one(http: httpx.AsyncClient, database: Database) -> None:
-    run, _ = await waiting_run(database)
-    silent, late = [await lease(http, run.id) for _ in range(2)]
-    for leased in (silent, late):
-        await move(database, leased, started_at=timedelta(seconds=101))
-    assert (await beat(http, silent))["stop"] == "timeout"
+    run, _ = await waiting_run(database, runner={**EXTERNAL, "timeout_seconds": 1.0})
+    late, silent = [await lease(http, run.id) for _ in range(2)]
+
+    async def is_beyond() -> bool:
+        return bool((await beat(http, silent))["stop"] == "timeout")
+
+    await eventually(is_beyond)
     ended = await end(http, late, reward=1.0)
     assert (ended.status_code, ended.json()["kind"], ended.json()["reward"]) == (200, "timeout", None)
     # The client that never heard of the timeout ends its attempt as it found it.
@@ -235,8 +238,10 @@ async def test_a_failure_while_an_endpoint_is_down_is_the_platforms(
 
 async def test_a_failure_that_began_before_the_api_is_nobodys(http: httpx.AsyncClient, database: Database) -> None:
     run, _ = await waiting_run(database)
-    leased = await lease(http, run.id)
+    leased, late = [await lease(http, run.id) for _ in range(2)]
     await move(database, leased, started_at=timedelta(seconds=90))
+    await move(database, late, started_at=timedelta(seconds=101))
+    assert (await end(http, late)).json()["kind"] == "infra_error"
     ended = (await end(http, leased, outcome="failed", reason="APIConnectionError")).json()
     assert ended["kind"] == "infra_error" and "did not yet watch" in ended["detail"]
 
