@@ -55,6 +55,7 @@ class AttemptFacts:
     reward of its own.
     `lost_gateway`: the gateway did not answer, or was not watched, while the attempt ran, and the attempt got no answer
     after that.
+    `feedback`: the components to which the attempt got a value.
     `diverged`: a re-roll sent a request that is not the recorded one, or no request after the recorded ones.
     """
 
@@ -76,6 +77,7 @@ class AttemptFacts:
     total: float | None = None
     was_cut_off: bool = False
     lost_gateway: bool = False
+    feedback: frozenset[str] = frozenset()
     diverged: bool = False
 
 
@@ -113,6 +115,7 @@ _ENDED = text(f"""
            d.rollout_id IS NOT NULL AS is_graded, d.total, o.endpoint_down IS NOT NULL AS was_cut_off,
            coalesce(w.last_answer / 1e9, 0) <= extract(epoch FROM a.finished_at) - o.gateway_down_seconds
                AS lost_gateway,
+           ARRAY(SELECT f.component FROM feedback f WHERE f.rollout_id = r.id AND f.attempt = a.number) AS feedback,
            r.from_call IS NOT NULL AND {_DIVERGED} AS diverged
     FROM rollouts r
     JOIN groups g ON g.id = r.group_id
@@ -185,6 +188,7 @@ async def ended_attempts(session: ReadSession) -> list[AttemptFacts]:
             total=row.total,
             was_cut_off=row.was_cut_off,
             lost_gateway=bool(row.lost_gateway),
+            feedback=frozenset(row.feedback),
             diverged=row.diverged,
         )
         for row in await session.execute(_ENDED)

@@ -130,7 +130,8 @@ def _has_reward(ended: AttemptFacts, config: RunConfig) -> bool:
 def _may_lack_a_reward(ended: AttemptFacts, config: RunConfig) -> bool:
     """Whether a reward that the agent sent may not have come."""
     if config.reward is not None:
-        return any(one.source == "otlp" for one in config.reward.components) or not _has_reward(ended, config)
+        sent = {one.name for one in config.reward.components if one.source == "otlp"}
+        return not sent <= ended.feedback or not _has_reward(ended, config)
     sends = config.runner.grant_reward or not _has_reward(ended, config)
     return sends and ended.reward is None and not ended.has_explicit_reward
 

@@ -165,6 +165,22 @@ async def test_an_agents_own_failure_is_not_graded_and_a_lost_attempt_runs_again
     assert await states(scene, run) == [("finished", -1.0, "agent_error"), ("finished", 0.5, "succeeded")]
 
 
+async def test_a_value_that_an_outage_may_have_lost_is_asked_for_again(scene: Scene) -> None:
+    sent = {"components": [{"name": "score", "from": "otlp"}]}
+    run = await add_run(scene, config={**graded_document(), "reward": sent})
+    await scene.tick(2)
+    came, lost = await scene.rollouts(run)
+    for rollout in (came, lost):
+        await builders.add_attempt(scene.database, rollout, state="settled", finished_at=LONG_AGO)
+        await builders.add_outcome(scene.database, rollout, reward=None, endpoint_down="collector")
+    async with scene.database.session() as session:
+        names = {"rollout_id": came.id, "attempt": 1, "run_id": run.id}
+        session.add(tables.Feedback(key="k", component="score", value=1.0, **names))
+    await scene.tick(2)
+    assert [one.grading_attempt for one in await scene.rollouts(run)] == [1, None]
+    assert [one.excused_attempt for one in await scene.rollouts(run)] == [0, 1]
+
+
 async def test_an_evaluation_is_complete_when_it_is_graded(scene: Scene) -> None:
     run = await add_run(scene, config=graded_document(steps=0))
     row = {"run_id": run.id, "number": 1, "dataset_id": run.dataset_id, "rollouts_per_task": 2, "max_tasks": 1}

@@ -111,6 +111,7 @@ OTLP = {"reward": {"components": [{"name": "score", "from": "otlp"}]}}
         # Its agent sends none, so that none is lost.
         ({"runner": {"stdout_reward": False}}, {}, False),
         (OTLP, {}, True),
+        (OTLP, {"feedback": frozenset({"other"})}, True),
     ],
 )
 def test_a_reward_that_may_be_lost_is_no_0(
@@ -118,6 +119,11 @@ def test_a_reward_that_may_be_lost_is_no_0(
 ) -> None:
     found = resolve(ended(OutcomeKind.SUCCEEDED, was_cut_off=True, **facts), run_config(**sections))
     assert (found is Next.AGAIN) == is_again
+
+
+def test_a_value_that_came_before_an_outage_is_graded() -> None:
+    attempt = ended(OutcomeKind.SUCCEEDED, was_cut_off=True, feedback=frozenset({"score"}))
+    assert resolve(attempt, run_config(**OTLP)) is Next.GRADE
 
 
 @pytest.mark.parametrize("kind", [OutcomeKind.AGENT_ERROR, OutcomeKind.TIMEOUT, OutcomeKind.SUCCEEDED])
