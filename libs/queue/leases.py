@@ -147,16 +147,19 @@ class Lease:
     runner: RunnerConfig
     trace_parent: str | None
     """W3C trace context of the rollout's creation."""
-    adopted: bool = False
-    """Its agent is at work already: its runner is gone."""
     began_at: float | None = None
-    """When the agent of an adopted one began, of this process's monotonic."""
+    """When the agent of an adopted one began, of this process's monotonic: its runner is gone."""
     greedy: bool = False
     """Its model calls are decoded greedily."""
     takes_feedback: bool = False
     """Its telemetry gives components of the reward."""
     agent_name: str | None = None
     """In the run's `agents`; None for the agent of a run that has one."""
+
+    @property
+    def adopted(self) -> bool:
+        """Whether its agent is at work already."""
+        return self.began_at is not None
 
 
 @dataclass(frozen=True)
@@ -253,7 +256,6 @@ def lease_of(row: Row[Any], *, adopted: bool = False) -> Lease:
     """
     played_by = stored_agent(row.config, row.agent)
     return Lease(
-        adopted=adopted,
         began_at=time.monotonic() - row.ran_seconds if adopted else None,
         run_id=row.run_id,
         group_id=row.group_id,

@@ -68,7 +68,7 @@ class Sources:
         columns = await asyncio.gather(
             *(
                 _settled(
-                    self._verified(one, one.grader, siblings, place, trial)
+                    self._verified(one.grader, siblings, place, trial, worst(one))
                     if isinstance(one.grader, Container)
                     else self._slow(one, siblings, attempts, others, payer),
                     len(siblings),
@@ -109,7 +109,7 @@ class Sources:
         return None
 
     async def _verified(
-        self, component: Component, grader: Container, siblings: Sequence[Sibling], place: int, trial: str
+        self, grader: Container, siblings: Sequence[Sibling], place: int, trial: str, least: float
     ) -> list[Graded]:
         if (containers := self.containers) is None:
             cause = "this grader starts no containers (GRADER_CONTAINER_JOBS is 0)"
@@ -122,7 +122,7 @@ class Sources:
                     artifacts = await artifacts_of(session, attempt)
                 files = await asyncio.to_thread(files_of, rollout, calls, facts, artifacts)
             except TooLarge as error:
-                return Graded(Grade(ComponentState.SCORED, worst(component), None, str(error)), 0.0)
+                return Graded(Grade(ComponentState.SCORED, least, None, str(error)), 0.0)
             except PackedTooLarge as error:
                 return Graded(Grade(ComponentState.FAILED, explanation=f"its task is too large: {error}"), 0.0)
             name = _job_name(attempt, place, trial)
