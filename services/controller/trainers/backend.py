@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -111,6 +112,9 @@ class TrainerBackend(Protocol):
 
     async def last_attempt(self, run_id: str) -> int:
         """Returns the number of the run's newest attempt that the backend knows, over or not; 0 for none."""
+
+    async def live_attempts(self) -> Sequence[TrainerAttempt]:
+        """Returns the attempts that are not over, of all runs."""
 
     async def start(self, attempt: TrainerAttempt, models: TrainerModels) -> None:
         """Starts an attempt, or adopts the one that has its name.

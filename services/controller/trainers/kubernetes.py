@@ -65,6 +65,12 @@ class KubernetesTrainers:
             jobs = await self._cluster.jobs(f"{self._selector},{RUN}={run_id}")
         return max((int(job["metadata"]["labels"][ATTEMPT]) for job in jobs), default=0)
 
+    async def live_attempts(self) -> list[TrainerAttempt]:
+        with _refusals():
+            jobs = await self._cluster.jobs(self._selector)
+        labels = [job["metadata"]["labels"] for job in jobs if not job_status(job).over]
+        return [TrainerAttempt(one[RUN], int(one[ATTEMPT])) for one in labels]
+
     async def start(self, attempt: TrainerAttempt, models: TrainerModels) -> None:
         try:
             uid = await self._cluster.create_job(trainer_job(attempt, models, self._template, self._settings))

@@ -42,6 +42,9 @@ class ProcessTrainers:
         # Processes of a former leader have died with it.
         return max((attempt.number for attempt in self._processes if attempt.run_id == run_id), default=0)
 
+    async def live_attempts(self) -> list[TrainerAttempt]:
+        return [attempt for attempt, process in self._processes.items() if process.returncode is None]
+
     async def start(self, attempt: TrainerAttempt, models: TrainerModels) -> None:
         # The API has seen the models of this machine.
         if attempt in self._processes:

@@ -91,6 +91,7 @@ class TrainerSupervisor:
         self._models: Mapping[str, TrainerModels] = {}
         self._waiting: dict[str, str] = {}
         self._failures: dict[str, str] = {}
+        self._inherited: asyncio.Task[None] | None = None
 
     def reconcile(self, steps_done: dict[str, int], models: Mapping[str, TrainerModels] | None = None) -> None:
         """Starts and stops trainers, so that exactly these runs have one.
@@ -104,6 +105,8 @@ class TrainerSupervisor:
         self._tasks = {run_id: task for run_id, task in self._tasks.items() if not task.done()}
         for run_id in steps_done.keys() - self._tasks.keys() - self._failures.keys():
             self._tasks[run_id] = asyncio.create_task(self._supervise(run_id), name=f"trainer {run_id}")
+        if self._inherited is None:
+            self._inherited = asyncio.create_task(self._stop_inherited(), name="inherited trainers")
 
     def pop_failures(self) -> dict[str, str]:
         """Returns the runs given up since the last call, with the reason."""
@@ -116,10 +119,21 @@ class TrainerSupervisor:
 
     async def close(self) -> None:
         """Supervises no longer. The backend decides which trainers end with this process."""
-        for task in self._tasks.values():
+        tasks = [*self._tasks.values(), *([] if self._inherited is None else [self._inherited])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._backend.close()
+
+    async def _stop_inherited(self) -> None:
+        """Stops the trainers of an earlier leader whose runs ended or were paused while nobody led."""
+        try:
+            for attempt in await self._backend.live_attempts():
+                if attempt.run_id not in self._steps:
+                    log.warning("trainer without a run stops", trainer=attempt.name)
+                    await self._backend.stop(attempt)
+        except TrainerRefused as error:
+            log.error("trainers of an earlier leader may still run", cause=str(error))
 
     async def _supervise(self, run_id: str) -> None:
         done = 0

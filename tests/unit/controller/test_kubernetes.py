@@ -84,6 +84,7 @@ async def test_a_trainer_is_an_indexed_job_and_the_next_leader_adopts_it(server:
     await former.start(FIRST, MODELS)
     await leader.start(FIRST, MODELS)
     assert (await leader.last_attempt("run-abc"), await leader.last_attempt("run-abd")) == (1, 0)
+    assert await leader.live_attempts() == [FIRST]
     [job] = server.objects["jobs"].values()
     assert job["metadata"]["name"] == "trainer-run-abc-1"
     assert job["metadata"]["labels"] == {

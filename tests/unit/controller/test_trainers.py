@@ -79,6 +79,9 @@ class Cluster:
     async def last_attempt(self, run_id: str) -> int:
         return max((attempt.number for attempt in self.statuses if attempt.run_id == run_id), default=0)
 
+    async def live_attempts(self) -> list[TrainerAttempt]:
+        return [attempt for attempt, status in self.statuses.items() if not status.state.is_over]
+
     async def start(self, attempt: TrainerAttempt, models: TrainerModels) -> None:
         if attempt not in self.statuses:
             self.journal.append(f"start {attempt.name}")
@@ -349,6 +352,21 @@ async def test_a_leader_adopts_the_trainer_of_the_last_one_and_stops_it_once_no_
     await eventually(lambda: len(cluster.journal) == 2)
     assert cluster.journal == ["start trainer-run-a-1", "stop trainer-run-a-1"]
     await second.close()
+
+
+async def test_a_leader_stops_the_trainers_of_runs_that_ended_while_nobody_led() -> None:
+    cluster = Cluster()
+    for run_id, state in (
+        ("run-a", TrainerState.RUNNING),
+        ("run-b", TrainerState.RUNNING),
+        ("run-c", TrainerState.DONE),
+    ):
+        cluster.statuses[TrainerAttempt(run_id, 1)] = TrainerStatus(state, "on node a")
+    made = TrainerSupervisor(Settings(), cluster, RememberedEnds())
+    made.reconcile({"run-b": 3})
+    await eventually(lambda: cluster.journal)
+    await made.close()
+    assert cluster.journal == ["stop trainer-run-a-1"]
 
 
 async def test_an_attempt_that_ended_between_two_leaders_is_recorded_and_followed_by_the_next_number() -> None:
