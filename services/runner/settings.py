@@ -93,7 +93,17 @@ class Settings(ServiceSettings):
     poll_seconds: float = Field(default=2.0, gt=0)
     """Longest wait for the task queue, and the pause after Redis or Postgres was away."""
     drain_seconds: float = Field(default=10.0, ge=0)
-    """After SIGTERM: how long running attempts may finish before they are killed and given back for a retry."""
+    """After SIGTERM: how long running attempts may finish before they are killed and given back for a retry. Below
+    RUNNER_SHUTDOWN_SECONDS, so that giving them back has time, too."""
+
+    @model_validator(mode="after")
+    def _shutdown_outlasts_the_drain(self) -> Settings:
+        if self.drain_seconds >= self.shutdown_seconds:
+            raise ValueError(
+                f"RUNNER_DRAIN_SECONDS {self.drain_seconds:g} needs a higher RUNNER_SHUTDOWN_SECONDS than"
+                f" {self.shutdown_seconds:g}: set it to {self.drain_seconds + 10:g}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _kubernetes_needs_its_settings(self) -> Settings:

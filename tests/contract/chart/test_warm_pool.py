@@ -40,7 +40,9 @@ def test_it_is_a_second_deployment_of_the_runner_with_processes() -> None:
     assert (env["RUNNER_BACKEND"]["value"], env["RUNNER_CONCURRENCY"]["value"]) == ("process", "8")
     assert env["TOOL_URL"]["value"] == "http://tool"
     assert json.loads(env["RUNNER_HIDDEN_PATHS"]["value"]) == ["/etc/leyden"]
-    assert int(env["RUNNER_DRAIN_SECONDS"]["value"]) < pool["template"]["spec"]["terminationGracePeriodSeconds"]
+    drain, shutdown = (int(env[f"RUNNER_{name}_SECONDS"]["value"]) for name in ("DRAIN", "SHUTDOWN"))
+    pause = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert drain < shutdown < pool["template"]["spec"]["terminationGracePeriodSeconds"] - pause
     assert pool["template"]["spec"]["serviceAccountName"] == "default"
     jobs = env_of(containers(deployment("runner")["spec"]["template"])[-1])
     assert jobs["RUNNER_BACKEND"]["value"] == "kubernetes"

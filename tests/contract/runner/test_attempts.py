@@ -447,7 +447,7 @@ async def test_without_redis_rollouts_are_found_in_the_store(bench: Bench) -> No
 
 
 async def test_a_second_sigterm_releases_all_attempts_at_once(bench: Bench) -> None:
-    process = await bench.start(RUNNER_DRAIN_SECONDS="1000", RUNNER_SHUTDOWN_SECONDS="1000")
+    process = await bench.start(RUNNER_DRAIN_SECONDS="1000", RUNNER_SHUTDOWN_SECONDS="1010")
     [rollout] = await bench.enqueue(FORKS + "\ntime.sleep(600)", timeout_seconds=1000)
     pids = await bench.pids(3)
     # Two signals at once are one: again, until the second one has come.
