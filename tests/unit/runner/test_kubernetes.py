@@ -560,6 +560,9 @@ async def test_the_check_creates_nothing_and_names_the_missing_right(
     server.refuse = lambda kind, body: (403, 'User "runner" cannot create resource "jobs"')
     with pytest.raises(Misconfigured, match='RUNNER_NAMESPACE rollouts: User "runner" cannot create'):
         await backend.check()
+    # A full namespace is no misconfiguration: attempts of an earlier runner may fill it.
+    server.refuse = lambda kind, body: (403, 'jobs.batch "x" is forbidden: exceeded quota: agents')
+    await backend.check()
 
 
 def test_the_settings_of_a_cluster_belong_together() -> None:

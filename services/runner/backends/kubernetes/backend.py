@@ -35,7 +35,6 @@ LOST_POLLS = 10
 CLEAN_UP_SECONDS = 20.0
 LOG_SECONDS = 60.0
 OUT_OF_MEMORY = "the agent used more memory than allowed (runner.resources.limits.memory)"
-CHECK = AttemptSpec("check", ["true"], {}, {}, {}, None, KubernetesRunner(image="leyden/check:1", timeout_seconds=60))
 
 
 class KubernetesBackend:
@@ -62,12 +61,20 @@ class KubernetesBackend:
 
         Raises: Misconfigured: it would not
         """
-        assert isinstance(CHECK.limits, KubernetesRunner)
+        # An image of the operator's, where the template has one: a cluster may admit no other.
+        image = next((one.image for one in self._template.spec.init_containers or ()), "leyden/check:1")
+        limits = KubernetesRunner(image=image, timeout_seconds=60)
         try:
             await self._cluster.pods(self._selector)
-            job = agent_job(CHECK, CHECK.limits, self._template, self._settings)
+            job = agent_job(
+                AttemptSpec("check", ["true"], {}, {}, {}, None, limits), limits, self._template, self._settings
+            )
             await self._cluster.create_job(job, dry_run=True)
         except Refused as error:
+            if QUOTA in str(error):
+                # Attempts wait for room, and those of an earlier runner may hold it.
+                limited_log.warning("no room for a Job now", cause=str(error))
+                return
             raise Misconfigured(
                 f"agents cannot start in RUNNER_NAMESPACE {self._settings.namespace}: {error}. "
                 "The chart's Role grants the runner its rights, and RUNNER_POD_TEMPLATE_FILE describes the pod"
