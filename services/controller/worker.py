@@ -25,6 +25,7 @@ from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.controller.engines.members import Members
 from leyden.services.controller.engines.turns import Turns
 from leyden.services.controller.loop import lead
+from leyden.services.controller.runs.enqueueing import ROLLOUTS_QUEUED
 from leyden.services.controller.settings import PoolSettings, Settings
 from leyden.services.controller.tick import Controller
 from leyden.services.controller.trainers.backend import TrainerBackend
@@ -71,6 +72,8 @@ async def run_controller(settings: Settings, stop: asyncio.Event, checks: Checks
             finally:
                 await lock.release()
                 LEADING.set(0)
+                # The next leader counts.
+                ROLLOUTS_QUEUED.set(0)
             await pause(stop, 1.0)
     finally:
         await queue.close()

@@ -17,7 +17,7 @@ from leyden.services.controller.settings import Settings
 
 limited_log = RateLimitedLogger(logger())
 
-ROLLOUTS_QUEUED = Gauge("controller_rollouts_queued", "Rollouts that wait for an attempt.")
+ROLLOUTS_QUEUED = Gauge("controller_rollouts_queued", "Rollouts that wait for an attempt of a runner.")
 
 
 class WaitingLine:
@@ -31,7 +31,7 @@ class WaitingLine:
     async def enqueue(self, queued: Sequence[QueuedRollout], admitted: Sequence[QueuedRollout]) -> None:
         """Enqueues waiting rollouts: new ones at once, all of them every few seconds, since Redis may be wiped."""
         due = [one for one in queued if one.is_due] + list(admitted)
-        ROLLOUTS_QUEUED.set(len(queued) + len(admitted))
+        ROLLOUTS_QUEUED.set(sum(one.runner_type != EXTERNAL for one in (*queued, *admitted)))
         if time.monotonic() - self._enqueued_at > self._settings.enqueue_again_seconds:
             self._enqueued.clear()
             self._enqueued_at = time.monotonic()

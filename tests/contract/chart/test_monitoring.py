@@ -39,7 +39,12 @@ def test_the_chart_carries_each_dashboard_for_grafanas_sidecar() -> None:
 def test_the_chart_carries_the_alerts() -> None:
     (rule,) = of_kind("all-on", "PrometheusRule")
     own = f'absent(controller_leading{{namespace="{NAMESPACE}", app_kubernetes_io_instance="{RELEASE}"}})'
+    volumes = (
+        f'{{namespace="{NAMESPACE}", persistentvolumeclaim=~'
+        f'"{FULLNAME}-storage|data-{FULLNAME}-postgres-0|{FULLNAME}-postgres-[0-9]+(-wal)?"}}'
+    )
     text = (CHART / "alerts.yaml").read_text().replace("absent(controller_leading)", own)
+    text = text.replace('{persistentvolumeclaim=~".*leyden.*"}', volumes)
     assert (rule["spec"], text.count(own)) == (yaml.safe_load(text), 1)
     assert rule["metadata"]["labels"]["release"] == "prometheus"
 
