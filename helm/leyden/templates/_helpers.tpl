@@ -150,6 +150,36 @@ key: {{ .key }}
 {{- end }}
 {{ include "leyden.secretEnv" (dict "root" . "variable" "LEYDEN_DATABASE_PASSWORD" "secret" $postgres.password "key" "postgres-password") }}
 {{- end }}
+{{- if include "leyden.databaseCa" . }}
+# Read by libpq.
+- name: PGSSLROOTCERT
+  value: /etc/leyden/postgres/ca.crt
+{{- end }}
+{{- end }}
+
+{{/* The certificate authority of an external Postgres, in each pod that connects to it. */}}
+{{- define "leyden.databaseCaMount" -}}
+{{- if include "leyden.databaseCa" . -}}
+- name: postgres-ca
+  mountPath: /etc/leyden/postgres
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "leyden.databaseCaVolume" -}}
+{{- with include "leyden.databaseCa" . -}}
+- name: postgres-ca
+  secret:
+    secretName: {{ . }}
+    items:
+    - key: {{ $.Values.postgres.external.caSecret.key }}
+      path: ca.crt
+{{- end }}
+{{- end }}
+
+{{/* The name of its Secret; empty where there is none. */}}
+{{- define "leyden.databaseCa" -}}
+{{- if eq .Values.postgres.mode "external" }}{{ .Values.postgres.external.caSecret.name }}{{ end -}}
 {{- end }}
 
 {{/* As YAML, by the end of the setting's name. */}}

@@ -30,7 +30,7 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
       annotations:
-        checksum/config: {{ printf "%s %s" (include "leyden.podTemplates" $root) (toYaml $root.Values.secrets) | sha256sum }}
+        checksum/config: {{ printf "%s %s" (include "leyden.podTemplates" $root) (toYaml (list $root.Values.secrets $root.Values.postgres.password $root.Values.redis.password)) | sha256sum }}
         {{- with $values.podAnnotations }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -66,6 +66,10 @@ spec:
           {{- toYaml $root.Values.initResources | nindent 10 }}
         securityContext:
           {{- include "leyden.containerSecurity" (dict "readOnly" true) | nindent 10 }}
+        {{- with include "leyden.databaseCaMount" $root }}
+        volumeMounts:
+        {{- . | nindent 8 }}
+        {{- end }}
       {{- if eq (.storage | default "") "read" }}
       {{- include "leyden.waitForModel" (dict "root" $root "image" $image "mounts" $values.extraVolumeMounts) | nindent 6 }}
       {{- end }}
@@ -152,6 +156,9 @@ spec:
         volumeMounts:
         - name: tmp
           mountPath: /tmp
+        {{- with include "leyden.databaseCaMount" $root }}
+        {{- . | nindent 8 }}
+        {{- end }}
         {{- if $sync }}
         - name: code
           mountPath: {{ $code }}
@@ -177,6 +184,9 @@ spec:
       volumes:
       - name: tmp
         emptyDir: {}
+      {{- with include "leyden.databaseCaVolume" $root }}
+      {{- . | nindent 6 }}
+      {{- end }}
       {{- if $sync }}
       - name: code
         emptyDir: {}

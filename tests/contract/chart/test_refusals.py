@@ -52,6 +52,8 @@ WRONG = [
     ("gateway.ingress.enabled=true", "set gateway.ingress.host"),
     ("gateway.httpRoute.enabled=true", "set gateway.httpRoute.parentRefs"),
     ("gateway.ingress.enabled=true,gateway.ingress.host=x", "networkPolicy.gatewayFrom"),
+    ("gateway.service.type=LoadBalancer", "networkPolicy.gatewayFrom, as {ipBlock:"),
+    ("api.service.type=NodePort", "networkPolicy.apiFrom"),
     ("rollouts.namespace=platform", "need a namespace that holds nothing else"),
     ("gateway.image.tag=latest", "name a version or a digest"),
     ("imageTag=latest", "name a version or a digest"),

@@ -255,6 +255,29 @@ def test_a_change_of_the_pod_templates_restarts_runner_and_controller() -> None:
     assert checksum() != checksum("--set", "rollouts.tmpSize=2Gi")
 
 
+def test_other_keys_restart_the_engines() -> None:
+    def checksum(*arguments: str) -> str:
+        found = yaml.safe_load_all(template(*arguments).stdout)
+        engine = next(
+            one
+            for one in found
+            if one and one["metadata"]["name"] == f"{FULLNAME}-engine" and "template" in one.get("spec", ())
+        )
+        return str(engine["spec"]["template"]["metadata"]["annotations"]["checksum/keys"])
+
+    assert checksum() == checksum("--set", "engine.replicas=3")
+    assert checksum() != checksum("--set", "secrets.engineAdminKey.value=another")
+
+
+def test_the_api_reaches_the_addresses_of_external_agents() -> None:
+    values = "gatewayUrl=https://g.example:8443/,collectorUrl=http://c.example"
+    pairs = [f"api.externalAgents.{pair}" for pair in ("enabled=true", *values.split(","))]
+    found = yaml.safe_load_all(template("--set", ",".join(pairs)).stdout)
+    policies = {one["metadata"]["name"]: one["spec"] for one in found if one and one["kind"] == "NetworkPolicy"}
+    doors = {"ports": [{"port": port, "protocol": "TCP"} for port in (8443, 80)]}
+    assert [name for name, spec in policies.items() if doors in spec["egress"]] == [f"{FULLNAME}-api"]
+
+
 def test_the_migration_is_named_by_what_it_runs() -> None:
     def name(*arguments: str) -> str:
         found = yaml.safe_load_all(template("--show-only", "templates/migrations/job.yaml", *arguments).stdout)

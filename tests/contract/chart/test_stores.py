@@ -17,7 +17,7 @@ import yaml
 
 from leyden.libs.embedded import servers
 from leyden.libs.service import ServiceSettings
-from tests.contract.chart.chart import FULLNAME, Object, containers, template
+from tests.contract.chart.chart import FULLNAME, Object, containers, env_of, pods, template
 
 PASSWORD = "p@ss/w:rd%2#x"
 
@@ -42,6 +42,21 @@ def environment(objects: list[Object], deployment: str) -> dict[str, str]:
         elif "value" in one:
             found[one["name"]] = str(one["value"])
     return found
+
+
+def test_every_pod_that_connects_to_postgres_has_its_certificate_authority() -> None:
+    places = {}
+    for name, pod in pods("external-stores"):
+        for container in containers(pod):
+            env = env_of(container)
+            if any(one.startswith("LEYDEN_DATABASE_") for one in env):
+                mounts = {one["name"]: one["mountPath"] for one in container.get("volumeMounts", ())}
+                volumes = {one["name"]: one.get("secret") for one in pod["spec"]["volumes"]}
+                assert volumes["postgres-ca"]["secretName"] == "database-ca"
+                path = f"{mounts['postgres-ca']}/{volumes['postgres-ca']['items'][0]['path']}"
+                places[name, container["name"]] = path == env["PGSSLROOTCERT"]["value"]
+    assert all(places.values())
+    assert {name for _, name in places} >= {"api", "wait-for-schema", "migrate", "wait-for-server", "trainer"}
 
 
 def test_the_pods_of_external_stores_read_the_address_of_the_values(

@@ -99,10 +99,12 @@ metadata:
     {{- with $engine.podLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
-  {{- with $engine.podAnnotations }}
   annotations:
+    # Other keys are other pods.
+    checksum/keys: {{ printf "%s %s" $root.Values.secrets.engineApiKey.value $root.Values.secrets.engineAdminKey.value | sha256sum }}
+    {{- with $engine.podAnnotations }}
     {{- toYaml . | nindent 4 }}
-  {{- end }}
+    {{- end }}
 spec:
   {{- if $fetches }}
   {{- include "leyden.objectStoreAccount" $root | indent 2 }}

@@ -23,6 +23,11 @@
 {{- end -}}
 {{- end }}
 
+{{/* The port of an HTTP address. */}}
+{{- define "leyden.urlPort" -}}
+{{- regexFind "^[a-z]+://[^/]*" . | regexFind ":[0-9]+$" | trimPrefix ":" | default (hasPrefix "https:" . | ternary "443" "80") -}}
+{{- end }}
+
 {{- define "leyden.portRules" -}}
 {{- range . }}
 - port: {{ . }}

@@ -68,6 +68,9 @@ spec:
       mountPath: /dev/shm
     - name: storage
       mountPath: /var/lib/leyden
+    {{- with include "leyden.databaseCaMount" . }}
+    {{- . | nindent 4 }}
+    {{- end }}
     {{- with $trainer.extraVolumeMounts }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -79,6 +82,9 @@ spec:
       medium: Memory
       sizeLimit: {{ $trainer.shmSize }}
   {{- include "leyden.storageVolume" . | nindent 2 }}
+  {{- with include "leyden.databaseCaVolume" . }}
+  {{- . | nindent 2 }}
+  {{- end }}
   {{- with $trainer.extraVolumes }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
