@@ -31,7 +31,16 @@ from tests.contract.chart.chart import (
 )
 
 # Made outside the release.
-GIVEN = {"mine", "database", "redis-address", "leyden-tls", "models", "registry", f"{FULLNAME}-postgres-app"}
+GIVEN = {
+    "mine",
+    "database",
+    "database-ca",
+    "redis-address",
+    "leyden-tls",
+    "models",
+    "registry",
+    f"{FULLNAME}-postgres-app",
+}
 SETTINGS = {
     "api": ApiSettings, "controller": ControllerSettings, "runner": RunnerSettings, "gateway": GatewaySettings,
     "warm-runner": RunnerSettings,
