@@ -266,7 +266,8 @@ async def cancel_run(request: Request, caller: Writer, run_id: str) -> Run:
 
 @router.post("/{run_id}/prune")
 async def prune_run(request: Request, store: Store, caller: Admin, run_id: str) -> PrunedRun:
-    """Drop the calls, spans, credits and samples of a run that has ended, for good. A repeat frees nothing more."""
+    """Drop calls, spans, credits, samples, agents' outputs and files of a run that has ended, for good. A repeat frees
+    nothing more."""
     # Partitions are dropped in transactions of their own, once the entry stands.
     async with changing(request) as change:
         await runs.check_run(change.session, run_id)

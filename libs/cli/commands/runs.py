@@ -284,11 +284,11 @@ def prune(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete the calls, spans, credits and samples of a run that has ended; its results and weights stay."""
+    """Delete calls, spans, credits, samples, agents' outputs and files of an ended run; results and weights stay."""
     with context_of(ctx).client() as leyden:
         found = leyden.find_run(run)
         if not yes:
-            typer.confirm(f"Delete the records of {found.name} ({found.id})?", abort=True)
+            typer.confirm(f"Delete the records, outputs and files of {found.name} ({found.id})?", abort=True)
         pruned = leyden.prune_run(found.id)
     shown = facts(("run", pruned.run_id), ("freed", f"{pruned.freed_bytes / 2**20:.1f} MiB"))
     print_result(as_json, pruned, shown)

@@ -14,6 +14,7 @@ from pathlib import PurePath
 from leyden.libs.cli.view.output import counted_rollouts, mean_and_interval
 from leyden.libs.cli.view.safe_text import safe_lines
 from leyden.libs.cli.view.watch import policy_words
+from leyden.libs.contracts.api.comparison import whole_evaluations
 from leyden.libs.contracts.api.rollouts import Call, RolloutDetail, Span
 from leyden.libs.contracts.api.runs import Evaluation, Fact, Run, Statistic, Step
 from leyden.libs.contracts.call_counts import tool_failures
@@ -131,8 +132,10 @@ def _heading(run: Run, steps: Sequence[Step], evaluations: Sequence[Evaluation],
 
 def _change(steps: Sequence[Step], evaluations: Sequence[Evaluation]) -> str:
     """From the first to the last reward: on held-out tasks by version, else on training tasks by step."""
-    same = [e for e in evaluations if e.dataset_id == evaluations[0].dataset_id and e.results.is_whole]
-    found = [(e.measured_version or 0, e.results.reward.mean) for e in same if e.results.reward is not None]
+    same = [e for e in whole_evaluations(evaluations) if e.dataset_id == evaluations[0].dataset_id]
+    # Of a version that was measured again, the newest one.
+    newest = {e.measured_version or 0: e.results.reward.mean for e in same if e.results.reward is not None}
+    found = list(newest.items())
     title, unit = "held-out reward", "version"
     if len(found) == 1 and not steps:
         return f"{title} {found[0][1]:.3f} ({unit} {found[0][0]})"

@@ -62,10 +62,12 @@ def by_rollout(
     convert: Callable[[Conversation], Iterable[Json]],
 ) -> Iterator[Json]:
     """The rows of each conversation. A rollout without any does not count for `per_task`."""
-    written: Counter[int] = Counter()
+    written: Counter[tuple[str, int]] = Counter()
     for rollout in rollouts:
-        if per_task is not None and written[rollout.task_number] >= per_task:
+        # Each dataset numbers its own tasks.
+        task = rollout.dataset_id, rollout.task_number
+        if per_task is not None and written[task] >= per_task:
             continue
         rows = [row for conversation in read(rollout) for row in convert(conversation)]
-        written[rollout.task_number] += bool(rows)
+        written[task] += bool(rows)
         yield from rows

@@ -31,9 +31,10 @@ class Pairs:
 
         Args: per_task: at most so many groups of a task
         """
-        written: Counter[int] = Counter()
+        written: Counter[tuple[str, int]] = Counter()
         for best, worst in _ends(rollouts, left_out):
-            if per_task is not None and written[best.task_number] >= per_task:
+            task = best.dataset_id, best.task_number
+            if per_task is not None and written[task] >= per_task:
                 continue
             try:
                 rows = [_row(*pair) for pair in _matched(read(best), read(worst))]
@@ -41,7 +42,7 @@ class Pairs:
                 left_out[f"groups by {reason}"] += 1
                 continue
             left_out[NO_PROMPT] += not rows
-            written[best.task_number] += bool(rows)
+            written[task] += bool(rows)
             yield from rows
 
 

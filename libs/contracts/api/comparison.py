@@ -89,6 +89,9 @@ class RunCurve(Body):
 
 
 def whole_evaluations(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
-    """Returns those that have measured all their tasks, in the order of versions."""
-    whole = [one for one in evaluations if one.results.is_whole and one.results.reward is not None]
+    """Returns those of a run that have measured all tasks of its first one on their dataset, by version."""
+    evaluations = sorted(evaluations, key=lambda one: one.number)
+    needed = {one.dataset_id: one.tasks for one in reversed(evaluations)}
+    complete = [one for one in evaluations if one.results.is_whole and one.results.reward is not None]
+    whole = [one for one in complete if one.tasks >= needed[one.dataset_id]]
     return sorted(whole, key=lambda one: (one.measured_version or 0, one.number))

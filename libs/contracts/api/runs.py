@@ -290,6 +290,8 @@ class Evaluation(Body):
     """The version that the rollouts used; null before the first rollout."""
     rollouts_per_task: int
     max_tasks: int | None
+    tasks: int
+    """Its tasks: the dataset's, at most `max_tasks`."""
     created_at: datetime
     results: EvaluationResults
 

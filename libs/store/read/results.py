@@ -73,7 +73,7 @@ _EVALUATION_ROLLOUTS = text(_REWARDS_OF_TASKS.format(agent="NULL::text", conditi
 _EVALUATION_AGENTS = text(_REWARDS_OF_TASKS.format(agent="groups.agent", condition="AND groups.agent IS NOT NULL"))
 
 _EXPECTED = text("""
-    SELECT evaluations.id,
+    SELECT evaluations.id, least(datasets.task_count, evaluations.max_tasks) AS tasks,
         CASE WHEN status.phase = 'completed' AND evaluations.policy_version > coalesce(
             (SELECT max(version) FROM policy_versions WHERE run_id = evaluations.run_id), 0)
         -- Training stopped early and made no such version.
@@ -189,7 +189,7 @@ async def _with_results(session: ReadSession, rows: Sequence[tables.Evaluation])
     states = _grouped((await session.execute(_EVALUATION_ROLLOUTS, ids)).mappings(), "evaluation_id")
     facts = _grouped((await session.execute(_EVALUATION_FACTS, ids)).mappings(), "evaluation_id")
     of_agents = _grouped((await session.execute(_EVALUATION_AGENTS, ids)).mappings(), "evaluation_id")
-    expected = {record["id"]: record["rollouts"] for record in (await session.execute(_EXPECTED, ids)).mappings()}
+    expected = {record["id"]: record for record in (await session.execute(_EXPECTED, ids)).mappings()}
     return [_evaluation(row, states[row.id], of_agents[row.id], facts[row.id], expected[row.id]) for row in rows]
 
 
@@ -198,7 +198,7 @@ def _evaluation(
     states: Sequence[Record],
     of_agents: Sequence[Record],
     facts: Sequence[Record],
-    expected: int,
+    expected: Record,
 ) -> Evaluation:
     counts = {record["state"]: record["rollouts"] for record in states}
     terminal = sum(count for state, count in counts.items() if state not in _OPEN)
@@ -213,11 +213,12 @@ def _evaluation(
         measured_version=min((record["version"] for record in states), default=None),
         rollouts_per_task=row.rollouts_per_task,
         max_tasks=row.max_tasks,
+        tasks=expected["tasks"],
         created_at=row.created_at,
         results=EvaluationResults(
             rollouts=counts,
             pending=ungraded,
-            complete=terminal >= expected and not ungraded,
+            complete=terminal >= expected["rollouts"] and not ungraded,
             reward=statistic(_sums(finished)) if finished else None,
             agents={record["agent"]: statistic(_sums(record)) for record in of_agents if _is_measured(record)},
             facts=_facts(facts),

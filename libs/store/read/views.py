@@ -6,7 +6,7 @@ import struct
 from collections.abc import Container, Sequence
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import ColumnElement, Select, func, select, text, tuple_
+from sqlalchemy import ColumnElement, Select, func, literal_column, select, text, tuple_
 
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.platform import Engine, Pool
@@ -30,6 +30,7 @@ from leyden.libs.contracts.conversation import Json, Turn, parse_turn, parse_tur
 from leyden.libs.contracts.ids import run_of
 from leyden.libs.contracts.states import EngineState, GroupState, RolloutState, RunIntent
 from leyden.libs.store import tables
+from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.policies import PolicyKey, policies_by_id
 from leyden.libs.store.read.paging import decode_cursor, page
@@ -488,8 +489,10 @@ async def list_pools(session: ReadSession) -> list[Pool]:
 
 
 async def count_work(session: ReadSession) -> tuple[int, int]:
-    """Queued rollouts and live attempts."""
-    queued = select(func.count()).select_from(tables.Rollout).where(tables.Rollout.state == "queued")
+    """Rollouts that wait for an attempt, and live attempts."""
+    # A rollout keeps its stored state while it runs and is graded: the index over it narrows the search.
+    waits = literal_column(ROLLOUT_STATE) == "queued"
+    queued = select(func.count()).select_from(tables.Rollout).where(tables.Rollout.state == "queued", waits)
     live = select(func.count()).select_from(tables.Attempt).where(tables.Attempt.state.in_(("leased", "running")))
     return await session.scalar(queued) or 0, await session.scalar(live) or 0
 

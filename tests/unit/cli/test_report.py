@@ -54,7 +54,7 @@ def evaluation(version: int, share: float) -> Evaluation:
     results = EvaluationResults(rollouts={"finished": 100}, complete=True, reward=statistic, facts=facts)
     return Evaluation(
         id=f"run-a.e{version}", run_id="run-a", number=version, dataset_id="d", policy_version=version,
-        measured_version=version, rollouts_per_task=1, max_tasks=None, created_at=NOW, results=results,
+        measured_version=version, rollouts_per_task=1, max_tasks=None, tasks=100, created_at=NOW, results=results,
     )  # fmt: skip
 
 
@@ -194,7 +194,10 @@ def test_an_answer_is_shown_with_its_tool_calls() -> None:
 def test_the_headline_names_the_model_and_goes_from_the_first_to_the_last_reward() -> None:
     steps = [step(3, 0.9), step(1, 0.1), step(2, None)]
     measured = [evaluation(2, 0.8), evaluation(0, 0.1)]
+    again = [evaluation(0, 0.5), evaluation(0, 0.3).model_copy(update={"number": 9})]
     for evaluations, change in (
+        # Of a version that was measured twice, the newer measurement counts.
+        ([*again, evaluation(2, 0.8)], "held-out reward 0.300 → 0.800 (version 0 → 2)"),
         (measured, "held-out reward 0.100 → 0.800 (version 0 → 2)"),
         (measured[:1], "training reward 0.100 → 0.900 (step 1 → 3)"),
     ):
@@ -223,6 +226,8 @@ def test_the_held_out_reward_of_a_run_is_that_of_its_newest_whole_evaluation() -
     begun = partial(3, 0.9, complete=False, rollouts={"finished": 100, "queued": 300})
     elsewhere, again = partial(4, 1.0, dataset="other"), evaluation(0, 0.2).model_copy(update={"number": 9})
     assert held_out_reward([evaluation(0, 0.1), evaluation(2, 0.8), begun, elsewhere, again]) == "0.800 [0.700, 0.900]"
+    few = evaluation(2, 0.0).model_copy(update={"number": 10, "tasks": 5, "max_tasks": 5})
+    assert held_out_reward([evaluation(0, 0.1), evaluation(2, 0.8), few]) == "0.800 [0.700, 0.900]"
     lossy = partial(2, 0.8, rollouts={"finished": 100, "excluded": 25})
     assert held_out_reward([lossy]) == "0.800 [0.700, 0.900] (100 of 125 rollouts)"
     assert held_out_reward([begun]) is None and held_out_reward([]) is None

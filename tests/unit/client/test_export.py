@@ -292,6 +292,11 @@ def test_a_task_has_no_more_rollouts_or_pairs_than_wanted() -> None:
     calls = {one.id: planned(NICE if one.sibling == 0 else LYON) for one in rollouts}
     rows, _ = export("trl", calls, rollouts, per_task=3)
     assert [row["task"] for row in rows] == [0, 0, 0, 1, 1, 1]
+    # Each dataset numbers its own tasks.
+    elsewhere = [one.model_copy(update={"dataset_id": "held-out"}) for one in rollouts]
+    assert len(export("trl", calls, [*rollouts, *elsewhere], per_task=1)[0]) == 2 * len(
+        export("trl", calls, rollouts, per_task=1)[0]
+    )
     rows, _ = export("pairs", calls, rollouts, per_task=1)
     assert [row["chosen_rollout"] for row in rows] == ["run-a.0.0", "run-a.2.0"]
 

@@ -30,6 +30,7 @@ def evaluation(*, complete: bool = True, version: int | None = 7, cancelled: int
         measured_version=version,
         rollouts_per_task=2,
         max_tasks=None,
+        tasks=2,
         created_at=MOMENT,
         results=results,
     )

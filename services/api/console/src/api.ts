@@ -64,7 +64,8 @@ export interface Page<Item> {
  * of a part, or of other tasks, compare no versions. */
 export const wholeEvaluations = (evaluations: Evaluation[]) =>
   evaluations
-    .filter((one) => one.results.complete && !one.results.rollouts.cancelled && one.dataset_id === evaluations[0]?.dataset_id)
+    .filter((one) => one.results.complete && !one.results.rollouts.cancelled)
+    .filter((one) => one.dataset_id === evaluations[0]?.dataset_id && one.tasks >= evaluations[0].tasks)
     .sort((one, other) => (one.measured_version ?? 0) - (other.measured_version ?? 0) || one.number - other.number);
 
 /** The version that earned most; unknown where its evaluations cannot be compared, none yet before any reward. */
