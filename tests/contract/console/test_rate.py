@@ -58,6 +58,22 @@ def test_a_person_grades_one_rollout_after_the_other_by_keyboard(
     page.context.close()
 
 
+def test_those_behind_the_first_hundred_are_reached(
+    insert: Insert[list[str]], open_page: Callable[[str], Visitor]
+) -> None:
+    async def many(database: Database) -> list[str]:
+        _, rollouts = await run_that_waits(database, size=101)
+        return [one.id for one in rollouts]
+
+    *before, last = insert(many)
+    page = open_page("/rate").page
+    for rollout in before:
+        expect(page.get_by_role("article", name=f"Rollout {rollout}")).to_be_visible()
+        page.get_by_role("button", name=re.compile("^Skip")).click()
+    page.get_by_role("button", name="Show the next ones").click()
+    expect(page.get_by_role("article", name=f"Rollout {last}")).to_be_visible()
+
+
 def test_a_reader_is_told_which_token_grades(
     insert: Insert[tuple[str, list[str]]], open_page: Callable[[str], Visitor]
 ) -> None:

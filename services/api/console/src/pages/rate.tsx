@@ -8,7 +8,9 @@ import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, Problem, clock, li
 const SHOWN = 100;
 
 export function RatePage({ run }: { run?: string }) {
-  const answer = usePolled<WaitingPage>(`v1/feedback?limit=${SHOWN}${run ? `&run=${encodeURIComponent(run)}` : ""}`);
+  const [cursor, setCursor] = useState<string>();
+  const filters = Object.entries({ run, cursor }).map(([name, value]) => (value ? `&${name}=${encodeURIComponent(value)}` : ""));
+  const answer = usePolled<WaitingPage>(`v1/feedback?limit=${SHOWN}${filters.join("")}`);
   const session = usePolled<Session>("v1/session", () => false);
   const [graded, setGraded] = useState<ReadonlySet<string>>(new Set());
   const [skipped, setSkipped] = useState<ReadonlySet<string>>(new Set());
@@ -24,15 +26,17 @@ export function RatePage({ run }: { run?: string }) {
       )}
       <Problem error={session.error} />
       <Loaded answer={answer}>
-        {({ items, total }) => {
+        {({ items, total, next_cursor: next }) => {
           // The list is as old as the last answer; a rollout that waits for several people is graded once by each.
           const left = items.filter((one) => !graded.has(one.rollout_id));
           const first = left.find((one) => !skipped.has(one.rollout_id));
-          if (!first) return <Nothing isAll={left.length === 0} onAgain={() => setSkipped(new Set())} />;
+          // What this person graded or skipped may wait for others, at the beginning of the list.
+          if (!first && next) return <p>You have seen these {items.length}. <button type="button" onClick={() => setCursor(next)}>Show the next ones</button></p>;
+          if (!first) return <Nothing isAll={left.length === 0 && skipped.size === 0} onAgain={() => (setSkipped(new Set()), setCursor(undefined))} />;
           return (
             <>
               <p role="status">
-                {(total ?? items.length).toLocaleString()} wait{answer.at && `, as of ${clock(answer.at)}`}
+                {total == null ? "More" : total.toLocaleString()} wait{answer.at && `, as of ${clock(answer.at)}`}
               </p>
               <One key={first.rollout_id} rollout={first} isOpen={isOpen}
                 onGraded={() => setGraded(new Set([...graded, first.rollout_id]))} onSkip={() => setSkipped(new Set([...skipped, first.rollout_id]))} />
