@@ -149,7 +149,8 @@ def _change(steps: Sequence[Step], evaluations: Sequence[Evaluation]) -> str:
 
 
 def _fact_curves(steps: Sequence[Step]) -> list[Curve]:
-    shares = {name for step in steps for name, value in step.facts.items() if 0.0 <= value <= 1.0} - {"reward"}
+    numbers = {name for step in steps for name, value in step.facts.items() if not 0.0 <= value <= 1.0}
+    shares = {name for step in steps for name in step.facts} - numbers - {"reward"}
     return [
         Curve(name, [(step.number, step.facts[name], 0.0) for step in steps if name in step.facts])
         for name in sorted(shares)

@@ -85,9 +85,9 @@ def conversations_of(rollout: Rollout, calls: Iterable[Call]) -> Conversations:
 
     Args: calls: of one attempt, in the order of their arrival
     """
-    chains, named = Chains(), dict[str, _Named]()
+    chains, named, added = Chains(), dict[str, _Named](), dict[str, Call]()
     by_digest: dict[bytes, _Answered] = {}
-    last: dict[str, tuple[_Answered, Call]] = {}
+    last: dict[str, _Answered] = {}
     incomplete = 0
     for call in map(chains.add, calls):
         if call.turns is not None:
@@ -104,9 +104,28 @@ def conversations_of(rollout: Rollout, calls: Iterable[Call]) -> Conversations:
         if parent is not None:
             last.pop(parent.call.id, None)
         by_digest[own.digests[-1]] = answered
-        last[call.id] = (answered, call)
-    kept = [(answered, chains.whole(call)) for answered, call in last.values() if call.delivered is not False]
-    return Conversations(_numbered(rollout, kept), incomplete, len(last) - len(kept))
+        added[call.id] = call
+        last[call.id] = answered
+    kept = [(one, chains.whole(added[one.call.id])) for one in _delivered(list(last.values()))]
+    return Conversations(
+        _numbered(rollout, kept), incomplete, sum(one.call.delivered is False for one in last.values())
+    )
+
+
+def _delivered(last: Sequence[_Answered]) -> Iterator[_Answered]:
+    """The last answers of conversations that reached the agent: in place of one that did not, that before it."""
+    ends = [one for one in last if one.call.delivered is not False]
+    before = [one.parent for one in last if one.call.delivered is False and one.parent is not None]
+    within = {earlier.call.id for one in (*ends, *before) for earlier in _earlier(one)}
+    yield from ends
+    yield from {one.call.id: one for one in before if one.call.id not in within}.values()
+
+
+def _earlier(answered: _Answered) -> Iterator[_Answered]:
+    one = answered.parent
+    while one is not None:
+        yield one
+        one = one.parent
 
 
 def _named(call: Call, named: Mapping[str, _Named]) -> _Named:

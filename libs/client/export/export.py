@@ -46,7 +46,15 @@ class Export:
         self._form, self._roles, self._per_task = form, roles, per_task
 
     def __iter__(self) -> Iterator[Json]:
-        return self._format.rows(self._rollouts, self._read, self._left_out, per_task=self._per_task)
+        return self._format.rows(self._sampled(), self._read, self._left_out, per_task=self._per_task)
+
+    def _sampled(self) -> Iterator[Rollout]:
+        """The siblings of groups: a re-roll begins with another one's answers, and a greedy rollout is a baseline."""
+        for one in self._rollouts:
+            if one.greedy or one.rerolls_of is not None:
+                self._left_out["re-rolls and greedy rollouts"] += 1
+            else:
+                yield one
 
     @property
     def left_out(self) -> dict[str, int]:

@@ -168,6 +168,24 @@ def test_an_undelivered_answer_that_was_continued_counts() -> None:
     assert (len(found), undelivered) == (1, 0)
 
 
+def test_a_conversation_ends_with_the_last_answer_that_reached_the_agent() -> None:
+    first, last = planned()
+    lost = [last.model_copy(update={"id": name, "delivered": False}) for name in ("c2", "c3")]
+    [one], _, undelivered = conversations_of(rollout(), [first, *lost])
+    assert ([call.id for call in one.answers.values()], undelivered) == (["c1"], 2)
+    [one], _, undelivered = conversations_of(rollout(), [first, last, lost[1]])
+    assert ([call.id for call in one.answers.values()], undelivered) == (["c2", "c1"], 1)
+
+
+def test_rerolls_and_greedy_rollouts_are_left_out() -> None:
+    again = rollout(1).model_copy(update={"rerolls_of": "run-a.0.0"})
+    greedy = rollout(2).model_copy(update={"greedy": True})
+    calls = {one.id: planned() for one in (rollout(), again, greedy)}
+    rows, left_out = export("trl", calls, [rollout(), again, greedy])
+    assert {row["rollout"] for row in rows} == {"run-a.0.0"}
+    assert left_out == {"re-rolls and greedy rollouts": 2}
+
+
 def test_openai_has_messages_and_tools_alone() -> None:
     [row], left_out = export("openai", planned())
     assert left_out == {}
