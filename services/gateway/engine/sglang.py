@@ -19,6 +19,7 @@ import orjson
 
 from leyden.libs.contracts.conversation import Json
 from leyden.libs.contracts.ids import parse_weight_version
+from leyden.libs.contracts.samples import RoutedExperts
 from leyden.libs.contracts.states import CONTEXT_EXCEEDED
 from leyden.services.gateway.calls.context import SampledTokens, Sampling
 from leyden.services.gateway.engine.routing import Chosen, cut_experts, decode_experts, read_experts, request_fields
@@ -231,6 +232,7 @@ class SampleBuilder:
                 raise ValueError(f"{len(ids)} tokens with {len(entries)} log-probabilities")
         end = start + min(len(ids), len(entries))
         self._check_range(start, end, received, finish)
+        routed = None if finish in {None, "abort"} else self._routed(experts, self._base + max(end, received))
         self._extend(meta, ids, entries, start, end, is_last=finish is not None)
         if finish is not None:
             self._tokens.stalls.arrived(time.perf_counter(), 0)
@@ -238,17 +240,20 @@ class SampleBuilder:
             self.was_aborted = True
         elif finish is not None:
             self._check_stop(meta["finish_reason"].get("matched"))
-            self._read_experts(experts)
+            self._tokens.routed_experts = routed
             self._tokens.accepted_at = self._tokens.accepted_at or self._sent_at
             if not self._base:
                 self._accepted(meta)
             self._tokens.finish = "length" if finish == "length" else "stop"
 
-    def _read_experts(self, experts: Chosen | None) -> None:
-        """Raises: Unavailable: the request asked for experts, and the engine returned none"""
-        if (start := self._request.routed_from) is not None:
-            tokens = len(self._request.prompt_ids) + len(self._tokens.ids)
-            self._tokens.routed_experts = read_experts(experts, start, tokens)
+    def _routed(self, experts: Chosen | None, sampled: int) -> RoutedExperts | None:
+        """The experts of the prompt and of so many sampled tokens; None where the request asks for none.
+
+        Raises: Unavailable: the request asked for experts, and the engine returned none
+        """
+        if (start := self._request.routed_from) is None:
+            return None
+        return read_experts(experts, start, len(self._request.prompt_ids) + sampled)
 
     def _accepted(self, meta: Json) -> None:
         """Moves the acceptance to the moment at which the engine began, by its own count of seconds."""

@@ -102,7 +102,10 @@ def test_an_answer_without_experts_fails_with_the_engines_flag() -> None:
         made.add_event(read_event(event([5, 2], finish=STOP)))
 
 
-def test_an_answer_with_malformed_experts_is_lost() -> None:
-    made, _ = builder(routed_from=0)
+@pytest.mark.parametrize("experts", [{"routed_experts": "?"}, encoded([[1, 2]])])
+def test_an_answer_with_malformed_experts_is_lost_with_all_its_tokens(experts: dict[str, Any]) -> None:
+    made, tokens = builder(routed_from=0)
     with pytest.raises(EngineLost):
-        made.add_event(read_event(event([5, 2], finish=STOP, routed_experts="?")))
+        made.add_event(read_event(event([5, 2], finish=STOP, **experts)))
+    # The next engine would go on behind the end of the answer.
+    assert tokens.ids == []
