@@ -72,12 +72,13 @@ def decode_batch(body: bytes, *, json: bool, sender: Sender, rewards_granted: bo
     return _rows(list(runs.values()), sender)
 
 
-def decode_run(body: bytes, *, json: bool, sender: Sender, rewards_granted: bool) -> Rows:
+def decode_run(body: bytes, *, json: bool, sender: Sender, rewards_granted: bool, run_id: str | None = None) -> Rows:
     """The span of a body of `POST /runs` or `PATCH /runs/{id}`; none where the run has not ended.
 
+    Args:   run_id: that of the path, of a body without any
     Raises: BadBody
     """
-    return _rows([_object(_loads(body))], sender)
+    return _rows([{"id": run_id, **_object(_loads(body))}], sender)
 
 
 def _parts(body: bytes, boundary: bytes) -> Iterator[tuple[str, bytes]]:

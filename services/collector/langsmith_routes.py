@@ -6,6 +6,7 @@ Its client for Python sends OpenTelemetry where `LANGSMITH_OTEL_ENABLED` says so
 from __future__ import annotations
 
 from email.message import Message
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
@@ -77,14 +78,19 @@ async def batch_by_key(request: Request) -> Response:
 @langsmith_router.patch(f"{BY_PATH}/runs/{{run_id}}")
 async def run(rollout_id: str, attempt: AttemptNumber, request: Request) -> Response:
     """Stores a run that has ended as a span; 202 means durable."""
-    return await _stored(request, (rollout_id, int(attempt)), decode_run)
+    return await _stored(request, (rollout_id, int(attempt)), _decode_run(request))
 
 
 @langsmith_router.post(f"{BY_KEY}/runs")
 @langsmith_router.patch(f"{BY_KEY}/runs/{{run_id}}")
 async def run_by_key(request: Request) -> Response:
     """Stores a run that has ended for the attempt that the key names."""
-    return await _stored(request, None, decode_run)
+    return await _stored(request, None, _decode_run(request))
+
+
+def _decode_run(request: Request) -> Decode:
+    """The JavaScript client names the run of a PATCH in the path alone."""
+    return partial(decode_run, run_id=request.path_params.get("run_id"))
 
 
 async def _info(request: Request, attempt: Named) -> Response:
