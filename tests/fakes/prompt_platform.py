@@ -111,6 +111,7 @@ class FakePlatform:
             measured_version=0,
             rollouts_per_task=request.rollouts_per_task or 1,
             max_tasks=request.max_tasks,
+            tasks=len(self.datasets[str(request.dataset)][: request.max_tasks]),
             created_at=NOW,
             results=EvaluationResults(rollouts={}, complete=name not in self.unfinished, reward=None, facts=[]),
         )
