@@ -133,7 +133,7 @@ def _heading(run: Run, steps: Sequence[Step], evaluations: Sequence[Evaluation],
 def _change(steps: Sequence[Step], evaluations: Sequence[Evaluation]) -> str:
     """From the first to the last reward: on held-out tasks by version, else on training tasks by step."""
     same = [e for e in whole_evaluations(evaluations) if e.dataset_id == evaluations[0].dataset_id]
-    # Of a version that was measured again, the newest one.
+    # A later measurement of a version replaces the earlier one.
     newest = {e.measured_version or 0: e.results.reward.mean for e in same if e.results.reward is not None}
     found = list(newest.items())
     title, unit = "held-out reward", "version"

@@ -128,10 +128,11 @@ class TrainerSupervisor:
     async def _stop_inherited(self) -> None:
         """Stops the trainers of an earlier leader whose runs ended or were paused while nobody led."""
         try:
-            for attempt in await self._backend.live_attempts():
-                if attempt.run_id not in self._steps:
-                    log.warning("trainer without a run stops", trainer=attempt.name)
-                    await self._backend.stop(attempt)
+            live = await self._backend.live_attempts()
+            unneeded = [attempt for attempt in live if attempt.run_id not in self._steps]
+            log.info("trainers of an earlier leader", live=len(live), unneeded=[one.name for one in unneeded])
+            # At once: one that takes long to end keeps no other one's GPUs.
+            await asyncio.gather(*map(self._backend.stop, unneeded))
         except TrainerRefused as error:
             log.error("trainers of an earlier leader may still run", cause=str(error))
 

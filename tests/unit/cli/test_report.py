@@ -196,7 +196,7 @@ def test_the_headline_names_the_model_and_goes_from_the_first_to_the_last_reward
     measured = [evaluation(2, 0.8), evaluation(0, 0.1)]
     again = [evaluation(0, 0.5), evaluation(0, 0.3).model_copy(update={"number": 9})]
     for evaluations, change in (
-        # Of a version that was measured twice, the newer measurement counts.
+        # The later of two measurements of a version counts.
         ([*again, evaluation(2, 0.8)], "held-out reward 0.300 → 0.800 (version 0 → 2)"),
         (measured, "held-out reward 0.100 → 0.800 (version 0 → 2)"),
         (measured[:1], "training reward 0.100 → 0.900 (step 1 → 3)"),
