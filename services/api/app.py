@@ -26,7 +26,7 @@ from leyden.libs.store.read.paging import BadCursor
 from leyden.libs.store.read.runs import UnknownRun
 from leyden.libs.store.read.views import RewardConflict, UnknownCall, UnknownRollout
 from leyden.libs.store.records.artifacts import UnknownArtifact
-from leyden.libs.store.runs.actions import ActionRefused
+from leyden.libs.store.runs.actions import ActionRefused, NoHeldOutDataset
 from leyden.libs.store.runs.duels import DuelRefused
 from leyden.libs.store.runs.feedback import FeedbackRefused, UnknownComponent
 from leyden.libs.store.runs.regrades import RegradeRefused
@@ -76,6 +76,7 @@ _STATUSES: dict[type[Exception], tuple[int, str]] = {
     RunPruned: (409, "conflict"),
     UnknownComponent: (422, "unknown"),
     DuelRefused: (422, "invalid"),
+    NoHeldOutDataset: (422, "invalid"),
     ActionRefused: (409, "state"),
     KeyReused: (422, "key_reused"),
     BadCursor: (400, "cursor"),

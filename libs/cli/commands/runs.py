@@ -312,7 +312,10 @@ def evaluate(
     run: Name,
     version: Annotated[int | None, typer.Option(min=0, help="Policy version.", show_default="the last")] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="Id or name.", show_default="the run's evaluation dataset")
+        str | None,
+        typer.Option(
+            help="Id or name; needed for a run that plans no evaluation.", show_default="the run's evaluation dataset"
+        ),
     ] = None,
     rollouts: Annotated[int | None, typer.Option(min=1, help="Rollouts per task.")] = None,
     tasks: Annotated[int | None, typer.Option(min=1, help="At most this many tasks.")] = None,

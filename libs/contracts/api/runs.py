@@ -222,6 +222,7 @@ class EvaluationRequest(RequestBody):
     policy_version: int | None = Field(default=None, ge=0, le=2**31 - 1)
     """Null: the last version, measured after training has ended."""
     dataset: str | None = Field(default=None, min_length=1, max_length=200)
+    """Id or name; needed where the run's document plans no evaluation."""
     rollouts_per_task: int | None = Field(default=None, ge=1, le=1024)
     max_tasks: int | None = Field(default=None, ge=1, le=2**31 - 1)
 

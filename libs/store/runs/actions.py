@@ -29,6 +29,10 @@ class ActionRefused(ValueError):
         self.allowed = allowed
 
 
+class NoHeldOutDataset(ValueError):
+    """An evaluation without a dataset, of a run whose document plans none."""
+
+
 INTENT_OF_ACTION = {"pause": RunIntent.PAUSED, "resume": RunIntent.RUNNING, "cancel": RunIntent.CANCELLED}
 
 
@@ -217,7 +221,8 @@ async def _locked_run(session: Session, run_id: str) -> tables.Run:
 async def create_evaluation(session: Session, run_id: str, request: EvaluationRequest) -> str:
     """The id of a new evaluation; the run's document fills fields that the request leaves out.
 
-    Raises: UnknownRun; UnknownDataset; ActionRefused: the run was cancelled or failed, or the version cannot be served
+    Raises: UnknownRun; UnknownDataset; NoHeldOutDataset; ActionRefused: the run was cancelled or failed, or the version
+        cannot be served
     """
     row = await _locked_run(session, run_id)
     run = (await with_progress(session, [row]))[0]
@@ -228,7 +233,10 @@ async def create_evaluation(session: Session, run_id: str, request: EvaluationRe
     if request.policy_version is not None:
         await _check_servable(session, run, request.policy_version)
     plan = run.config.evaluation
-    dataset = await find_dataset(session, request.dataset or (plan.dataset if plan else run.config.dataset))
+    if (name := request.dataset or (plan and plan.dataset)) is None:
+        message = f"the document of run {run_id} plans no evaluation: name the dataset of held-out tasks in `dataset`"
+        raise NoHeldOutDataset(message)
+    dataset = await find_dataset(session, name)
     last = await session.scalar(select(func.max(tables.Evaluation.number)).where(tables.Evaluation.run_id == run_id))
     number = (last or 0) + 1
     session.add(

@@ -636,6 +636,14 @@ async def test_a_completed_run_may_be_evaluated_again(api_http: httpx.AsyncClien
     assert (refused.status_code, "there are 0" in refused.json()["detail"]) == (409, True)
 
 
+async def test_training_tasks_are_not_held_out_unless_asked_for(api_http: httpx.AsyncClient) -> None:
+    run = await create(api_http)
+    path = f"/v1/runs/{run['id']}/evaluations"
+    refused = await api_http.post(path, json={"policy_version": 0})
+    assert (refused.status_code, "plans no evaluation: name the dataset" in refused.json()["detail"]) == (422, True)
+    assert (await api_http.post(path, json={"policy_version": 0, "dataset": "questions"})).status_code == 201
+
+
 async def test_runs_are_found_by_name_and_phase(api_http: httpx.AsyncClient, database: Database) -> None:
     first, second = await create(api_http, name="first"), await create(api_http, name="second")
     await set_phase(database, second["id"], "running")

@@ -99,7 +99,10 @@ def test_a_run_is_created_with_changes_found_by_name_and_steered(leyden: Leyden,
     assert again["id"] == made["id"]
     assert json.loads(leyden("run", "pause", "mine", "--json").stdout)["intent"] == "paused"
     assert "running" in leyden("run", "resume", "mine").stdout
-    evaluated = json.loads(leyden("run", "evaluate", "mine", "--version", "0", "--tasks", "1", "--json").stdout)
+    wanted = ("--version", "0", "--tasks", "1", "--json")
+    refused = leyden("run", "evaluate", "mine", *wanted)
+    assert (refused.exit_code, "name the dataset" in refused.stderr) == (Exit.REFUSED, True)
+    evaluated = json.loads(leyden("run", "evaluate", "mine", "--dataset", made["dataset_id"], *wanted).stdout)
     assert (evaluated["number"], evaluated["max_tasks"]) == (1, 1)
     assert json.loads(leyden("run", "show", "mine", "--json").stdout)["evaluations"][0]["id"] == evaluated["id"]
     assert leyden("run", "cancel", "mine").exit_code == 0

@@ -114,7 +114,7 @@ async def test_an_evaluation_of_an_old_version_asks_that_version_of_each_policy(
         for policy in (lead, checker):
             await builders.add_policy_version(scene.database, policy, version)
     async with scene.database.session() as session:
-        await actions.create_evaluation(session, lead.id, EvaluationRequest(policy_version=1))
+        await actions.create_evaluation(session, lead.id, EvaluationRequest(policy_version=1, dataset=lead.dataset_id))
     await scene.tick(3)
     assert await scene.phase(lead) == ("evaluating", None)
     assert [fleet.served and fleet.served.version for fleet in scene.fleets.values()] == [1, 1]

@@ -86,7 +86,8 @@ class RunMachine(StoreMachine):
         async def work() -> int | str:
             try:
                 async with self.database.session() as session:
-                    made = await actions.create_evaluation(session, self.run.id, EvaluationRequest())
+                    asked = EvaluationRequest(dataset=self.run.dataset_id)
+                    made = await actions.create_evaluation(session, self.run.id, asked)
             except actions.ActionRefused:
                 return REFUSED
             return int(made.removeprefix(f"{self.run.id}.e"))

@@ -36,7 +36,7 @@ export function Actions({ run }: { run: Run }) {
   const [told, setTold] = useState("");
   const [problem, setProblem] = useState("");
   const [isBusy, setBusy] = useState(false);
-  const offered = run.allowed_actions.filter((name) => name in ACTIONS || name === CONTINUE);
+  const offered = run.allowed_actions.filter((name) => (name === "evaluate" ? run.config?.evaluation : name in ACTIONS || name === CONTINUE));
   if (!mayWrite(session.data)) return <Problem error={session.error} />;
   const action = asked === undefined || !offered.includes(asked) ? undefined : ACTIONS[asked];
   async function act(chosen: Action): Promise<void> {

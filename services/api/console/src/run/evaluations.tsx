@@ -25,7 +25,7 @@ export function Evaluations({ run, evaluations }: { run: Run; evaluations: Evalu
           ))}
         </Table>
       )}
-      <Commands commands={[`leyden run show ${run.id}`, `leyden run evaluate ${run.id}`]} />
+      <Commands commands={[`leyden run show ${run.id}`, `leyden run evaluate ${run.id}${run.config?.evaluation ? "" : " --dataset NAME"}`]} />
       <Duels run={run} />
     </>
   );
