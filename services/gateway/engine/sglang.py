@@ -181,8 +181,9 @@ class SampleBuilder:
     An event is cumulative (it repeats all tokens of the request so far) or incremental (it has the new tokens alone,
     as with `--incremental-streaming-output`).
 
-    Versions: SGLang 0.5.23 reports the spans of weight versions with the last event alone. A token gets a provisional
-    version from its own event, which is one token off where the weights changed; the last event's spans replace it.
+    Versions: SGLang 0.5.23 reports the spans of weight versions with the last event alone. Until then the tokens of an
+    event have the older one of the versions that this event and the one before it name, so that tokens of an engine
+    that is lost before its last event never look newer than they are.
 
     `newest_version`: the builder believes no newer version of the run; infinite by default.
 
@@ -204,6 +205,8 @@ class SampleBuilder:
         self._on_progress = on_progress
         self._base = len(tokens.ids)
         self._sent_at = time.perf_counter()
+        self._named: int | None = None
+        """The version that the last event named."""
 
     def add_event(self, event: Event) -> None:
         """Adds the event's new tokens: all of them, or none of a malformed event.
@@ -309,6 +312,11 @@ class SampleBuilder:
         versions = _policy_versions(spans, first, end, run_id)
         if max(versions, default=0) > self.newest_version:
             raise UnknownVersion(max(versions))
+        if versions and not reported:
+            named = versions[-1]
+            older = named if self._named is None else min(self._named, named)
+            versions = [older] * len(versions)
+            self._named = named
         own_end = first + len(versions)
         if own_end < received:
             # The agent may have read these tokens already, so the call cannot drop them.

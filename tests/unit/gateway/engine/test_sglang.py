@@ -163,9 +163,18 @@ def test_versions_are_provisional_until_the_last_event_corrects_them() -> None:
     build, tokens = builder()
     build.add_event(read_event(event([11, 12], total=2, label="run-a:3")))
     build.add_event(read_event(event([13, 14], total=4, label="run-a:4")))
-    assert tokens.policy_versions == [3, 3, 4, 4]
+    assert tokens.policy_versions == [3, 3, 3, 3]
     build.add_event(read_event(event([15], total=5, label="run-a:4", finish=STOP, weight_versions=spans(3, 5))))
     assert tokens.policy_versions == [3, 3, 3, 4, 4]
+
+
+def test_an_answer_without_a_last_event_never_looks_newer_than_it_is() -> None:
+    """The weights changed somewhere within a piece of an answer that is not streamed; then the engine was lost."""
+    build, tokens = builder(stream=False)
+    build.add_event(read_event(event([11], total=1, label="run-a:3")))
+    build.add_event(read_event(event([11, 12, 13, 14], total=4, label="run-a:4")))
+    build.add_event(read_event(event([11, 12, 13, 14, 15, 16], total=6, label="run-a:4")))
+    assert tokens.policy_versions == [3, 3, 3, 3, 4, 4]
 
 
 def test_the_last_event_of_an_aborted_request_corrects_versions_too() -> None:
