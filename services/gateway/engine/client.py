@@ -58,8 +58,8 @@ class EngineClient:
     """One HTTP session to all engines; create it inside a running loop.
 
     Args: silence_seconds: a request without any byte from its engine for this long is sent again; hold_seconds: how
-        long a call may go without tokens; newest_version: reads a run's newest policy version, None for a run without
-        any; an engine that names a newer one is not believed
+        long a call may wait for an engine that accepts it; newest_version: reads a run's newest policy version, None
+        for a run without any; an engine that names a newer one is not believed
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class EngineClient:
             endpoint = await self._pool.pick(request.run_id, request.rollout_id, hold, request.pool, request.version)
             before, context_length = len(tokens.ids), self._context_lengths.get(endpoint.url)
             try:
-                await self._request(endpoint, request, tokens, _request_id(tokens.call_id, tries), on_progress)
+                await self._request(endpoint, request, tokens, _request_id(tokens.call_id, tries), on_progress, hold)
             except BadRequest as refused:
                 if refused.code != CONTEXT_EXCEEDED:
                     raise
@@ -133,6 +133,7 @@ class EngineClient:
         tokens: SampledTokens,
         request_id: str,
         on_progress: Callable[[], None],
+        hold: HoldTimeout,
     ) -> None:
         """Sends one request to one engine.
 
@@ -154,7 +155,7 @@ class EngineClient:
         tokens.stalls.begin(pace.usual, piece)
         body = request_body(request, tokens, request_id, endpoint.weight_version, endpoint.adapter)
         # A task of its own: it reads the rest of the answer while a cancelled call aborts the request.
-        exchange = asyncio.create_task(self._generate(endpoint, body, builder))
+        exchange = asyncio.create_task(self._generate(endpoint, body, builder, hold))
         try:
             await asyncio.shield(exchange)
         except asyncio.CancelledError:
@@ -186,10 +187,10 @@ class EngineClient:
         log.warning("engine takes less than the model's context", engine=endpoint.url, context_length=length)
         return length != sent_for and longest_prompt >= len(request.prompt_ids)
 
-    async def _generate(self, endpoint: Endpoint, body: bytes, builder: SampleBuilder) -> None:
+    async def _generate(self, endpoint: Endpoint, body: bytes, builder: SampleBuilder, hold: HoldTimeout) -> None:
         try:
             async with await self._post(endpoint, "/generate", body) as response:
-                with _listening(response, self._silence_seconds) as on_piece:
+                with hold.paused(), _listening(response, self._silence_seconds) as on_piece:
                     if response.status != 200:
                         raise refusal(response.status, await _error_text(response, on_piece))
                     async for data in _events(response, on_piece):

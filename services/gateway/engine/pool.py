@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from leyden.libs.contracts.config import DEFAULT_POOL
@@ -55,7 +56,7 @@ ReadEndpoints = Callable[[], Awaitable[Sequence[Endpoint]]]
 
 
 class HoldTimeout:
-    """How long a call may still wait for tokens; `renew` restarts the time."""
+    """How long a call may still wait for an engine; `renew` restarts the time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -65,6 +66,16 @@ class HoldTimeout:
     def renew(self) -> None:
         """Restarts the time; called when the call gets tokens."""
         self._deadline = asyncio.get_running_loop().time() + self._seconds
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time within the block does not count: an engine has accepted the request."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            yield
+        finally:
+            self._deadline += clock() - began
 
     def lose(self, url: str, cause: str) -> None:
         """Notes why the last engine lost the request, for the record of a call that fails."""

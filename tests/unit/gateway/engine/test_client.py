@@ -197,11 +197,12 @@ async def test_events_are_added_as_they_arrive() -> None:
 
 
 async def test_a_version_newer_than_the_pool_knew_is_looked_up() -> None:
-    server = Server([CHUNKED, chunk(event(7)), chunk(event(7, 2, finish=STOP, version=1)), END])
+    later = [event(7, 8, version=1), event(7, 8, 2, finish=STOP, version=1)]
+    server = Server([CHUNKED, *map(chunk, [event(7), *later]), END])
     async with server.serving():
         managed = [Endpoint(server.url, "run-a", 0)]
         async with client_of(managed=managed, newest_version=1) as engines:
-            assert (await engines.sample()).policy_versions == [0, 1]
+            assert (await engines.sample()).policy_versions == [0, 0, 1]
 
 
 async def test_an_engine_that_names_a_version_which_does_not_exist_is_not_believed() -> None:
@@ -413,6 +414,16 @@ async def test_an_engine_that_falls_silent_is_lost(head: Sequence[bytes], stream
     server = Server([*head, b"wait"], [CHUNKED, chunk(event(2, finish=STOP)), END] if stream else [HELLO])
     async with server.serving(), client_of(server.url, silence_seconds=1.0) as engines:
         tokens = await engines.sample(stream=stream)
+        server.go_on.set()
+        await server.is_left.wait()
+    assert tokens.ids[-1] == 2 and len(server.requests) == 2
+
+
+async def test_time_at_an_engine_is_no_wait_for_one() -> None:
+    """An engine that accepted the request is lost after a time that no call may wait for an engine."""
+    server = Server([CHUNKED, b"wait"], [HELLO])
+    async with server.serving(), client_of(server.url, silence_seconds=2.0, hold_seconds=1.0) as engines:
+        tokens = await engines.sample()
         server.go_on.set()
         await server.is_left.wait()
     assert tokens.ids[-1] == 2 and len(server.requests) == 2
