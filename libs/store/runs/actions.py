@@ -233,7 +233,8 @@ async def create_evaluation(session: Session, run_id: str, request: EvaluationRe
     if request.policy_version is not None:
         await _check_servable(session, run, request.policy_version)
     plan = run.config.evaluation
-    if (name := request.dataset or (plan and plan.dataset)) is None:
+    name = request.dataset or (plan.dataset if plan else None)
+    if name is None:
         message = f"the document of run {run_id} plans no evaluation: name the dataset of held-out tasks in `dataset`"
         raise NoHeldOutDataset(message)
     dataset = await find_dataset(session, name)
