@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +59,7 @@ def archive_bytes(files: Sequence[File | StoredFile]) -> int:
     return sum(len(_head(one)) + one.size_bytes + _padding(one) for one in files) + 2 * BLOCK
 
 
-def open_archive(files: Sequence[File]) -> Iterator[bytes]:
+def open_archive(files: Sequence[File]) -> Generator[bytes]:
     """Opens all files, so that they stay whole while the trainer removes the version, and returns the stream.
 
     The stream raises OSError where a file has become shorter.
@@ -67,7 +67,10 @@ def open_archive(files: Sequence[File]) -> Iterator[bytes]:
     """
     with ExitStack() as stack:
         opened = [(one, stack.enter_context(_opened(one))) for one in files]
-        return _stream(opened, stack.pop_all())
+        stream = _stream(opened, stack.pop_all())
+    # Begun, it closes the files even if nobody reads it.
+    next(stream)
+    return stream
 
 
 def stored_archive(store: WeightStore, key: VersionKey, files: Sequence[StoredFile]) -> Iterator[bytes]:
@@ -89,8 +92,9 @@ def _opened(file: File) -> BinaryIO:
     return stream
 
 
-def _stream(opened: Sequence[tuple[File, BinaryIO]], stack: ExitStack) -> Iterator[bytes]:
+def _stream(opened: Sequence[tuple[File, BinaryIO]], stack: ExitStack) -> Generator[bytes]:
     with stack:
+        yield b""
         for file, stream in opened:
             yield _head(file)
             left = file.size_bytes

@@ -17,6 +17,7 @@ from leyden.libs.contracts.api.tokens import ApiScope
 from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.services.api.read.archive import open_archive, version_files
 from tests.fakes.served_api import TOKEN
 from tests.support import builders
 
@@ -49,6 +50,7 @@ async def add_version(database: Database, run: tables.Run, folder: Path, version
     await builders.add_policy_version(database, run, version, path=str(folder), content_sha256=digest)
 
 
+DESCRIPTORS = Path("/proc/self/fd")
 NAMES = ["adapter/adapter_model.safetensors", "config.json", "model.safetensors"]
 
 
@@ -217,3 +219,10 @@ async def test_versions_tell_what_they_earned_in_training_and_which_engines_serv
     assert await shown(kept="false") == [(0, None, 0)]
     assert await shown(kept="true", limit="1") == [(1, 0.5, 1)]
     assert await shown(policy="critic", kept="true") == [(0, None, 0), (1, 0.5, 0), (2, None, 1)]
+
+
+def test_an_archive_that_nobody_reads_closes_its_files(tmp_path: Path) -> None:
+    stream = open_archive(version_files(make_version(tmp_path / "version")))
+    before = len(list(DESCRIPTORS.iterdir()))
+    stream.close()
+    assert before - len(list(DESCRIPTORS.iterdir())) == len(NAMES)
