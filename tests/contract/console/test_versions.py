@@ -51,7 +51,7 @@ def test_the_best_version_is_found_and_downloaded_by_keyboard(
         "href", f"#/runs/{run}/rollouts?step=1"
     )
     expect(rows.nth(2)).to_contain_text("removed")
-    expect(page.get_by_role("link", name=parent)).to_have_attribute("href", f"#/runs/{parent}/versions")
+    expect(page.get_by_title(parent)).to_have_attribute("href", f"#/runs/{parent}/versions")
     page.get_by_role("button", name="Files of version 1").click()
     expect(rows.nth(1)).to_contain_text("the API's machine has no folder /nowhere: run `leyden policy export`")
     page.get_by_role("button", name="Files of version 0").focus()
