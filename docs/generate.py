@@ -192,7 +192,7 @@ def tables_page() -> str:
     """Every table and column of the trajectory store."""
     tables = importlib.import_module("leyden.libs.store.tables")
     lines = [NOTE, "# Tables", "", _one_line(inspect.getdoc(tables) or "")]
-    for model in tables.Base.__subclasses__():
+    for model in sorted(tables.Base.__subclasses__(), key=lambda one: one.__tablename__):
         table = model.__table__
         lines += ["", f"## {table.name}", "", _one_line(inspect.getdoc(model) or ""), ""]
         lines += ["| column | type | key | meaning |", "|---|---|---|---|"]

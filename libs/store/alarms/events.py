@@ -18,8 +18,7 @@ from sqlalchemy.dialects.postgresql import insert
 from leyden.libs.contracts.api.alarms import EventName, RunEvent
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.store import tables
-from leyden.libs.store.alarms.judging import Judgement
-from leyden.libs.store.alarms.stored import alarm
+from leyden.libs.store.alarms.stored import Judgement, alarm
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.policies import policies_by_id
 

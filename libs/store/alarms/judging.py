@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from sqlalchemy import func, select, text
 
@@ -23,6 +22,7 @@ from leyden.libs.store.alarms.embeddings import of_embeddings
 from leyden.libs.store.alarms.gradings import of_rewards
 from leyden.libs.store.alarms.progress import JudgedRun, made_steps, of_progress
 from leyden.libs.store.alarms.steps import unpublished
+from leyden.libs.store.alarms.stored import Judgement
 from leyden.libs.store.database import ReadSession, Session
 
 SIGNIFICANT_DIGITS = 6
@@ -35,15 +35,6 @@ _DUE = text("""
 
 # Two controllers judge one run after the other.
 _LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended('alarms:' || :run, 0))")
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """The changes of a judgement. `ended_as`: the phase in which the run has ended, when it is judged so first."""
-
-    raised: Sequence[tables.Alarm]
-    ended: Sequence[tables.Alarm]
-    ended_as: RunPhase | None = None
 
 
 async def runs_to_judge(session: ReadSession) -> list[str]:

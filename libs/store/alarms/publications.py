@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import func, select, text
 
 from leyden.libs.store import tables
-from leyden.libs.store.alarms.judging import Judgement
+from leyden.libs.store.alarms.stored import Judgement
 from leyden.libs.store.database import ReadSession, Session
 
 # The judgement of its end may raise the alarm.

@@ -1,14 +1,16 @@
-"""Alarms as readers get them."""
+"""Alarms as a judgement changes them, and as readers get them."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from sqlalchemy import select, text
 
 from leyden.libs.contracts.api.alarms import Alarm, Severity
+from leyden.libs.contracts.states import RunPhase
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
 
@@ -18,6 +20,15 @@ _COUNTS = text("""
     WHERE a.ended_at IS NULL AND s.phase NOT IN ('completed', 'failed', 'cancelled')
     GROUP BY a.name, a.severity
 """)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The changes of a judgement. `ended_as`: the phase in which the run has ended, when it is judged so first."""
+
+    raised: Sequence[tables.Alarm]
+    ended: Sequence[tables.Alarm]
+    ended_as: RunPhase | None = None
 
 
 async def lasting_alarms(session: ReadSession, run_ids: Sequence[str]) -> Mapping[str, list[Alarm]]:

@@ -1,5 +1,5 @@
 -- The schema at revision 20261122_0011, the oldest that can be upgraded. Later revisions, beside this file, change it.
--- tables.py has the schema of today and its comments, which `leyden.libs.store.migrate` writes.
+-- `tables` has the schema of today and its comments, which `leyden.libs.store.migrate` writes.
 
 -- ============================================================ Tables
 

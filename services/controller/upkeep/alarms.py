@@ -12,8 +12,8 @@ from leyden.libs.contracts.api.waiting import Volume
 from leyden.libs.faults import fault_point
 from leyden.libs.service.volumes import Volumes
 from leyden.libs.store.alarms.events import record_events
-from leyden.libs.store.alarms.judging import Judgement, judge_run, runs_to_judge
-from leyden.libs.store.alarms.stored import runs_by_alarm
+from leyden.libs.store.alarms.judging import judge_run, runs_to_judge
+from leyden.libs.store.alarms.stored import Judgement, runs_by_alarm
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.read.waiting import folders_written
 from leyden.libs.telemetry import RateLimitedLogger, logger
