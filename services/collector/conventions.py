@@ -78,7 +78,7 @@ class Limits:
 
 
 class SpanRejected(Exception):
-    """A span that cannot be stored; the request's others can."""
+    """A span or log record that cannot be stored; the request's others can."""
 
 
 def span_row(span: WireSpan, sender: Sender, limits: Limits) -> NewSpan:
@@ -91,7 +91,7 @@ def span_row(span: WireSpan, sender: Sender, limits: Limits) -> NewSpan:
             "a span needs a trace id of 16 bytes and a span id of 8, not all zero, and may have at most"
             f" {MAX_RECORD_BYTES} bytes"
         )
-    if not 0 <= span.start_ns <= _MAX_INT8 or not 0 <= span.end_ns <= _MAX_INT8:
+    if not all(map(_is_time, (span.start_ns, span.end_ns, *(event.time_ns for event in span.events)))):
         raise SpanRejected(f"span {span.span_id} has a time outside of 64-bit nanoseconds")
     attributes = span.attributes
     kind = _kind(span)
@@ -153,10 +153,14 @@ def log_reward(log: WireLog, sender: Sender) -> NewReward | None:
     """The reward of an evaluation event sent as a log record; None for every other record.
 
     A record has no id, so its key is a digest of what it says: a repeat is the same row.
+
+    Raises: SpanRejected: its time is invalid
     """
     attributes = log.event.attributes
     if not _is_evaluation(log):
         return None
+    if not _is_time(log.event.time_ns):
+        raise SpanRejected("an evaluation result has a time outside of 64-bit nanoseconds")
     name, value, response_id = _evaluation(attributes)
     if value is None or not is_reward(value):
         return None
@@ -171,6 +175,10 @@ def log_reward(log: WireLog, sender: Sender) -> NewReward | None:
         response_id=response_id,
         tool_call_id=_short(attributes.get("gen_ai.tool.call.id")),
     )
+
+
+def _is_time(time_ns: int) -> bool:
+    return 0 <= time_ns <= _MAX_INT8
 
 
 def _kind(span: WireSpan) -> str:

@@ -79,10 +79,16 @@ def decode_logs(body: bytes, *, json: bool, sender: Sender, rewards_granted: boo
     wire: Iterable[WireLog] = logs_from_json(body) if json else logs_from_protobuf(body)
     rows = Rows()
     for log in wire:
-        if (reward := log_reward(log, sender)) is not None:
+        try:
+            reward = log_reward(log, sender)
+        except SpanRejected as error:
+            rows.rejected += 1
+            rows.message = str(error)
+            continue
+        if reward is not None:
             rows.rewards.append(reward)
         elif has_unusable_reward(log):
-            rows.message = UNUSABLE_REWARD
+            rows.message = rows.message or UNUSABLE_REWARD
     return rows if rewards_granted else _without_rewards(rows)
 
 

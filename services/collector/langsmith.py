@@ -206,10 +206,10 @@ def _nanoseconds(value: Any) -> int:
 
     Raises: SpanRejected
     """
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        # Microseconds first: nanoseconds exceed what a float counts one by one.
-        return int(value * 1000) * 1000
     try:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            # Microseconds first: nanoseconds exceed what a float counts one by one.
+            return int(value * 1000) * 1000
         time = datetime.fromisoformat(str(value))
         if time.tzinfo is None:
             time = datetime.fromisoformat(f"{value}+00:00")

@@ -215,11 +215,12 @@ def _int64(content: object) -> int:
 def _hex(item: Mapping[str, Any], name: str) -> str:
     text = str(item.get(name) or "").lower()
     try:
-        bytes.fromhex(text)
+        # It passes over spaces.
+        is_hex = bytes.fromhex(text).hex() == text
     except ValueError:
-        # An id that is no hex is the sender's, span by span: an empty one is refused with its span alone.
-        return ""
-    return text
+        is_hex = False
+    # An id that is no hex is the sender's, span by span: an empty one is refused with its span alone.
+    return text if is_hex else ""
 
 
 def _json_attributes(pairs: Iterable[Mapping[str, Any]] | None) -> Attributes:

@@ -16,6 +16,7 @@ BOUNDARY = "ae3773cfa17d457c96e18d7c8a8b8d9b"
 HEADERS = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
 SLOW = "01a21cff-e62d-75b0-a6c0-dd5947ef8b5e"
 FAILED = "01a21cff-ec27-769d-944d-6780e0a960d9"
+OVERFLOWING = "01a21cff-ec27-769d-944d-6780e0a960da"
 RUNTIME = {"sdk": "langsmith-py", "library": "langchain-core"}
 METADATA = {"LANGSMITH_TRACING": "true", "LANGSMITH_ENDPOINT": "http://collector/r/x/1/langsmith", "revision_id": "d4"}
 
@@ -207,9 +208,10 @@ async def test_bad_data_gets_an_error_status(
 
 async def test_runs_with_bad_ids_or_times_are_left_out_and_counted(collector: Collector) -> None:  # noqa: F811
     ended = {"end_time": "2026-11-27T12:34:23.910193+00:00"}
-    runs = [run("x", **ended), run(FAILED, end_time="soon"), run(FAILED, end_time=1e300), run(SLOW, **ended)]
+    broken = [run("x", **ended), run(FAILED, end_time="soon"), run(FAILED, end_time=1e300)]
+    runs = [*broken, run(OVERFLOWING, **ended, start_time=1e306), run(SLOW, **ended)]
     answer = await collector.post(
         "/langsmith/runs/batch", json.dumps({"post": runs}), {"content-type": "application/json"}
     )
-    assert (answer.status_code, answer.json()["rejected"]) == (202, 2)
+    assert (answer.status_code, answer.json()["rejected"]) == (202, 3)
     assert [span.trace_id for span in await collector.spans()] == [SLOW.replace("-", "")]

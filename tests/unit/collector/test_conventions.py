@@ -176,6 +176,31 @@ def test_an_evaluation_that_an_sdk_sends_as_event_and_as_log_record_is_one_rewar
     assert len({one.key for one in (*first, *second)}) == 3
 
 
+@pytest.mark.parametrize("time", [str(2**64), "-1", 1e300])
+def test_an_evaluation_with_a_time_beyond_64_bits_is_rejected_and_the_others_stay(time: object) -> None:
+    score = [{"key": "gen_ai.evaluation.score.value", "value": {"doubleValue": 0.5}}]
+    ids = {"traceId": "1" * 32, "spanId": "2" * 16}
+    event = {"name": "gen_ai.evaluation.result", "attributes": score}
+    record = {**ids, "eventName": "gen_ai.evaluation.result", "attributes": score}
+    spans = [{**ids, "events": [{**event, "timeUnixNano": one}]} for one in (time, "7")]
+    records = [{**record, "timeUnixNano": one} for one in (time, "7")]
+    for decode, document in (
+        (decode_traces, {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}),
+        (decode_logs, {"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}),
+    ):
+        rows = decode(json.dumps(document).encode(), json=True, sender=SENDER, rewards_granted=True)
+        assert (len(rows.rewards), rows.rejected) == (1, 1)
+        assert "time outside of 64-bit nanoseconds" in rows.message
+
+
+def test_an_id_with_spaces_is_no_hex_and_the_other_spans_stay() -> None:
+    ids = {"traceId": "1" * 32, "spanId": "2" * 16}
+    bad = [{**ids, "traceId": " " * 32}, {**ids, "spanId": "ab " * 5 + " "}]
+    spans = {"resourceSpans": [{"scopeSpans": [{"spans": [*bad, ids]}]}]}
+    rows = decode_traces(json.dumps(spans).encode(), json=True, sender=SENDER, rewards_granted=True)
+    assert (len(rows.spans), rows.rejected) == (1, 2)
+
+
 def test_attributes_are_truncated_with_a_mark() -> None:
     kept = json.loads(row(wire(a="x" * 50, b=[1] * 50, c=1, d=2), Limits(3, 10)).attributes)
     assert kept == {"a": "x" * 10, "b": "[1,1,1,1,1", "c": 1, "leyden.truncated": True}
@@ -190,6 +215,7 @@ def test_attributes_are_truncated_with_a_mark() -> None:
         {"span_id": ""},
         {"start_ns": 2**63},
         {"end_ns": -1},
+        {"events": [WireEvent("any", {}, 2**63)]},
     ],
 )
 def test_invalid_spans_are_rejected(changes: dict[str, Any]) -> None:
