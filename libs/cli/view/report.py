@@ -232,8 +232,10 @@ def _fact(fact: Fact | None) -> str:
     if fact is None:
         return "–"
     if fact.counts is not None:
-        total = sum(fact.counts.values())
-        return ", ".join(f"{name} {count} ({count / total:.0%})" for name, count in fact.counts.items())
+        shown = list(fact.counts.items())
+        if rest := fact.total - sum(fact.counts.values()):
+            shown.append(("others", rest))
+        return ", ".join(f"{name} {count} ({count / fact.total:.0%})" for name, count in shown)
     return _statistic(fact.statistic, share=fact.kind == "share")
 
 

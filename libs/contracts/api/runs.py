@@ -254,6 +254,8 @@ class Fact(Body):
     """For shares and numbers."""
     counts: dict[str, int] | None = None
     """For texts: the most frequent values."""
+    total: int
+    """Rollouts with a value of this name."""
 
 
 class EvaluationResults(Body):

@@ -236,13 +236,14 @@ def _facts(records: Sequence[Record]) -> list[Fact]:
         # A grader may write true in one rollout and 1 in another: both are one fact.
         number = next((record for record in values if not record["is_text"] and record["count"]), None)
         texts = [record for record in values if record["is_text"]]
+        total = sum(record["count"] for record in values)
         if number is not None:
             kind = "share" if number["is_binary"] else "number"
-            found.append(Fact(name=name, kind=kind, statistic=statistic(_sums(number))))
+            found.append(Fact(name=name, kind=kind, statistic=statistic(_sums(number)), total=total))
         elif texts:
             ordered = sorted(texts, key=lambda record: (-record["count"], record["text"]))[:MAX_TEXTS]
             counts = {record["text"]: record["count"] for record in ordered}
-            found.append(Fact(name=name, kind="text", counts=counts))
+            found.append(Fact(name=name, kind="text", counts=counts, total=total))
     return found
 
 

@@ -20,6 +20,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.alarms.progress import made_steps
 from leyden.libs.store.database import Database
 from leyden.libs.store.policies import policy_columns
+from leyden.libs.store.read import results as read_results
 from leyden.libs.store.runs.phases import step_rewards
 from tests.support import builders
 
@@ -64,7 +65,7 @@ async def get(http: httpx.AsyncClient, path: str, **query: Any) -> Any:
 
 
 async def test_an_evaluation_reports_shares_numbers_and_texts_with_intervals(
-    api_http: httpx.AsyncClient, database: Database
+    api_http: httpx.AsyncClient, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await builders.add_run(database)
     evaluation = ids.evaluation_id(run.id, 1)
@@ -92,6 +93,11 @@ async def test_an_evaluation_reports_shares_numbers_and_texts_with_intervals(
     assert (share["low"], share["high"]) == pytest.approx((0.094531, 0.905469), abs=1e-6)
     # A number beyond double precision is left out.
     assert (by_name["calls"]["statistic"]["count"], by_name["calls"]["statistic"]["mean"]) == (3, 2.0)
+    assert {name: fact["total"] for name, fact in by_name.items()} == {"calls": 3, "first_tool": 4, "success": 4}
+    monkeypatch.setattr(read_results, "MAX_TEXTS", 1)
+    found = await get(api_http, f"/v1/runs/{run.id}/evaluations/1")
+    fewer = next(fact for fact in found["results"]["facts"] if fact["name"] == "first_tool")
+    assert (fewer["counts"], fewer["total"]) == ({"memory": 3}, 4)
 
 
 async def test_steps_carry_metrics_rewards_facts_and_verdicts_and_make_series(

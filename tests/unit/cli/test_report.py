@@ -48,8 +48,8 @@ def step(number: int, reward: float | None, **facts: float) -> Step:
 def evaluation(version: int, share: float) -> Evaluation:
     statistic = Statistic(count=100, tasks=100, mean=share, low=share - 0.1, high=share + 0.1)
     facts = [
-        Fact(name="success", kind="share", statistic=statistic),
-        Fact(name="first_tool", kind="text", counts={"memory": 75, "search": 25}),
+        Fact(name="success", kind="share", statistic=statistic, total=100),
+        Fact(name="first_tool", kind="text", counts={"memory": 75, "search": 25}, total=125),
     ]
     results = EvaluationResults(rollouts={"finished": 100}, complete=True, reward=statistic, facts=facts)
     return Evaluation(
@@ -168,7 +168,7 @@ def test_counts_intervals_and_credit_are_shown() -> None:
     for expected in (
         "10 of 100: 10.0% [0.0%, 20.0%]",
         "80 of 100: 80.0% [70.0%, 90.0%]",
-        "memory 75 (75%), search 25 (25%)",
+        "memory 75 (60%), search 25 (20%), others 25 (20%)",
         "intermediate reward +0.30 · return +1.25 · advantage +0.25",
         "memory: ok Lyon",
         "1 of 4",

@@ -17,8 +17,8 @@ def mean(value: float) -> Statistic:
 
 def evaluation(*, complete: bool = True, version: int | None = 7, cancelled: int = 0) -> Evaluation:
     facts = [
-        Fact(name="success", kind="share", statistic=mean(0.5)),
-        Fact(name="first_tool", kind="text", counts={"memory": 4}),
+        Fact(name="success", kind="share", statistic=mean(0.5), total=4),
+        Fact(name="first_tool", kind="text", counts={"memory": 4}, total=4),
     ]
     results = EvaluationResults(rollouts={"cancelled": cancelled}, complete=complete, reward=mean(0.25), facts=facts)
     return Evaluation(
