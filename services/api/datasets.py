@@ -104,6 +104,8 @@ async def _store(
         create = create_request(request, caller, key, name, stored.dataset.content_sha256)
         if key is not None and (first := await recall_answer(session, caller, key, create.digest)):
             change.is_new = False
+            # The dataset of the first upload may be deleted: a repeat makes no other one.
+            await session.rollback()
             return JsonResponse(first.body, first.status_code, headers={"idempotency-replayed": "true"})
         answer = StoredAnswer(201 if stored.created else 200, stored.dataset.model_dump(mode="json"))
         await store_answer(session, create, answer)

@@ -107,6 +107,17 @@ async def test_an_idempotency_key_with_another_upload_is_refused_and_stores_noth
     assert (await api_http.get("/v1/datasets/others")).status_code == 404
 
 
+async def test_a_keyed_upload_repeated_after_its_dataset_was_deleted_makes_no_other(
+    api_http: httpx.AsyncClient,
+) -> None:
+    first = await upload(api_http, '{"a": 1}', **{"idempotency-key": "k"})
+    assert (await api_http.delete(f"/v1/datasets/{first.json()['id']}")).status_code == 204
+    again = await upload(api_http, '{"a": 1}', **{"idempotency-key": "k"})
+    assert (again.status_code, again.json()) == (201, first.json())
+    assert again.headers["idempotency-replayed"] == "true"
+    assert (await api_http.get("/v1/datasets")).json()["items"] == []
+
+
 async def test_an_upload_without_progress_is_aborted(postgres_dsn: str) -> None:
     app = create_app(Settings(database_url=postgres_dsn, admin_token="t", upload_silence_seconds=0.05))
 
