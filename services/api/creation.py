@@ -70,6 +70,19 @@ async def create_once(
     return JsonResponse(answer.body, answer.status_code)
 
 
+async def recall_first(request: Request, create: Create) -> Response | None:
+    """The first answer for a repeated key, where much is done before `create_once`; None for a new key.
+
+    Raises: KeyReused: the key came with another request
+    """
+    if create.key is None:
+        return None
+    async with changing(request) as change:
+        change.is_new = False
+        stored = await recall_answer(change.session, create.caller, create.key, create.digest)
+    return None if stored is None else _replayed(stored)
+
+
 async def store_answer(session: Session, create: Create, answer: StoredAnswer) -> None:
     """Stores the answer to a request with a key."""
     if create.key is not None:

@@ -39,7 +39,7 @@ from leyden.libs.store.runs.feedback import add_feedback
 from leyden.libs.store.runs.regrades import add_regrade
 from leyden.libs.store.runs.trials import graded_by_trial
 from leyden.services.api.auth import Caller, GuardedRoute, Reader, Writer
-from leyden.services.api.creation import IdempotencyKey, create_once, create_request
+from leyden.services.api.creation import IdempotencyKey, create_once, create_request, recall_first
 from leyden.services.api.models import check_patience, check_sources, refusal
 from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
 
@@ -221,6 +221,9 @@ async def create_regrade(
     Evaluations take the newest total; training rollouts keep the reward that credit had. Judges and code are asked as
     for grades. A grading that fails is refused with 409 and changes nothing, and so is a rollout of a pruned run.
     """
+    create = create_request(request, caller, idempotency_key, asked)
+    if (first := await recall_first(request, create)) is not None:
+        return first
     graded = await _graded(request, store, rollout_id, asked.reward)
     components = tuple(NewComponent(**one.model_dump(mode="json")) for one in graded.components)
     found = Ledger(graded.total, graded.reason, components)
@@ -229,7 +232,7 @@ async def create_regrade(
         giver: Caller = request.state.caller
         return await add_regrade(session, rollout_id, graded.attempt, asked.reward, found, giver.name)
 
-    return await create_once(request, create_request(request, caller, idempotency_key, asked), work)
+    return await create_once(request, create, work)
 
 
 async def _check_duel(store: Database, rollout_id: str, against: str, reward: RewardConfig) -> None:

@@ -15,6 +15,7 @@ from sqlalchemy import func, select
 from typer.testing import CliRunner
 
 from leyden.libs.cli.__main__ import app
+from leyden.libs.grading.pool import Pool
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.runs.retention import prune_run
@@ -104,6 +105,23 @@ async def test_a_regrade_is_a_revision_and_only_evaluations_take_it(
         ("first-admin", rollout.id, 3),
         ("first-admin", rollout.id, 2),
     ]
+
+
+async def test_a_repeated_key_gets_the_first_answer_and_grades_nothing(
+    api_http: httpx.AsyncClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout = await graded(database, evaluated=True)
+    path, key = f"/v1/rollouts/{rollout.id}/regrades", {"idempotency-key": "k"}
+    first = await api_http.post(path, json=LENIENT, headers=key)
+    asked: list[object] = []
+    monkeypatch.setattr(Pool, "grade", lambda _, *given: asked.append(given))
+    again = await api_http.post(path, json=LENIENT, headers=key)
+    assert (again.status_code, again.json(), asked) == (201, first.json(), [])
+    assert again.headers["idempotency-replayed"] == "true"
+    other = await api_http.post(path, json={"reward": {"components": [OLD]}}, headers=key)
+    assert (other.status_code, asked) == (422, [])
+    entries = (await api_http.get("/v1/audit", params={"action": "create_regrade"})).json()["items"]
+    assert len(entries) == 1
 
 
 async def test_a_result_of_an_evaluation_is_the_newest_total(api_http: httpx.AsyncClient, database: Database) -> None:
