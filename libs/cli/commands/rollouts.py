@@ -138,7 +138,7 @@ def show(
     ctx: typer.Context,
     rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="Id of a rollout.")],
     attempt: Annotated[
-        int | None, typer.Option(min=1, help="Attempt number.", show_default="the one that counts")
+        int | None, typer.Option(min=1, help="Attempt number.", show_default="the one that counts, else the newest")
     ] = None,
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Every sampled token: id, text, log-probability and policy version.")
@@ -153,9 +153,10 @@ def show(
     """Show a trajectory call by call: conversation, tools, tokens, credit and the agent's output."""
     with context_of(ctx).client() as leyden:
         found = leyden.rollout(rollout)
-        shown = attempt or found.attempt
-        calls = list(leyden.calls(rollout, attempt=shown, prompt=as_json, whole=as_json))
-        spans = list(leyden.spans(rollout, attempt=shown))
+        shown = _shown_attempt(found, attempt)
+        number = shown.number if shown else attempt
+        calls = list(leyden.calls(rollout, attempt=number, prompt=as_json, whole=as_json))
+        spans = list(leyden.spans(rollout, attempt=number))
         texts = _tokenizer(leyden, found.run_id, model) if tokens and not as_json else None
     parts = trajectory(found, calls, spans, attempt=attempt, output=output, token_rows=tokens, texts=texts)
     parts += [NO_TEXTS] if tokens and texts is None else []
@@ -364,16 +365,18 @@ def trajectory(
 ) -> list[Part]:
     """A rollout, its calls with their tools, and its output.
 
-    Args: attempt: None for the one that counts; output: whether the stored output is shown in full; token_rows:
-        whether each call has a table of its tokens, with their `texts` where these are known
+    Args: attempt: None for the one that counts, else the newest; output: whether the stored output is shown in full;
+        token_rows: whether each call has a table of its tokens, with their `texts` where these are known
     """
     parts = list(_of_rollout(rollout))
+    shown = _shown_attempt(rollout, attempt)
+    if attempt is None and rollout.attempt is None and shown:
+        parts.append(f"No attempt counts: these are the calls of attempt {shown.number}, the newest.")
     for number, call in enumerate(calls, 1):
         parts += _of_call(number, call, spans)
         parts += [_tokens(call, texts)] if token_rows else []
     if rest := unmatched_spans(calls, spans):
         parts += [heading("tool spans that name no call"), *map(_of_span, rest)]
-    shown = _shown_attempt(rollout, attempt)
     return [*parts, *_of_files(shown), *_of_output(shown, full=output)]
 
 

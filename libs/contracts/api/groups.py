@@ -38,6 +38,8 @@ class Sibling(Rollout):
     """A rollout of a group with the parts of its reward and its calls; those of its counted attempt, else the last."""
 
     components: list[RewardComponent]
+    shown_attempt: int | None = None
+    """The attempt that made its calls; null before the first one."""
     calls: list[SiblingCall]
     """The first ones, in the order of their arrival."""
     call_count: int

@@ -49,11 +49,12 @@ _CALLS = text(f"""
 """)  # noqa: S608  # constants alone
 
 _COUNTS = text(f"""
-    SELECT shown.id, count(calls.id) AS calls, coalesce(sum(calls.completion_tokens), 0)::bigint AS tokens
+    SELECT shown.id, shown.attempt, count(calls.id) AS calls,
+        coalesce(sum(calls.completion_tokens), 0)::bigint AS tokens
     FROM ({_ATTEMPTS}) AS shown
     LEFT JOIN model_calls AS calls
         ON calls.run_id = :run_id AND calls.rollout_id = shown.id AND calls.attempt = shown.attempt
-    GROUP BY shown.id
+    GROUP BY shown.id, shown.attempt
 """)  # noqa: S608  # constants alone
 
 
@@ -133,6 +134,7 @@ async def _siblings(session: ReadSession, group: tables.Group, limit: int) -> li
         Sibling(
             **rollout.model_dump(),
             components=components[rollout.id],
+            shown_attempt=counts[rollout.id].attempt,
             calls=calls[rollout.id],
             call_count=counts[rollout.id].calls,
             sampled_tokens=counts[rollout.id].tokens,

@@ -92,6 +92,7 @@ async def test_siblings_come_with_the_parts_of_their_rewards_their_calls_and_cre
         (None, 0, 0),
     ]
     assert [len(one["calls"]) for one in found["siblings"]] == [1, 1, 0]
+    assert [(one["attempt"], one["shown_attempt"]) for one in found["siblings"]] == [(1, 1), (1, 1), (None, 2)]
     [call] = found["siblings"][0]["calls"]
     assert (call["text"], call["tools"], call["credit"]) == ("x" * 300, ["search"], None)
     [component] = found["siblings"][0]["components"]

@@ -321,6 +321,31 @@ def test_a_rollout_shows_the_end_of_its_output_and_all_of_it_when_asked(leyden: 
     assert ("line 1\n" in full, "its end" in full) == (True, False)
 
 
+async def add_attempts(dsn: str) -> str:
+    """A rollout whose first attempt expired and whose second one runs, each with a call."""
+    database = Database(dsn)
+    try:
+        _, [rollout] = await builders.add_group(database, await builders.add_run(database), size=1)
+        for number, state in ((1, "expired"), (2, "running")):
+            await builders.add_attempt(database, rollout, number, state=state)
+            answer = {"role": "assistant", "content": f"said in attempt {number}"}
+            await builders.add_call(database, rollout, attempt=number, answer=answer)
+        return rollout.id
+    finally:
+        await database.close()
+
+
+def test_a_rollout_without_a_counted_attempt_shows_its_newest(leyden: Leyden, postgres_dsn: str) -> None:
+    rollout_id = asyncio.run(add_attempts(postgres_dsn))
+    shown = leyden("rollout", "show", rollout_id).stdout
+    assert ("said in attempt 1" in shown, "said in attempt 2" in shown) == (False, True)
+    assert "No attempt counts: these are the calls of attempt 2, the newest." in shown
+    found = json.loads(leyden("rollout", "show", rollout_id, "--json").stdout)
+    assert [call["attempt"] for call in found["calls"]] == [2]
+    earlier = leyden("rollout", "show", rollout_id, "--attempt", "1").stdout
+    assert ("said in attempt 1" in earlier, "No attempt counts" in earlier) == (True, False)
+
+
 def test_a_rollout_is_rated(leyden: Leyden, postgres_dsn: str) -> None:
     rollout_id = asyncio.run(add_rated(postgres_dsn))
     shown = leyden("rollout", "rate", rollout_id, "thumbs", "-1", "--comment", "no [answer]")

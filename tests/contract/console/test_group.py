@@ -91,6 +91,29 @@ def test_siblings_stand_side_by_side_and_differ_from_a_call_on(
     assert visitor.violations() == []
 
 
+async def sibling_that_is_tried_again(database: Database) -> str:
+    """A sibling that ended, and one whose second attempt runs."""
+    run = await builders.add_run(database)
+    group, siblings = await builders.add_group(database, run, size=2)
+    await builders.add_call(database, siblings[0], answer={"role": "assistant", "content": "ended"})
+    await builders.finish_rollout(database, siblings[0], reward=1.0)
+    for number, state in ((1, "expired"), (2, "running")):
+        await builders.add_attempt(database, siblings[1], number, state=state)
+        answer = {"role": "assistant", "content": f"said in attempt {number}"}
+        await builders.add_call(database, siblings[1], (1, 2, 3), (7, number), attempt=number, answer=answer)
+    return group.id
+
+
+def test_a_sibling_without_a_counted_attempt_shows_its_newest(
+    insert: Insert[str], open_page: Callable[[str], Visitor]
+) -> None:
+    page = open_page(f"/groups/{insert(sibling_that_is_tried_again)}").page
+    later = page.get_by_role("region", name="Sibling 1")
+    expect(later).to_contain_text("these are the calls of attempt 2, the newest")
+    expect(later).to_contain_text("said in attempt 2")
+    expect(later).not_to_contain_text("said in attempt 1")
+
+
 def test_a_group_that_is_not_there_says_what_to_do(open_page: Callable[[str], Visitor]) -> None:
     visitor = open_page("/groups/none")
     expect(visitor.page.get_by_role("alert")).to_contain_text("names its group")

@@ -219,13 +219,15 @@ function Choice({ label, value, siblings, onChange }: { label: string; value: st
 
 /** The answers of a sibling from a call on, in full. */
 function Later({ sibling, title, from }: { sibling: Sibling; title: string; from: number }) {
-  const attempt = sibling.attempt === null ? "" : `&attempt=${sibling.attempt}`;
+  const shown = sibling.shown_attempt;
+  const attempt = shown == null ? "" : `&attempt=${shown}`;
   // What follows # is sent to no server: a further call asks again.
   const path = `v1/rollouts/${encodeURIComponent(sibling.id)}/calls?conversation=added&limit=${CALLS}${attempt}#${sibling.call_count}`;
   const answer = usePolled<Page<Call>>(path, () => false);
   return (
     <section aria-label={title}>
       <h3>{title}, reward {number(sibling.reward)}</h3>
+      {sibling.attempt === null && shown != null && <p class="quiet">No attempt counts: these are the calls of attempt {shown}, the newest.</p>}
       <Loaded answer={answer}>
         {({ items }) => (
           <>
