@@ -377,9 +377,13 @@ class Client:
         }
         return self._pages("/v1/rollouts", Rollout, parameters)
 
-    def causes(self, run_id: str) -> list[Cause]:
-        """Lists why rollouts of a run were excluded, failed or taught nothing, the most frequent first."""
-        return Page[Cause].model_validate_json(self._http.get(f"/v1/runs/{_part(run_id)}/causes")).items
+    def causes(self, run_id: str, *, evaluation: str | None = None) -> list[Cause]:
+        """Lists why rollouts of a run were excluded, failed or taught nothing, the most frequent first.
+
+        Args: evaluation: id of one, or `none` for training rollouts alone
+        """
+        answer = self._http.get(f"/v1/runs/{_part(run_id)}/causes", {"evaluation": evaluation})
+        return Page[Cause].model_validate_json(answer).items
 
     def export(
         self,

@@ -105,7 +105,10 @@ _CAUSES = text("""
         UNION
         SELECT rollouts.id, groups_left.cause FROM groups_left JOIN rollouts USING (group_id) WHERE run_id = :run
     )
-    SELECT cause, count(*) AS rollouts FROM found WHERE cause <> '' GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT :limit
+    SELECT cause, count(*) AS rollouts FROM found
+    JOIN rollouts ON rollouts.run_id = :run AND rollouts.id = found.id JOIN groups ON groups.id = rollouts.group_id
+    WHERE cause <> '' AND (CAST(:evaluation AS text) IS NULL OR coalesce(groups.evaluation_id, 'none') = :evaluation)
+    GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT :limit
 """)
 
 
@@ -190,10 +193,13 @@ async def list_rollouts(
     return RolloutPage(items=found.items, next_cursor=found.next_cursor, total=total)
 
 
-async def list_causes(session: ReadSession, run_id: str) -> list[Cause]:
+async def list_causes(session: ReadSession, run_id: str, evaluation: str | None = None) -> list[Cause]:
     """Why rollouts of a run were excluded, failed or taught nothing, the most frequent first; each is a `cause` of the
-    filter. A rollout may have several."""
-    rows = await session.execute(_CAUSES, {"run": run_id, "limit": MOST_CAUSES})
+    filter. A rollout may have several.
+
+    Args: evaluation: that of the filter
+    """
+    rows = await session.execute(_CAUSES, {"run": run_id, "evaluation": evaluation, "limit": MOST_CAUSES})
     return [Cause(cause=row.cause, rollouts=row.rollouts) for row in rows]
 
 

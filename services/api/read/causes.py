@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.rollouts import Cause
@@ -15,8 +17,13 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=GuardedRoute)
 
 
 @router.get("/{run_id}/causes")
-async def get_causes(store: Store, caller: Reader, run_id: str) -> Page[Cause]:
+async def get_causes(
+    store: Store,
+    caller: Reader,
+    run_id: str,
+    evaluation: Annotated[str | None, Query(description="Id of one, or `none` for training rollouts alone.")] = None,
+) -> Page[Cause]:
     """List why rollouts of a run were excluded, failed or taught nothing, the 50 most frequent causes first."""
     async with store.read() as session:
         await runs.check_run(session, run_id)
-        return Page(items=await list_causes(session, run_id))
+        return Page(items=await list_causes(session, run_id, evaluation))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import httpx
@@ -149,6 +150,19 @@ async def test_rollouts_are_found_by_the_cause_for_which_they_do_not_count(leyde
     causes = await asyncio.to_thread(leyden.causes, run.id)
     assert {one.cause: one.rollouts for one in causes} == {cause: len(found) for cause, found in expected.items()}
     assert [one.rollouts for one in causes] == sorted((one.rollouts for one in causes), reverse=True)
+
+    evaluation = f"{run.id}.e1"
+    async with database.session() as session:
+        columns = {"dataset_id": run.dataset_id, "policy_version": 0, "rollouts_per_task": 1}
+        session.add(tables.Evaluation(id=evaluation, run_id=run.id, number=1, **columns))
+        await session.flush()
+        (await session.get_one(tables.Group, f"{run.id}.3")).evaluation_id = evaluation
+    for chosen, counts in (
+        ("none", {name: 2, "stale": 2, "agent_error": 1}),
+        (evaluation, {"agent_error": 1, "ungraded": 1}),
+    ):
+        causes = await asyncio.to_thread(partial(leyden.causes, run.id, evaluation=chosen))
+        assert {one.cause: one.rollouts for one in causes} == counts
 
     def found(**wanted: Any) -> list[str]:
         return sorted(one.id for one in leyden.rollouts(run=run.id, **wanted))

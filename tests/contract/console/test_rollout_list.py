@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 from playwright.sync_api import expect
 
+from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from tests.contract.api.test_rollout_filters import excused_run, filtered_run
 from tests.contract.console.conftest import HOSTILE, SHOWN, Insert
@@ -185,3 +186,26 @@ def test_rollouts_are_filtered_by_cause(insert: Insert[str], open_page: Callable
     expect(page.get_by_text("No rollout matches the filter.")).to_be_visible()
     expect(cause).to_have_value("gone")
     assert visitor.violations() == []
+
+
+def test_causes_are_those_of_the_rollouts_that_the_list_shows(
+    insert: Insert[str], open_page: Callable[[str], Visitor]
+) -> None:
+    async def with_evaluation(database: Database) -> str:
+        run, _ = await excused_run(database)
+        async with database.session() as session:
+            columns = {"dataset_id": run.dataset_id, "policy_version": 0, "rollouts_per_task": 1}
+            session.add(tables.Evaluation(id=f"{run.id}.e1", run_id=run.id, number=1, **columns))
+            await session.flush()
+            (await session.get_one(tables.Group, f"{run.id}.3")).evaluation_id = f"{run.id}.e1"
+        return run.id
+
+    run = insert(with_evaluation)
+    page = open_page(f"/runs/{run}/rollouts").page
+    options = page.get_by_label("Cause", exact=True).locator("option")
+    expect(options).to_have_count(4)
+    expect(options.filter(has_text="agent_error (1)")).to_have_count(1)
+    page.get_by_label("Of", exact=True).select_option(f"{run}.e1")
+    expect(options).to_have_text(["any", "agent_error (1)", "ungraded (1)"])
+    page.get_by_label("Of", exact=True).select_option("all")
+    expect(options).to_have_count(5)

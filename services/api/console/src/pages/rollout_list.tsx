@@ -30,7 +30,9 @@ function query(run: string, filter: Filter): URLSearchParams {
 
 export function RolloutList({ run, evaluations }: { run: string; evaluations: Evaluation[] }) {
   const [filter, change] = useChoice(FIELDS);
-  const causes = usePolled<Page<Cause>>(`v1/runs/${encodeURIComponent(run)}/causes`, undefined, ["rollouts"]);
+  const { of = TRAINING } = filter;
+  const counted = of === ALL ? "" : `?evaluation=${encodeURIComponent(of)}`;
+  const causes = usePolled<Page<Cause>>(`v1/runs/${encodeURIComponent(run)}/causes${counted}`, undefined, ["rollouts"]);
   const asked = query(run, filter).toString();
   return (
     <>
