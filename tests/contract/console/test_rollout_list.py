@@ -136,6 +136,7 @@ def test_rollouts_are_filtered_by_role_tool_and_component_and_downloaded_as_csv(
         run, rollouts = await filtered_run(database)
         async with database.session() as session:
             (await session.get_one(type(rollouts[0]), rollouts[0].id)).reason = '=HYPERLINK("x"),'
+            (await session.get_one(tables.Group, f"{run.id}.0")).agent = "solver"
         return run.id
 
     run = insert(hostile)
@@ -149,7 +150,7 @@ def test_rollouts_are_filtered_by_role_tool_and_component_and_downloaded_as_csv(
         found = {row["id"]: row for row in csv.DictReader(file)}
     assert len(found) == 4
     assert found[f"{run}.0.0"]["reason"] == '\'=HYPERLINK("x"),'
-    assert found[f"{run}.0.1"]["reward"] == "-0.5"
+    assert (found[f"{run}.0.1"]["reward"], found[f"{run}.0.1"]["agent"]) == ("-0.5", "solver")
     page.get_by_label("Tool", exact=True).fill("search")
     expect(rows).to_have_count(3)
     page.get_by_label("Role", exact=True).fill("writer")

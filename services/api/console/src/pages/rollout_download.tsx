@@ -32,7 +32,7 @@ export function Download({ asked, run }: { asked: string; run: string }) {
 }
 
 const COLUMNS = [
-  "id", "run_id", "group_id", "evaluation_id", "sibling", "greedy", "rerolls_of", "from_call", "dataset_id", "task_number", "admitted_version", "step",
+  "id", "run_id", "group_id", "evaluation_id", "sibling", "greedy", "rerolls_of", "from_call", "dataset_id", "task_number", "agent", "admitted_version", "step",
   "state", "attempt", "reward", "reason", "created_at", "finished_at",
 ] as const satisfies readonly (keyof Rollout)[];
 
