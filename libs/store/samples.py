@@ -124,11 +124,12 @@ class NewSample(NamedTuple):
 RECENT_SECONDS = 120
 """Longer than any transaction lasts: `finished_at` is the time of its first statement, and statements are bounded."""
 
+# A run of supervised fine-tuning has credits of its own for other runs' groups.
 _PENDING_NOW = """
     SELECT g.id{columns} FROM groups g
     JOIN run_status s ON s.run_id = g.run_id
     WHERE g.state = 'complete' AND g.evaluation_id IS NULL AND s.phase NOT IN ('completed', 'failed', 'cancelled')
-    AND NOT EXISTS (SELECT FROM group_credits c WHERE c.group_id = g.id)
+    AND NOT EXISTS (SELECT FROM group_credits c WHERE c.group_id = g.id AND c.run_id = g.run_id)
 """
 OLDEST = 1000
 """Groups among which a worker looks for some that no other worker has."""
@@ -154,7 +155,8 @@ _COUNTED_EXTERNAL = """
 _STILL_PENDING = text(f"""
     SELECT g.id, (SELECT count(*) FROM {_COUNTED_EXTERNAL} WHERE r.group_id = g.id) AS given
     FROM groups g
-    WHERE g.id = ANY(:groups) AND NOT EXISTS (SELECT FROM group_credits c WHERE c.group_id = g.id)
+    WHERE g.id = ANY(:groups)
+    AND NOT EXISTS (SELECT FROM group_credits c WHERE c.group_id = g.id AND c.run_id = g.run_id)
 """)  # noqa: S608  # constants alone
 
 # No model call asked for an embedding, which the gateway's own spans are.
@@ -180,7 +182,8 @@ _PENDING = text("""
         WHERE run_id = r.id AND name <> '' AND trains) AS policy_ids
     FROM groups g
     JOIN runs r ON r.id = g.run_id
-    WHERE g.id = ANY(:groups) AND NOT EXISTS (SELECT FROM group_credits c WHERE c.group_id = g.id)
+    WHERE g.id = ANY(:groups)
+    AND NOT EXISTS (SELECT FROM group_credits c WHERE c.group_id = g.id AND c.run_id = g.run_id)
     ORDER BY g.finished_at, g.id
 """)
 

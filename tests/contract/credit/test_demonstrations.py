@@ -12,7 +12,7 @@ from sqlalchemy import text, update
 
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.services.credit.worker import demonstrate_pending
+from leyden.services.credit.worker import credit_pending, demonstrate_pending
 from tests.contract.credit.test_worker import complete, rows
 from tests.support.builders import add_call, add_group, add_run, finish_rollout, run_document
 
@@ -64,8 +64,10 @@ async def test_rollouts_that_earned_enough_train_all_their_sampled_tokens(databa
     assert np.frombuffer(sample.policy_versions, "<i4").tolist() == [-1] * 4
     (verdict,) = await verdicts_of(database, run)
     assert (verdict.verdict, verdict.counted_siblings, verdict.reward_mean) == ("credited", 1, 1.0)
-    # Nothing of the source changed.
+    # Nothing of the source changed, and it gets its own credit.
     assert await verdicts_of(database, source) == []
+    assert len(await credit_pending(database, 8)) == 2
+    assert len(await verdicts_of(database, source)) == 2
 
 
 async def test_a_task_has_at_most_so_many_demonstrations_the_best_ones(database: Database) -> None:
