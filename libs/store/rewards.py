@@ -37,9 +37,6 @@ SIBLING = "(NOT rollouts.greedy AND rollouts.rerolls_of IS NULL)"
 SOLVED = f">= {1 - ROUNDING}"
 """SQL behind a reward: whether it solved the task."""
 
-SOLVE_RATE = f"avg(({REWARD} {SOLVED})::int)::double precision"
-"""SQL over grouped `rollouts` that are finished: the share with a reward of at least 1."""
-
 # A success of a run whose rewards come from outside has 0 until one comes: unknown, not zero. Components of a run are
 # settled before a rollout finishes.
 _SUCCEEDED = """rollouts.state = 'finished'
@@ -55,6 +52,9 @@ UNGRADED = f"({_AWAITS} AND {_NOT_GIVEN})"
 KNOWN_REWARD = f"""(CASE WHEN NOT ((SELECT awaits_rewards FROM runs AS own WHERE own.id = rollouts.run_id)
     AND {_SUCCEEDED} AND {_NOT_GIVEN}) THEN {REWARD} END)"""  # noqa: S608  # constants alone
 """SQL over `rollouts`: the reward for people; null also while it is to come."""
+
+SOLVE_RATE = f"avg(({KNOWN_REWARD} {SOLVED})::int)::double precision"
+"""SQL over grouped `rollouts` that are finished: the share of known rewards that are at least 1; null without any."""
 
 _OF_STEP = "of_step.run_id = {run} AND of_step.step = {step}"
 # Why: credit has one row for a group, which is far less to read; its numbers count a reward that is to come as 0.

@@ -104,12 +104,12 @@ async def admit_groups(session: Session, groups: Sequence[NewGroup], trace_paren
 
 
 async def solve_rates(session: ReadSession, run_id: str, window: int) -> dict[int, float]:
-    """The share of finished rollouts that solved their task, by task, in the newest `window` complete training groups.
+    """The share of known rewards that solved their task, by task, in the newest `window` complete training groups.
 
-    A reward of at least 1 solves it.
+    A reward of at least 1 solves it; a task without a known reward has no share.
     """
     rows = await session.execute(_SOLVE_RATES, {"run": run_id, "window": window})
-    return {row.task_number: row.rate for row in rows}
+    return {row.task_number: row.rate for row in rows if row.rate is not None}
 
 
 async def find_replacements(session: ReadSession, run_id: str) -> Replacements:

@@ -971,6 +971,21 @@ async def test_a_curriculum_counts_rewards_that_were_given_beside_the_outcome(sc
         assert await solve_rates(session, run.id, 10) == {0: 0.0, 1: 1.0, 2: 1.0}
 
 
+async def test_a_curriculum_takes_no_reward_that_is_to_come_for_a_failure(scene: Scene) -> None:
+    awaiting = {**document(steps=9), "runner": {"type": "process", "stdout_reward": False}}
+    run = await add_run(scene, config=awaiting, tasks=2)
+    for number in range(2):
+        _, rollouts = await builders.add_group(scene.database, run, number, task_number=number, state="complete")
+        for rollout in rollouts:
+            await builders.finish_rollout(scene.database, rollout, reward=None)
+            async with scene.database.session() as session:
+                (await session.get_one(tables.Rollout, rollout.id)).reward = 0.0
+    async with scene.database.session() as session:
+        session.add(tables.ExternalReward(rollout_id=rollouts[0].id, key="a", name="person", value=1.0))
+    async with scene.database.read() as session:
+        assert await solve_rates(session, run.id, 10) == {1: 1.0}
+
+
 async def test_a_document_that_does_not_parse_fails_its_own_run_alone(scene: Scene) -> None:
     broken, good = await add_run(scene), await add_run(scene)
     async with scene.database.session() as session:
