@@ -37,10 +37,13 @@ def sampled_outputs(
     Returns: float32 at least; None unless `entropies`
     """
     weight_V_H: Tensor = head.weight
-    scaled_U_H = hidden_U_H / temperatures_U[:, None].to(hidden_U_H.dtype)
+    # A temperature in bfloat16 is up to 0.4 % off, and log-probabilities would be those of another policy.
+    wide = torch.promote_types(hidden_U_H.dtype, torch.float32)
+    temperatures_U_1 = temperatures_U[:, None].to(wide)
+    scaled_U_H = hidden_U_H / temperatures_U_1
     if head.bias is not None:
         weight_V_H = torch.cat([weight_V_H, head.bias[:, None]], dim=1)
-        scaled_U_H = torch.cat([scaled_U_H, 1 / temperatures_U[:, None].to(scaled_U_H.dtype)], dim=1)
+        scaled_U_H = torch.cat([scaled_U_H, 1 / temperatures_U_1], dim=1)
     columns = scaled_U_H.to(product_dtype(hidden_U_H)), weight_V_H, rows_K, token_ids_K
     found: tuple[Tensor, Tensor | None] = _SampledOutputs.apply(*columns, entropies)  # type: ignore[no-untyped-call]
     return found

@@ -100,3 +100,14 @@ def test_no_tile_is_larger_than_its_bound(device: str) -> None:
         tiles = list(head._tiles(rows, tokens, torch.device(device)))
         assert all((r.stop - r.start) * (t.stop - t.start) <= head.tile_logits(device) for r, t in tiles)
         assert sum((r.stop - r.start) * (t.stop - t.start) for r, t in tiles) == rows * tokens
+
+
+def test_a_temperature_is_not_rounded_to_the_type_of_the_states() -> None:
+    """In bfloat16 a temperature of 0.6 is 0.6016; states are rounded too, but in either direction."""
+    layer = nn.Linear(1, 2, bias=False)
+    layer.weight.data = torch.tensor([[1.0], [0.0]])
+    hidden = (torch.arange(1000) / 1000 + 1).bfloat16()[:, None]
+    first = torch.zeros(1000, dtype=torch.long)
+    found, _ = sampled_outputs(layer.bfloat16(), hidden, torch.full((1000,), 0.6), torch.arange(1000), first)
+    logits = found.detach().exp().logit()
+    assert (logits / (hidden[:, 0].float() / 0.6)).mean() == pytest.approx(1.0, abs=5e-4)
