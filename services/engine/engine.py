@@ -110,11 +110,11 @@ class Engine:
 
     async def abort(self, rid: str) -> None:
         """Ends the request with this id and all its choices; ignores an unknown id."""
-        await self._abort([s for s in self._live.values() if rid in (s.rid, s.group_rid)])
+        await self.abort_sequences([s for s in self._live.values() if rid in (s.rid, s.group_rid)])
 
     async def abort_all(self) -> None:
         """Ends every request in flight."""
-        await self._abort(list(self._live.values()))
+        await self.abort_sequences(list(self._live.values()))
 
     async def pause(self, mode: PauseMode) -> None:
         """Makes new requests wait; aborts, retracts to the queue, or stops those in flight."""
@@ -201,7 +201,9 @@ class Engine:
         await self._call(relabel)
         self.weight_version = version
 
-    async def _abort(self, sequences: list[Sequence]) -> None:
+    async def abort_sequences(self, sequences: list[Sequence]) -> None:
+        """Ends those of the sequences that have not ended."""
+
         def end() -> None:
             live = [sequence for sequence in sequences if sequence.finish is None]
             self._scheduler.abort(live)

@@ -147,10 +147,9 @@ async def _changed(event: asyncio.Event) -> None:
 
 async def _abort_unfinished(engine: Engine, sequences: list[Sequence]) -> None:
     """Aborts the unfinished sequences of a disconnected client."""
-    for sequence in sequences:
-        if sequence.finish is None:
-            # Shielded: cancelling the request must not cancel the abort.
-            await asyncio.shield(engine.abort(sequence.rid))
+    if any(sequence.finish is None for sequence in sequences):
+        # Shielded and all at once: a request that is being cancelled is cancelled again at each await.
+        await asyncio.shield(engine.abort_sequences(sequences))
 
 
 @router.get("/health")

@@ -352,6 +352,10 @@ async def test_a_disconnected_clients_request_is_aborted(engine: EngineClient) -
     await engine.reach(running=1, waiting=0)
     waiting.cancel()
     await engine.reach(running=0, waiting=0)
+    several = engine.stream(input_ids=PROMPT, rid="gone-all", sampling_params={**LONG, "n": 4})
+    await anext(several)
+    await several.aclose()
+    await engine.reach(running=0, waiting=0)
 
 
 async def test_many_at_once_are_all_answered(engine: EngineClient) -> None:
