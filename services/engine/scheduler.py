@@ -104,6 +104,10 @@ class Scheduler:
         for sequence in sorted(sequences, key=lambda sequence: sequence.received_at, reverse=True):
             self._leave(sequence)
             sequence.computed, sequence.retractions = 0, sequence.retractions + 1
+            if not sequence.output_ids:
+                # Those of a part of the prompt: the whole prompt is read again, perhaps by other weights.
+                sequence.input_logprobs.clear()
+                sequence.input_top_logprobs.clear()
             self.totals.retractions += 1
             self.waiting.appendleft(sequence)
 

@@ -153,6 +153,22 @@ def test_retracted_sequences_continue_with_the_same_tokens(scheduler: Scheduler,
     assert_exact(reference, *sequences)
 
 
+def test_a_retracted_prompt_is_scored_by_one_model_alone(tiny_model: Path) -> None:
+    """A part of it was scored before other weights came: all of it is scored again."""
+    scheduler = tiny_scheduler(tiny_model, prefill_tokens=32)
+    sequence = new_sequence(scheduler, random_ids(100), return_logprob=True, logprob_start_len=0)
+    scheduler.submit([sequence])
+    scheduler.step()
+    assert 0 < len(sequence.input_logprobs) < 99
+    scheduler.retract([*scheduler.running, *scheduler.prefilling])
+    scheduler.replace_model(scheduler.model, "v1")
+    run(scheduler)
+    other = tiny_scheduler(tiny_model)
+    whole = new_sequence(other, random_ids(100), return_logprob=True, logprob_start_len=0)
+    run(other, whole)
+    assert sequence.input_logprobs == pytest.approx(whole.input_logprobs, abs=1e-5)
+
+
 def test_a_full_budget_retracts_the_youngest_and_everything_ends(tiny_model: Path, reference: torch.nn.Module) -> None:
     scheduler = tiny_scheduler(tiny_model, max_total_tokens=300)
     sequences = [new_sequence(scheduler, random_ids(40, i), max_new_tokens=60) for i in range(6)]
