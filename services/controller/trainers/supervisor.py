@@ -101,7 +101,9 @@ class TrainerSupervisor:
         self._models = models or {}
         self._steps = dict(steps_done)
         for run_id in self._tasks.keys() - steps_done.keys():
-            self._tasks[run_id].cancel()
+            # Once: a second time it would no longer wait for the end of its trainer.
+            if not self._tasks[run_id].cancelling():
+                self._tasks[run_id].cancel()
         self._tasks = {run_id: task for run_id, task in self._tasks.items() if not task.done()}
         for run_id in steps_done.keys() - self._tasks.keys() - self._failures.keys():
             self._tasks[run_id] = asyncio.create_task(self._supervise(run_id), name=f"trainer {run_id}")
@@ -132,9 +134,16 @@ class TrainerSupervisor:
             unneeded = [attempt for attempt in live if attempt.run_id not in self._steps]
             log.info("trainers of an earlier leader", live=len(live), unneeded=[one.name for one in unneeded])
             # At once: one that takes long to end keeps no other one's GPUs.
-            await asyncio.gather(*map(self._backend.stop, unneeded))
+            await asyncio.gather(*map(self._stop, unneeded))
         except TrainerRefused as error:
             log.error("trainers of an earlier leader may still run", cause=str(error))
+
+    async def _stop(self, attempt: TrainerAttempt) -> None:
+        """Stops a trainer that no run needs."""
+        try:
+            await self._backend.stop(attempt)
+        except TrainerRefused as error:
+            log.error("a trainer may still run", trainer=attempt.name, cause=str(error))
 
     async def _supervise(self, run_id: str) -> None:
         done = 0
@@ -188,7 +197,7 @@ class TrainerSupervisor:
             # `close` cancels as well, and leaves the trainers to the backend.
             if attempt.run_id not in self._steps:
                 self._planned[attempt.run_id] = attempt.number
-                await asyncio.shield(asyncio.ensure_future(self._backend.stop(attempt)))
+                await asyncio.shield(asyncio.ensure_future(self._stop(attempt)))
             raise
         finally:
             self._waiting.pop(attempt.run_id, None)

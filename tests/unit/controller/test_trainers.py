@@ -354,6 +354,29 @@ async def test_a_leader_adopts_the_trainer_of_the_last_one_and_stops_it_once_no_
     await second.close()
 
 
+async def test_a_trainer_that_still_ends_is_followed_by_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ticks go on while it ends, and the run is resumed meanwhile."""
+    cluster, ended = Cluster(), asyncio.Event()
+
+    async def stop(attempt: TrainerAttempt) -> None:
+        cluster.journal.append(f"stop {attempt.name}")
+        await ended.wait()
+        cluster.statuses[attempt] = TrainerStatus(TrainerState.DONE, "")
+
+    monkeypatch.setattr(cluster, "stop", stop)
+    made = TrainerSupervisor(Settings(), cluster, RememberedEnds())
+    made.reconcile({"run-a": 0})
+    await eventually(lambda: cluster.journal)
+    for steps in ({}, {}, {"run-a": 0}, {"run-a": 0}):
+        made.reconcile(dict[str, int](steps))
+        await asyncio.sleep(0.02)
+    assert cluster.journal == ["start trainer-run-a-1", "stop trainer-run-a-1"]
+    ended.set()
+    await eventually(lambda: made.reconcile({"run-a": 0}) or len(cluster.journal) == 3)
+    assert cluster.journal[2] == "start trainer-run-a-2"
+    await made.close()
+
+
 async def test_a_leader_stops_the_trainers_of_runs_that_ended_while_nobody_led() -> None:
     cluster = Cluster()
     for run_id, state in (
