@@ -51,6 +51,7 @@ class WeightCheck:
             state = await asyncio.to_thread(_file_state, folder)
             # An engine may see a model folder that this machine does not have.
             if self._passed.get(target.run_id) == (target, state) or (target.version == 0 and not state):
+                self.lost.pop(target.run_id, None)
                 return
             if state:
                 self.lost.pop(target.run_id, None)

@@ -421,6 +421,19 @@ async def test_weights_are_hashed_once_and_again_when_a_file_changed(
     assert hashed == [folder, folder]
 
 
+async def test_weights_that_come_back_are_lost_no_longer(tmp_path: Path) -> None:
+    folder, check = tmp_path / "1", WeightCheck()
+    target = TargetVersion("run-a", 1, str(folder), written(folder, b"the weights"))
+    await check.check(target)
+    folder.rename(tmp_path / "away")
+    with pytest.raises(WeightsLost):
+        await check.check(target)
+    assert check.lost == {"run-a": target}
+    (tmp_path / "away").rename(folder)
+    await check.check(target)
+    assert check.lost == {}
+
+
 async def test_an_engine_that_restarted_is_brought_back(database: Database, redis_url: str) -> None:
     async with running(ScriptedEngine()) as engine, fleet_of(database, redis_url, engine.url) as fleet:
         fleet.set_target(TargetVersion("run-a", 3, "/w/3", "hash"))
