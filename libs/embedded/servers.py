@@ -27,7 +27,6 @@ from psycopg import sql
 
 _USER = "leyden"
 _DATABASE = "leyden"
-_REDIS_PROCESS = "valkey-server"
 _ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 _REMEDY = "Set LEYDEN_DATABASE_URL to a server of your own, or put the data folder on a local disk with room."
 # Another program got the port meanwhile; or children of a killed server still end, on systems without /proc.
@@ -235,11 +234,15 @@ class EmbeddedRedis:
         with _locked(self.folder):
             pid = self._pid()
             if pid is not None:
-                _end(pid, _REDIS_PROCESS, signal.SIGTERM, signal.SIGKILL)
+                _end(pid, self._marker(), signal.SIGTERM, signal.SIGKILL)
 
     def _pid(self) -> int | None:
         pid = _read_pid(self.folder / "redis.pid")
-        return pid if pid is not None and _runs(pid, _REDIS_PROCESS) else None
+        return pid if pid is not None and _runs(pid, self._marker()) else None
+
+    def _marker(self) -> str:
+        """Its port, in the title of its process: after a restart another folder's server may have its pid."""
+        return f"valkey-server 127.0.0.1:{json.loads((self.folder / 'redis.json').read_text())['port']}"
 
     def _url(self) -> str:
         connection = json.loads((self.folder / "redis.json").read_text())
