@@ -1,4 +1,4 @@
-"""A timer that each token of a stream puts off."""
+"""A timer that each event of a stream puts off."""
 
 from __future__ import annotations
 

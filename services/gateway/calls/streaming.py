@@ -93,13 +93,12 @@ async def follow(
     progress = asyncio.Event()
     # Tokens may have arrived before this listener was added.
     progress.set()
-    patience = keepalive_after_seconds
     has_started = False
     with call.listening(progress.set), closing(Silence(progress.set)) as silence:
         assert call.task is not None
         streams = [AnswerStream(model, call.context.request, call.context.prompt, choice) for choice in call.choices]
+        silence.begin(keepalive_after_seconds)
         while not call.task.done():
-            silence.begin(patience)
             await progress.wait()
             progress.clear()
             if call.task.done():
@@ -107,7 +106,9 @@ async def follow(
             events = b"".join(_text_event(writer, stream) for stream in streams)
             if events or silence.is_over:
                 yield events or writer.keepalive
-                has_started, patience = True, keepalive_seconds
+                has_started = True
+                # Tokens that the client does not see do not put the end off.
+                silence.begin(keepalive_seconds)
         try:
             completion = call.result()
         except GatewayError as error:

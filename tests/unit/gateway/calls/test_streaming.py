@@ -55,6 +55,12 @@ class Growing:
         self.sampled.logprobs += [0.0] * (len(self.sampled.ids) - len(self.sampled.logprobs))
         self.call.progressed()
 
+    async def tick(self, seconds: float) -> None:
+        """Says something again and again."""
+        while True:
+            self.say(".")
+            await asyncio.sleep(seconds)
+
     def finish(self) -> None:
         self.sampled.ids.append(EOS)
         self.sampled.finish = "stop"
@@ -105,6 +111,16 @@ async def test_a_pause_is_filled_before_the_first_text_and_after_it(growing):
         got.append(await anext(events))
     assert b'"content":"a"' in got[-1]
     assert await anext(events) == KEEPALIVE
+
+
+async def test_tokens_that_stay_hidden_put_no_comment_off(growing):
+    growing.request = ChatCompletions().parse(BODY[:-1] + b', "stop": ["\\n\\nObservation"]}', max_choices=1)
+    growing.call.context.request = growing.request
+    growing.say("\n\nObservation")
+    ticks = asyncio.create_task(growing.tick(0.01))
+    async with asyncio.timeout(LONG):
+        assert await anext(growing.events(0.1)) == KEEPALIVE
+    ticks.cancel()
 
 
 @pytest.mark.parametrize("has_text", [False, True])
