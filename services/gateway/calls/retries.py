@@ -44,6 +44,8 @@ class InFlightCall:
     abandoned_seconds: float = 0.0
     """How long the call goes on without a listener."""
     gives_up: asyncio.TimerHandle | None = None
+    is_taken: bool = False
+    """Whether a repeat joined it and does not listen yet."""
     is_recorded: bool = False
     recorded_at: float | None = None
     has_attempt_ended: bool = False
@@ -71,8 +73,8 @@ class InFlightCall:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the call runs on though all its clients have left."""
-        return self.gives_up is not None and self.may_complete
+        """Whether the call runs on though all its clients have left, and no repeat has joined it since."""
+        return self.gives_up is not None and self.may_complete and not self.is_taken
 
     @contextmanager
     def listening(self, on_progress: Callable[[], None] = lambda: None) -> Iterator[None]:
@@ -92,10 +94,12 @@ class InFlightCall:
         if self.gives_up is not None:
             self.gives_up.cancel()
             self.gives_up = None
+        self.is_taken = False
         self.delivery.left_at = None
 
     def abandon(self) -> None:
         """Begins the grace of a call that runs without a listener."""
+        self.is_taken = False
         if self.listeners or self.gives_up is not None or self.task is None or self.task.done():
             return
         self.delivery.left_at = self.delivery.left_at or time.perf_counter()
@@ -111,6 +115,7 @@ class InFlightCall:
             self.gives_up.cancel()
             self.gives_up = None
             self.abandon()
+            self.is_taken = True
         return self
 
     def waited_seconds(self) -> float:
@@ -206,14 +211,23 @@ class RetryIndex:
             del self._in_flight[key]
 
     def join(self, key: RequestKey, retry: Retry) -> InFlightCall | None:
-        """Returns the latest call in flight that this retry may share."""
-        running = self._in_flight.get(key, [])
+        """Returns the latest call in flight that this retry may share, preferably one whose clients have left."""
+        running = sorted(self._in_flight.get(key, []), key=lambda entry: entry[1].is_abandoned)
         return next((call for request_id, call in reversed(running) if self.claim(request_id, retry)), None)
 
-    def abandoned(self, key: RequestKey) -> InFlightCall | None:
-        """Returns the latest call in flight whose clients have all left."""
+    def join_abandoned(self, key: RequestKey) -> InFlightCall | None:
+        """Returns the latest call in flight whose clients have all left; no later repeat gets it as well."""
         running = self._in_flight.get(key, [])
-        return next((call for _, call in reversed(running) if call.is_abandoned), None)
+        found = next((call for _, call in reversed(running) if call.is_abandoned), None)
+        if found is None:
+            return None
+        self.found(key, found.request_id)
+        return found.joined()
+
+    def found(self, key: RequestKey, request_id: str) -> None:
+        """Notes that a client has this answer, or waits for it again: a later equal request is one of its own."""
+        if self.undelivered.get(key) == request_id:
+            del self.undelivered[key]
 
     def claim(self, request_id: str, retry: Retry) -> bool:
         """Returns whether an answer may go to this retry, and reserves it: no other retry of that count gets it."""

@@ -210,9 +210,7 @@ class CallService:
     def deliver(self, call: InFlightCall | Completion, attempt: Attempt, digest: bytes) -> None:
         """Notes that the end of an answer went to a client that was still connected."""
         if isinstance(call, InFlightCall):
-            # A later equal request is a request of its own.
-            if self._retries.undelivered.get((attempt.key, digest)) == call.request_id:
-                del self._retries.undelivered[attempt.key, digest]
+            self._retries.found((attempt.key, digest), call.request_id)
             self._end_delivery(call, delivered=True)
             return
         sequence = call.created * 1_000_000_000
@@ -272,9 +270,9 @@ class CallService:
         """
         attempt, age = arrival.attempt, time.monotonic() - self._started_at
         key = attempt.key, arrival.digest
-        if (running := self._retries.abandoned(key)) is not None:
+        if (running := self._retries.join_abandoned(key)) is not None:
             metrics.REPLAYS.labels("in_flight").inc()
-            return running.joined()
+            return running
         lost = self._retries.undelivered.get(key)
         if lost is None and age > REPEAT_SECONDS:
             return None
