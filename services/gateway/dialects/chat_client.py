@@ -100,7 +100,11 @@ def _parameters(request: ModelRequest, limit_name: str) -> Json:
     sent: Json = {limit_name: sampling.max_tokens, "seed": sampling.seed, "temperature": sampling.temperature}
     sent["stop"] = list(sampling.stop) or None
     sent["top_p"] = sampling.top_p if sampling.top_p != 1.0 else None
-    sent["tool_choice"] = "required" if request.required_tools else None
+    sent["n"] = request.choices if request.choices > 1 else None
+    if request.tools:
+        choice = _choice(request)
+        sent["tool_choice"] = choice if choice != "auto" else None
+        sent["parallel_tool_calls"] = None if request.parallel_tool_calls else False
     if request.answer_schema is not None:
         schema = {"name": "answer", "schema": request.answer_schema}
         sent["response_format"] = {"type": "json_schema", "json_schema": schema}

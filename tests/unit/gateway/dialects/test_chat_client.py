@@ -1,0 +1,72 @@
+"""A request in any dialect asks another provider for what it asked the gateway for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import pytest
+
+from leyden.libs.contracts.conversation import Json
+from leyden.services.gateway.dialects.base import WireFormat
+from leyden.services.gateway.dialects.chat_client import request_document
+from leyden.services.gateway.dialects.gemini.dialect import Gemini
+from leyden.services.gateway.dialects.messages import Messages
+from leyden.services.gateway.dialects.ollama import OllamaChat
+from leyden.services.gateway.dialects.responses.dialect import Responses
+
+NOTHING = cast(Any, None)
+TURN = {"role": "user", "content": "hi"}
+SCHEMA = {"type": "object", "properties": {}}
+MESSAGES = {"model": "m", "max_tokens": 9, "messages": [TURN]}
+MESSAGES_TOOLS = {**MESSAGES, "tools": [{"name": name, "input_schema": SCHEMA} for name in ("f", "g")]}
+RESPONSES = {"model": "m", "input": "hi"}
+RESPONSES_TOOLS = {**RESPONSES, "tools": [{"type": "function", "name": "f", "parameters": SCHEMA}]}
+GEMINI = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}
+GEMINI_TOOLS = {**GEMINI, "tools": [{"functionDeclarations": [{"name": "f"}, {"name": "g"}]}]}
+OLLAMA = {"model": "m", "messages": [TURN], "tools": [{"type": "function", "function": {"name": "f"}}]}
+
+
+def sent(wire_format: WireFormat, body: Json) -> Json:
+    request = wire_format.parse(json.dumps(body).encode(), max_choices=4)
+    document = request_document(request, "other", limit_name="max_tokens")
+    return {name: document[name] for name in ("n", "tool_choice", "parallel_tool_calls") if name in document}
+
+
+def calling(**config: Any) -> Json:
+    return {"toolConfig": {"functionCallingConfig": config}}
+
+
+@pytest.mark.parametrize(
+    ("wire_format", "body", "asked"),
+    [
+        (Messages(), MESSAGES_TOOLS, {}),
+        (Messages(), MESSAGES, {}),
+        (Messages(), MESSAGES_TOOLS | {"tool_choice": {"type": "none"}}, {"tool_choice": "none"}),
+        (
+            Messages(),
+            MESSAGES_TOOLS | {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}},
+            {"tool_choice": "required", "parallel_tool_calls": False},
+        ),
+        (
+            Messages(),
+            MESSAGES_TOOLS | {"tool_choice": {"type": "tool", "name": "g"}},
+            {"tool_choice": {"type": "function", "function": {"name": "g"}}},
+        ),
+        (Responses(NOTHING, NOTHING), RESPONSES_TOOLS | {"tool_choice": "none"}, {"tool_choice": "none"}),
+        (
+            Responses(NOTHING, NOTHING),
+            RESPONSES_TOOLS | {"parallel_tool_calls": False},
+            {"parallel_tool_calls": False},
+        ),
+        (Responses(NOTHING, NOTHING), RESPONSES | {"tool_choice": "none", "parallel_tool_calls": False}, {}),
+        (Gemini("m"), GEMINI_TOOLS | calling(mode="NONE"), {"tool_choice": "none"}),
+        (Gemini("m"), GEMINI_TOOLS | calling(mode="ANY"), {"tool_choice": "required"}),
+        (Gemini("m"), GEMINI | {"generationConfig": {"candidateCount": 3}}, {"n": 3}),
+        (OllamaChat(), OLLAMA, {}),
+    ],
+)
+def test_a_provider_is_told_of_choices_and_of_how_tools_may_be_called(
+    wire_format: WireFormat, body: Json, asked: Json
+) -> None:
+    assert sent(wire_format, body) == asked
