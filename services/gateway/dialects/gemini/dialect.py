@@ -224,7 +224,7 @@ def _sampling(config: _GenerationConfig) -> Sampling:
         top_k=config.top_k or -1,
         frequency_penalty=config.frequency_penalty or 0.0,
         presence_penalty=config.presence_penalty or 0.0,
-        stop=tuple(config.stop_sequences or ()),
+        stop=tuple(filter(None, config.stop_sequences or ())),
         seed=config.seed,
         max_tokens=config.max_output_tokens,
     )

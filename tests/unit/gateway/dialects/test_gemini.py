@@ -5,6 +5,7 @@ from typing import Any, cast
 import pytest
 
 from leyden.services.gateway.dialects.gemini.contents import Content, FunctionCall, FunctionResponse, Part, turns_of
+from leyden.services.gateway.dialects.gemini.dialect import Gemini
 from leyden.services.gateway.dialects.gemini.schema import json_schema
 
 
@@ -53,3 +54,8 @@ def test_a_result_is_for_the_call_with_its_id_or_the_first_open_one_of_its_funct
 def test_a_format_that_is_no_text_stays_as_it_is(value: object) -> None:
     schema = {"type": "OBJECT", "properties": {"a": {"type": "STRING", "format": value}}}
     assert json_schema(cast("dict[str, Any]", schema))["properties"] == {"a": {"type": "string", "format": value}}
+
+
+def test_an_empty_stop_sequence_stops_nothing() -> None:
+    body = b'{"contents": [{"parts": [{"text": "hi"}]}], "generationConfig": {"stopSequences": ["", "a"]}}'
+    assert Gemini("m").parse(body, max_choices=1).sampling.stop == ("a",)
