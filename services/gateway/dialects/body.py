@@ -103,12 +103,15 @@ def answer_schema(kind: str, schema: Json | None, *, param: str, place: str) -> 
     return schema
 
 
-def check_schema(schema: Json, place: str) -> None:
+def check_schema(schema: object, place: str, *, tool: str | None = None) -> None:
     """Passes a JSON Schema. It compiles none of its patterns, which an agent could make last for minutes.
 
-    Args: place: the field with the schema
-    Raises: BadRequest: it is large, invalid, or refers to another document
+    Args:   place: the field with the schema; tool: the name of the tool that has the schema
+    Raises: BadRequest: it is no object, large, invalid, or refers to another document
     """
+    if not isinstance(schema, dict):
+        owner = "" if tool is None else f" of the tool '{tool[:100]}'"
+        raise BadRequest(f"{place}{owner} must be a JSON object.", param=place, code="invalid_value")
     if len(orjson.dumps(schema)) > MAX_SCHEMA_BYTES:
         raise BadRequest(
             f"{place} has more than {MAX_SCHEMA_BYTES} bytes: send a smaller schema.", param=place, code="invalid_value"
@@ -146,7 +149,7 @@ def required_tools(
     strict = set(required)
     for index, tool in enumerate(tools):
         if tool.name in strict and tool.is_strict and tool.parameters:
-            check_schema(tool.parameters, f"tools[{index}].parameters")
+            check_schema(tool.parameters, f"tools[{index}].parameters", tool=tool.name)
     return required
 
 

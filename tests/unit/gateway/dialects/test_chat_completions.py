@@ -137,6 +137,14 @@ def test_a_tool_without_a_name_is_refused(tool: Any) -> None:
         parsed(tools=[tool])
 
 
+@pytest.mark.parametrize("parameters", [[1], "object", 5, True])
+def test_a_strict_tool_whose_parameters_are_no_object_is_refused_by_name(parameters: Any) -> None:
+    tool = {"type": "function", "function": {"name": "own", "strict": True, "parameters": parameters}}
+    with pytest.raises(BadRequest, match="the tool 'own' must be a JSON object") as refused:
+        parsed(tools=[FUNCTION, tool], tool_choice="required")
+    assert refused.value.param == "tools[1].parameters"
+
+
 @pytest.mark.parametrize("wrong", [{"format": "text"}, {"description": ["Patches."]}])
 def test_a_custom_tool_of_another_form_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match="custom tool patch is a text, and its format is an object"):
