@@ -22,7 +22,7 @@ from leyden.libs.telemetry import RateLimitedLogger, logger
 
 CACHE_TTL_SECONDS = 5.0
 IDLE_SECONDS = 600.0
-"""An attempt without requests for this long leaves the cache; must be longer than a model call."""
+"""An attempt without requests and running calls for this long leaves the cache."""
 ANSWER_SECONDS = 3.0
 """A store that does not answer within this time counts as down."""
 RETRY_SECONDS = 0.25
@@ -42,8 +42,8 @@ class AttemptEnded(Exception):
 class AttemptLiveness:
     """A cache of the attempts that run.
 
-    Args: hold_seconds: how long an agent's request waits while the store is down; on_end: called with each confirmed
-        attempt that has ended
+    Args: hold_seconds: how long an agent's request waits while the store is down; has_calls: whether calls of an
+        attempt still run, which must hear of its end; on_end: called with each confirmed attempt that has ended
     """
 
     def __init__(
@@ -52,11 +52,13 @@ class AttemptLiveness:
         notifications: Notifications,
         *,
         hold_seconds: float = 0.0,
+        has_calls: Callable[[AttemptKey], bool] = lambda _: False,
         on_end: Callable[[AttemptKey], None] = lambda _: None,
     ) -> None:
         self._database = database
         self._notifications = notifications
         self._hold_seconds = hold_seconds
+        self._has_calls = has_calls
         self._on_end = on_end
         self._confirmed_until: dict[AttemptKey, float] = {}
         self._called_at: dict[AttemptKey, float] = {}
@@ -172,6 +174,8 @@ class AttemptLiveness:
     def _drop_idle(self) -> None:
         idle = time.monotonic() - IDLE_SECONDS
         for key in [key for key, called in self._called_at.items() if called < idle and key not in self._waiting]:
+            if self._has_calls(key):
+                continue
             del self._called_at[key]
             self._confirmed_until.pop(key, None)
 

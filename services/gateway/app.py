@@ -123,7 +123,13 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     pool, engines = _engines(settings, reader)
     providers = Providers(settings.providers, silence_seconds=settings.engine_silence_seconds)
     renderer = Renderer(settings.render_seconds)
-    liveness = AttemptLiveness(database, notifications, hold_seconds=hold_seconds, on_end=lambda key: calls.end(key))
+    liveness = AttemptLiveness(
+        database,
+        notifications,
+        hold_seconds=hold_seconds,
+        has_calls=lambda key: calls.has_calls(key),
+        on_end=lambda key: calls.end(key),
+    )
     models = _models(settings, reader, renderer)
     stored = StoredCalls(reader, models.chat)
     calls = CallService(

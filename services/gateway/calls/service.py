@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from cachetools import LRUCache
+
 from leyden.libs.capability import CapabilityError, Cause
 from leyden.libs.contracts.conversation import CONVERSATION, Json
 from leyden.libs.contracts.ids import is_training, new_call_id, weight_version
@@ -55,6 +57,9 @@ from leyden.services.gateway.samplers.engine import EngineSampler, render
 from leyden.services.gateway.samplers.provider import Providers, ProviderSampler
 from leyden.services.gateway.samplers.replayed import ReplayedSampler
 from leyden.services.gateway.settings import Settings
+
+MAX_ENDED = 10_000
+"""So many ended attempts are remembered for requests that are on their way to a call."""
 
 log = logger()
 
@@ -115,6 +120,7 @@ class CallService:
         self._turns = asyncio.Semaphore(settings.max_calls)
         self._per_attempt: Counter[AttemptKey] = Counter()
         self._in_flight: dict[asyncio.Task[Completion], InFlightCall] = {}
+        self._ended_attempts: LRUCache[AttemptKey, None] = LRUCache(MAX_ENDED)
         self._is_closing = False
         self._clock = clock
         self._sequence = 0
@@ -148,7 +154,7 @@ class CallService:
         """Returns the request with its call in flight, or with the stored answer of an earlier try.
 
         Raises: BadRequest: the request is unsupported, or an earlier try was refused; TooManyCalls: the attempt has too
-            many calls in flight; Unavailable: the store is down, or the gateway stops
+            many calls in flight; KeyRefused: the attempt ended; Unavailable: the store is down, or the gateway stops
         """
         attempt, wire_format, request = arrival.attempt, arrival.wire_format, arrival.request
         with self._retries.starting((attempt.key, arrival.digest)) as earlier:
@@ -172,6 +178,9 @@ class CallService:
                 # close() waits only for the calls that run when it starts: a later call would lose its record.
                 if self._is_closing:
                     raise stopping()
+                # end() cancels only the calls that run.
+                if attempt.key in self._ended_attempts:
+                    raise refusal(CapabilityError(Cause.ENDED))
             except BaseException:
                 self._release(attempt)
                 raise
@@ -223,12 +232,20 @@ class CallService:
         self._deliveries.end(call.delivery, delivered=delivered, waited_seconds=call.waited_seconds())
 
     def end(self, attempt: AttemptKey) -> None:
-        """Cancels the calls of an ended attempt; they are recorded as aborted, and their clients get 403."""
+        """Cancels the calls of an ended attempt; they are recorded as aborted, and their clients get 403.
+
+        Requests whose calls have not begun get 403, too.
+        """
+        self._ended_attempts[attempt] = None
         for task, call in self._in_flight.items():
             if call.context.attempt.key == attempt:
                 call.has_attempt_ended = True
                 task.cancel()
         self._deliveries.end_lost(attempt.rollout_id, attempt.attempt)
+
+    def has_calls(self, attempt: AttemptKey) -> bool:
+        """Whether the attempt has a call that runs or is prepared."""
+        return attempt in self._per_attempt
 
     async def close(self) -> None:
         """Cancels the calls in flight; every one is recorded as aborted before this returns."""

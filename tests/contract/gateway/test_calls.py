@@ -16,17 +16,20 @@ from sqlalchemy import text
 
 from leyden.libs.contracts import ids as ids_of
 from leyden.libs.contracts.capability import Scope
+from leyden.libs.queue import attempt_liveness
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.records.calls import answered_requests
 from leyden.services.gateway.calls.context import seed_of_call, seed_of_rollout
+from leyden.services.gateway.samplers.engine import EngineSampler
 from tests.contract.gateway.test_deliveries import ended
 from tests.fakes.chat_model import EOS
 from tests.fakes.gateway import scene
 from tests.fakes.scripted_engine import logprob_of
 from tests.support import builders
+from tests.support.waiting import eventually
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 
@@ -532,6 +535,58 @@ async def test_a_call_in_hand_ends_with_its_attempt_and_is_recorded(tmp_path, da
     await notifications.close()
     assert refused.value.code == "ended"
     assert (call.status, call.trainable, call.untrainable_reason) == ("aborted", False, "its attempt ended")
+
+
+async def test_a_call_that_runs_for_longer_than_an_idle_attempt_is_known_ends_with_its_attempt(
+    tmp_path, database, monkeypatch
+):
+    monkeypatch.setattr(attempt_liveness, "CACHE_TTL_SECONDS", 0.2)
+    monkeypatch.setattr(attempt_liveness, "IDLE_SECONDS", 0.4)
+    async with (
+        scene(tmp_path, database, engine={"pace": lambda _: asyncio.Event().wait()}) as stage,
+        stage.client() as client,
+    ):
+        asked = asyncio.create_task(_whole(client, stream=False))
+        await eventually(lambda: stage.engine.requests)
+        await asyncio.wait({asked}, timeout=1.0)
+        await builders.end_attempt(database, stage.rollout_id)
+        with pytest.raises(openai.PermissionDeniedError) as refused:
+            await asyncio.wait_for(asked, 60)
+    assert refused.value.code == "ended"
+
+
+async def test_a_request_whose_attempt_ends_before_its_call_begins_gets_no_call(
+    tmp_path, database, redis_url, monkeypatch
+):
+    preparing, go, notifications = asyncio.Event(), asyncio.Event(), Notifications(redis_url)
+    prepare = EngineSampler.prepare
+
+    async def slow(*args: Any) -> EngineSampler:
+        preparing.set()
+        await go.wait()
+        return await prepare(*args)
+
+    monkeypatch.setattr(EngineSampler, "prepare", slow)
+    async with scene(tmp_path, database, redis_url=redis_url) as stage, stage.client(timeout=60) as client:
+        asked = asyncio.create_task(_whole(client, stream=False))
+        async with asyncio.timeout(60):
+            await preparing.wait()
+            await builders.end_attempt(database, stage.rollout_id)
+            while await _may_ask(client):
+                await notifications.publish_ended([AttemptKey(stage.rollout_id, 1)])
+        go.set()
+        with pytest.raises(openai.PermissionDeniedError) as refused:
+            await asked
+        assert (refused.value.code, stage.engine.requests) == ("ended", [])
+    await notifications.close()
+
+
+async def _may_ask(client: openai.AsyncOpenAI) -> bool:
+    try:
+        await client.models.retrieve("m")
+    except openai.PermissionDeniedError:
+        return False
+    return True
 
 
 async def _whole(client: openai.AsyncOpenAI, *, stream: bool) -> None:
