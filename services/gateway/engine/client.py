@@ -19,6 +19,7 @@ from functools import partial
 
 import aiohttp
 import orjson
+from cachetools import TTLCache
 
 from leyden.libs.contracts.states import CONTEXT_EXCEEDED
 from leyden.libs.telemetry import inject, logger
@@ -50,6 +51,9 @@ LONG_EVENT_BYTES = 2**18
 """A longer event, as one with the experts of many tokens, is parsed in a thread, because that takes milliseconds."""
 RESERVED_TOKENS = 6
 """Tokens of its context that SGLang leaves out of `max_req_input_len`."""
+CONTEXT_LENGTH_SECONDS = 60.0
+"""How long an engine with a shorter context than the model's is asked for fewer tokens before it is tried again."""
+MAX_ENGINES = 10_000
 
 log = logger()
 
@@ -75,7 +79,8 @@ class EngineClient:
         self._newest_version = newest_version
         self._hold_seconds = hold_seconds
         self._silence_seconds = silence_seconds
-        self._context_lengths: dict[str, int] = {}
+        # Forgotten after a while: an engine may have a longer context since its restart.
+        self._context_lengths: TTLCache[str, int] = TTLCache(MAX_ENGINES, CONTEXT_LENGTH_SECONDS)
         self._paces: defaultdict[str, Pace] = defaultdict(Pace)
         self._authorization = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._session = aiohttp.ClientSession(

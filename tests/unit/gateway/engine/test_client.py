@@ -374,6 +374,21 @@ async def test_an_engine_with_a_shorter_context_is_asked_for_fewer_tokens() -> N
     assert sent == [4000, 9, 9]
 
 
+async def test_an_engine_that_restarted_with_a_longer_context_is_asked_for_all_tokens_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "CONTEXT_LENGTH_SECONDS", 1.0)
+    text = b'{"error":{"message":"The input is longer than the context length"}}'
+    limits = answered(b'{"max_req_input_len":4}')
+    server = Server([answered(text, "400 Bad Request")], [limits], [HELLO], [HELLO])
+    async with server.serving(), client_of(server.url) as engines:
+        await engines.sample(stream=False, max_tokens=4000)
+        await asyncio.sleep(1.1)
+        await engines.sample(stream=False, max_tokens=4000)
+    sent = [orjson.loads(body)["sampling_params"]["max_new_tokens"] for _, _, body in server.requests if body]
+    assert (sent[0], sent[-1]) == (4000, 4000)
+
+
 async def test_calls_in_flight_when_a_shorter_context_becomes_known_are_sent_again() -> None:
     text = b'{"error":{"message":"The input is longer than the context length"}}'
     refused, limits = answered(text, "400 Bad Request"), answered(b'{"max_req_input_len":4}')
