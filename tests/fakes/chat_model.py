@@ -35,9 +35,17 @@ EOS = 259
 
 
 def make_chat_model(
-    folder: Path, template: str = CHATML, *, context_length: int = 4096, more_marks: Sequence[str] = ()
+    folder: Path,
+    template: str = CHATML,
+    *,
+    context_length: int = 4096,
+    more_marks: Sequence[str] = (),
+    plain_marks: Sequence[str] = (),
 ) -> Path:
-    """The folder: ids 0 to 255 are bytes in order, then `he`, <|endoftext|>, <|im_start|>, <|im_end|>, and more."""
+    """The folder: ids 0 to 255 are bytes in order, then `he`, <|endoftext|>, <|im_start|>, <|im_end|>, and more.
+
+    Args: plain_marks: added tokens that are no special ones
+    """
     folder.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: index for index, letter in enumerate(alphabet)} | {"he": HE}
@@ -46,6 +54,7 @@ def make_chat_model(
     tokenizer.decoder = decoders.ByteLevel()
     marks = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *more_marks)
     tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in plain_marks])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": context_length, "eos_token_id": EOS}
     (folder / "config.json").write_text(json.dumps(config))

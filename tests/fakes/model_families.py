@@ -30,7 +30,8 @@ LISTS_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}"
 class ModelFamily:
     """A family's template, its special tokens, and what the gateway is to make of them.
 
-    Args: template: its text, or the name of one of TRL's; eos: the tokens that end an answer
+    Args: template: its text, or the name of one of TRL's; eos: the tokens that end an answer; plain_marks: added tokens
+        that are no special ones
     """
 
     template: str
@@ -38,12 +39,19 @@ class ModelFamily:
     eos: Sequence[str]
     marks: Sequence[str] = ()
     prefix: str = ""
+    plain_marks: Sequence[str] = ()
 
     def write(self, folder: Path) -> Path:
         """Writes the model folder and returns it."""
         source = self.template if "{" in self.template else published_template(self.template)
         marks = [mark for mark in (*self.eos, *self.marks) if mark not in {"<|im_end|>", "<|im_start|>"}]
-        make_chat_model(folder, self.prefix + source, more_marks=list(dict.fromkeys(marks)), context_length=2**15)
+        make_chat_model(
+            folder,
+            self.prefix + source,
+            more_marks=list(dict.fromkeys(marks)),
+            plain_marks=self.plain_marks,
+            context_length=2**15,
+        )
         tokens = {
             token["content"]: token["id"]
             for token in json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
@@ -85,9 +93,11 @@ FAMILIES: dict[str, ModelFamily] = {
         ["<|user|>", "<|observation|>"],
         ["[gMASK]", "<sop>", "<|system|>", "<|assistant|>"],
     ),
-    "deepseek_v3": ModelFamily("deepseekv3", "hermes", ["<｜end▁of▁sentence｜>"], _DEEPSEEK),
-    "deepseek_v3_tools": ModelFamily("deepseekv3", "deepseek", ["<｜end▁of▁sentence｜>"], _DEEPSEEK, LISTS_TOOLS),
-    "deepseek_r1": ModelFamily("deepseek_r1_distill", "hermes", ["<｜end▁of▁sentence｜>"], _DEEPSEEK),
+    "deepseek_v3": ModelFamily("deepseekv3", "hermes", ["<｜end▁of▁sentence｜>"], plain_marks=_DEEPSEEK),
+    "deepseek_v3_tools": ModelFamily(
+        "deepseekv3", "deepseek", ["<｜end▁of▁sentence｜>"], prefix=LISTS_TOOLS, plain_marks=_DEEPSEEK
+    ),
+    "deepseek_r1": ModelFamily("deepseek_r1_distill", "hermes", ["<｜end▁of▁sentence｜>"], plain_marks=_DEEPSEEK),
     "gpt_oss": ModelFamily(
         "gptoss",
         "gpt_oss",

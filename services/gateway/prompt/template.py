@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,7 +28,13 @@ from leyden.services.gateway.prompt.reasoning import (
 from leyden.services.gateway.prompt.sandbox import RenderingSlow, TemplateSandbox, cpu_limit, to_json
 from leyden.services.gateway.prompt.tokenizer import ModelTokenizer, ModelUnreadable, read_model_json, token_text
 from leyden.services.gateway.prompt.tools.hermes import generic_turns, parsed_arguments
-from leyden.services.gateway.prompt.tools.parsers import CALL_TOKENS, TOOL_PARSERS, ToolParserName, tool_parser_of
+from leyden.services.gateway.prompt.tools.parsers import (
+    CALL_TOKENS,
+    TEXT_TAGS,
+    TOOL_PARSERS,
+    ToolParserName,
+    tool_parser_of,
+)
 
 _UNRENDERABLE = (
     jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError
@@ -35,6 +42,7 @@ _UNRENDERABLE = (
 """Exceptions of templates that refuse a conversation or do not support its shape."""
 _ANSWER, _NEXT = "the-answer-of-a-probe", "the-next-message-of-a-probe"
 _MARK = f"mark-{secrets.token_hex(16)}"
+_BRACKETED = re.compile(r"\W.*\w.*\W", re.DOTALL)
 PROBE_SECONDS = 5.0
 """CPU time of all the renderings that find out how a new template writes conversations."""
 
@@ -65,7 +73,9 @@ class ChatModel:
         self._has_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
         texts = {name: token_text(value) for name, value in settings.items() if name.endswith("_token")}
         self._specials = {name: text for name, text in texts.items() if text is not None}
-        self.tokenizer = ModelTokenizer(folder, context_length=context_length)
+        self.tokenizer = ModelTokenizer(
+            folder, context_length=context_length, is_mark=lambda name: _is_mark(name, source)
+        )
         self.tool_parser = (
             tool_parser_of(source, lists_tools=self._has_tools) if tool_parser is None else TOOL_PARSERS[tool_parser]
         )
@@ -279,6 +289,14 @@ class ChatModel:
         # Phi ends the last answer with one more token than the others: only the common tokens count.
         pairs = zip(self.tokenizer.segments(closing), self.tokenizer.segments(following), strict=False)
         return "".join(first for first, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) or None
+
+
+def _is_mark(name: str, source: str) -> bool:
+    """Whether an added token stands in the template as a mark, as DeepSeek's `<｜User｜>`, which is no special token.
+
+    A mark is a word in brackets or the like: words alone, punctuation and white space are none.
+    """
+    return bool(_BRACKETED.fullmatch(name)) and name in source and name not in TEXT_TAGS
 
 
 def _texts(turn: Turn) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,11 +37,17 @@ class ModelTokenizer:
     Text is encoded in segments that begin at added tokens, and each segment's ids are cached for all attempts.
 
     Args: folder: holds tokenizer.json, tokenizer_config.json and config.json; context_length: where the engines allow
-        less than the model
+        less than the model; is_mark: whether an added token counts as special though the tokenizer says otherwise
     Raises: ModelUnreadable: a file is missing or unusable
     """
 
-    def __init__(self, folder: Path, *, context_length: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        context_length: int | None = None,
+        is_mark: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         config = read_model_json(folder / "config.json")
         self._tokenizer = _read_tokenizer(folder)
         # Short texts are encoded on the loop, long ones in threads, and the cache is not safe for both.
@@ -51,7 +57,8 @@ class ModelTokenizer:
         )
         marks = split_marks(self._tokenizer)
         self._mark = re.compile("|".join(map(re.escape, marks))) if marks else None
-        specials = [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        specials = [token.content for token in added if token.special or is_mark(token.content)]
         # One of a single character cannot be split.
         self.specials = frozenset(name for name in specials if len(name) > 1)
         self._spellings: dict[frozenset[str], _Spelling] = {}

@@ -235,6 +235,11 @@ CALL_TOKENS: dict[ToolParserName, tuple[str, ...]] = {
     "phi4": ("<|tool_call|>", "<|/tool_call|>"),
 }  # fmt: skip
 """Tokens around the calls of an answer, which begin and end no turn; those of gpt-oss all do."""
+TEXT_TAGS = frozenset({*CALL_TOKENS["glm"], "<tool_response>", "</tool_response>", "<think>", "</think>"})
+"""Tokens that texts may write where they are no special ones: agents explain calls and send results in these tags.
+
+None of them begins a turn. Qwen3's template itself looks for them in users' messages.
+"""
 
 
 def tool_parser_of(template: str, *, lists_tools: bool) -> ToolParser:
