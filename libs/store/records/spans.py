@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import psycopg
-from sqlalchemy import text
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import and_, func, or_, text
+from sqlalchemy.dialects.postgresql import Insert, insert
 
 from leyden.libs.contracts.states import GATEWAY_SCOPE
 from leyden.libs.faults import fault_point
@@ -138,7 +138,8 @@ class UnknownPlaces(NamedTuple):
 
 
 async def write_telemetry(database: Database, spans: Sequence[NewSpan], rewards: Sequence[NewReward]) -> None:
-    """Makes rows durable in one transaction, all or none; rows whose key exists stay as they are.
+    """Makes rows durable in one transaction, all or none; rows whose key exists stay as they are, but a reward of
+    telemetry takes the place that it lacks.
 
     Idempotency keys: rollout, attempt, trace and span; rollout, attempt and the reward's key. The transaction locks
     the attempts, so none of them ends before the commit, and all telemetry of an attempt is there when it is settled.
@@ -197,9 +198,21 @@ async def _write(
             await copy_rows(session, "spans", NewSpan._fields, spans, on_conflict_do_nothing=may_exist)
         fault_point("collector.spans_written")
         if own := [reward._asdict() for reward in rewards if reward.source != FEEDBACK]:
-            await session.execute(insert(tables.Reward).on_conflict_do_nothing(), own)
+            await session.execute(_add_rewards(), own)
         await _give(session, [reward for reward in rewards if reward.source == FEEDBACK])
         await _compare(session, [reward for reward in rewards if reward.source == ENDPOINT])
+
+
+def _add_rewards() -> Insert:
+    """Adds rewards. Telemetry may bring an evaluation twice and its place once, first or last."""
+    table, statement = tables.Reward, insert(tables.Reward)
+    sent, places = statement.excluded, ("response_id", "tool_call_id")
+    lacks = [getattr(table, name).is_(None) & sent[name].is_not(None) for name in places]
+    return statement.on_conflict_do_update(
+        index_elements=["rollout_id", "attempt", "key"],
+        set_={name: func.coalesce(getattr(table, name), sent[name]) for name in places},
+        where=and_(table.source != ENDPOINT, sent.source != ENDPOINT, or_(*lacks)),
+    )
 
 
 async def _give(session: Session, feedback: Sequence[NewReward]) -> None:

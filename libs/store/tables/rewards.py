@@ -44,7 +44,8 @@ class ExternalReward(Base):
 
 
 class Reward(Base):
-    """Writer: collector. A reward from the attempt's telemetry or its reward endpoint. A repeat changes nothing."""
+    """Writer: collector. A reward from the attempt's telemetry or its reward endpoint. A repeat changes nothing, except
+    that one of telemetry names the answer or tool call that the first lacked."""
 
     __tablename__ = "rewards"
     rollout_id: Mapped[str] = mapped_column(primary_key=True, comment="From the path that the agent called.")

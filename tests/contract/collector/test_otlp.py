@@ -414,6 +414,29 @@ async def test_an_evaluation_that_an_sdk_bridges_into_its_span_is_one_reward(col
     assert await collector.rewards() == [("gen_ai.evaluation.result", 0.25, None, "telemetry")]
 
 
+@pytest.mark.parametrize("paths", [("/v1/logs", "/v1/traces"), ("/v1/traces", "/v1/logs")])
+async def test_a_bridged_evaluation_has_the_place_that_either_exporter_names(
+    collector: Collector, paths: tuple[str, str]
+) -> None:
+    await add_call(collector.database, collector.rollout, request_id="c1")
+    ids = {"traceId": "1" * 32, "spanId": "2" * 16}
+    score = {"attributes": [{"key": "gen_ai.evaluation.score.value", "value": {"doubleValue": 0.25}}]}
+    record = {**ids, **score, "eventName": "gen_ai.evaluation.result", "timeUnixNano": "5"}
+    event = {**score, "name": "gen_ai.evaluation.result", "timeUnixNano": "5"}
+    place = [{"key": "gen_ai.response.id", "value": {"stringValue": "chatcmpl-c1"}}]
+    sent = {
+        "/v1/logs": {"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]},
+        "/v1/traces": {
+            "resourceSpans": [{"scopeSpans": [{"spans": [{**ids, "events": [event], "attributes": place}]}]}]
+        },
+    }
+    headers = {"authorization": f"Bearer {collector.key()}"}
+    for path in paths:
+        answer = await collector.client.post(f"{collector.url}{path}", json=sent[path], headers=headers)
+        assert (answer.status_code, answer.json()) == (200, {})
+    assert await collector.rewards() == [("gen_ai.evaluation.result", 0.25, "chatcmpl-c1", "telemetry")]
+
+
 def named(name: str, value: float) -> dict[str, Any]:
     attributes = {"name": {"stringValue": name}, "score.value": {"doubleValue": value}}
     return {

@@ -76,6 +76,23 @@ async def test_history_is_never_changed(database: Database, table: str, statemen
     assert isinstance(getattr(caught.value.__cause__, "orig", None), psycopg.errors.RestrictViolation)
 
 
+async def test_a_reward_of_telemetry_only_ever_gets_the_place_that_it_lacks(database: Database) -> None:
+    run = await builders.add_run(database)
+    _, [rollout, _] = await builders.add_group(database, run)
+    sent = {"rollout_id": rollout.id, "attempt": 1, "run_id": run.id, "name": "n", "value": 1.0}
+    async with database.session() as session:
+        session.add(tables.Reward(**sent, key="t", source="telemetry"))
+        session.add(tables.Reward(**sent, key="e", source="endpoint"))
+    await execute(database, "UPDATE rewards SET response_id = 'r' WHERE key = 't'")
+    await execute(database, "UPDATE rewards SET tool_call_id = 'c' WHERE key = 't'")
+    for change in ("response_id = 's'", "response_id = NULL", "tool_call_id = 'd'", "tool_call_id = NULL", "value = 2"):
+        with pytest.raises(Refused, match="is append-only"):
+            await execute(database, f"UPDATE rewards SET {change} WHERE key = 't'")
+    for statement in ("UPDATE rewards SET response_id = 'r' WHERE key = 'e'", "DELETE FROM rewards"):
+        with pytest.raises(Refused, match="is append-only"):
+            await execute(database, statement)
+
+
 async def test_policy_versions_have_no_gaps(database: Database) -> None:
     run = await builders.add_run(database)
     with pytest.raises(Refused, match="would leave a gap: the newest is none"):
