@@ -171,7 +171,14 @@ def _is_own(name: str, value: Any) -> bool:
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) or value is None else orjson.dumps(value).decode()
+    """Inputs or outputs as JSON. Raises: SpanRejected."""
+    if isinstance(value, str) or value is None:
+        return value
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError as error:
+        # It reads deeper than it writes.
+        raise SpanRejected(f"a run's inputs or outputs are nested too deep: {error}") from error
 
 
 def _is_failure(outputs: Any) -> bool:

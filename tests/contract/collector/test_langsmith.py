@@ -215,3 +215,18 @@ async def test_runs_with_bad_ids_or_times_are_left_out_and_counted(collector: Co
     )
     assert (answer.status_code, answer.json()["rejected"]) == (202, 3)
     assert [span.trace_id for span in await collector.spans()] == [SLOW.replace("-", "")]
+
+
+async def test_runs_nested_too_deep_to_be_written_are_left_out_and_counted(collector: Collector) -> None:  # noqa: F811
+    ended: dict[str, Any] = {"end_time": "2026-11-27T12:34:23.910193+00:00"}
+    deep: list[Any] = []
+    for _ in range(300):
+        deep = [deep]
+    broken = [run(FAILED, **ended, inputs={"a": deep}), run(OVERFLOWING, **ended, outputs={"a": deep})]
+    runs = [*broken, run(SLOW, **ended)]
+    answer = await collector.post(
+        "/langsmith/runs/batch", json.dumps({"post": runs}), {"content-type": "application/json"}
+    )
+    assert (answer.status_code, answer.json()["rejected"]) == (202, 2)
+    assert "nested too deep" in answer.json()["message"]
+    assert len(await collector.spans()) == 1
