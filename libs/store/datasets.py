@@ -44,28 +44,35 @@ class StoredDataset:
     created: bool
 
 
-async def store_dataset(session: Session, name: str, rows: AsyncIterable[str]) -> StoredDataset:
-    """Writes a dataset by COPY as its rows arrive; an iterator that raises leaves nothing.
+@dataclass(frozen=True)
+class StagedRows:
+    """The rows of an upload, which its transaction alone sees and drops at its end."""
 
-    Idempotency key: the name and the hash over the row hashes; an equal upload gets the row of the first.
+    content_sha256: str
+    """The hash over the row hashes."""
+    count: int
 
-    Args:    rows: canonical JSON text of each task, in order
-    Raises:  DatasetConflict: the name belongs to a dataset with other rows
+
+async def store_dataset(session: Session, name: str, rows: StagedRows) -> StoredDataset:
+    """Makes a dataset of the transaction's staged rows.
+
+    Idempotency key: the name and the rows' hash; an equal upload gets the row of the first.
+
+    Raises: DatasetConflict: the name belongs to a dataset with other rows
     """
-    digest, count = await _stage(session, rows)
     # Two uploads under one name: the second waits here and then sees the first.
     await session.execute(
         text("SELECT pg_advisory_xact_lock(hashtextextended('dataset:' || :name, 0))"), {"name": name}
     )
     found = await session.scalar(select(tables.Dataset).where(tables.Dataset.name == name))
     if found is not None:
-        if found.content_sha256 == digest:
+        if found.content_sha256 == rows.content_sha256:
             return StoredDataset(_dataset(found), created=False)
         raise DatasetConflict(
             f"dataset {name!r} exists with other rows ({found.task_count} tasks, id {found.id}):"
             " datasets never change; upload under another name"
         )
-    dataset = tables.Dataset(id=new_id("dataset"), name=name, content_sha256=digest, task_count=count)
+    dataset = tables.Dataset(id=new_id("dataset"), name=name, content_sha256=rows.content_sha256, task_count=rows.count)
     session.add(dataset)
     await session.flush()
     await session.execute(
@@ -79,7 +86,11 @@ async def store_dataset(session: Session, name: str, rows: AsyncIterable[str]) -
     return StoredDataset(_dataset(dataset), created=True)
 
 
-async def _stage(session: Session, rows: AsyncIterable[str]) -> tuple[str, int]:
+async def stage_rows(session: Session, rows: AsyncIterable[str]) -> StagedRows:
+    """Writes rows by COPY as they arrive; an iterator that raises leaves nothing.
+
+    Args: rows: canonical JSON text of each task, in order
+    """
     connection = await raw_connection(session)
     content, count = hashlib.sha256(), 0
     async with connection.cursor() as cursor:
@@ -94,7 +105,7 @@ async def _stage(session: Session, rows: AsyncIterable[str]) -> tuple[str, int]:
                 content.update(row_sha256)
                 await copy.write_row((count, row_sha256, row))
                 count += 1
-    return content.hexdigest(), count
+    return StagedRows(content.hexdigest(), count)
 
 
 async def find_dataset(session: ReadSession, id_or_name: str) -> Dataset:

@@ -16,7 +16,14 @@ from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.datasets import Dataset, Task
 from leyden.libs.service import JsonResponse, Problem
 from leyden.libs.store.access import StoredAnswer, recall_answer
-from leyden.libs.store.datasets import delete_dataset, find_dataset, list_datasets, list_tasks, store_dataset
+from leyden.libs.store.datasets import (
+    delete_dataset,
+    find_dataset,
+    list_datasets,
+    list_tasks,
+    stage_rows,
+    store_dataset,
+)
 from leyden.services.api.audit import changing
 from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer
 from leyden.services.api.creation import IdempotencyKey, create_request, store_answer
@@ -100,13 +107,13 @@ async def _store(
     limits = Limits(settings.max_upload_bytes)
     async with changing(request) as change:
         session = change.session
-        stored = await store_dataset(session, name, read_rows(chunks, limits))
-        create = create_request(request, caller, key, name, stored.dataset.content_sha256)
+        rows = await stage_rows(session, read_rows(chunks, limits))
+        create = create_request(request, caller, key, name, rows.content_sha256)
+        # Before the name is looked up: the first dataset may be deleted, and its name another one's.
         if key is not None and (first := await recall_answer(session, caller, key, create.digest)):
             change.is_new = False
-            # The dataset of the first upload may be deleted: a repeat makes no other one.
-            await session.rollback()
             return JsonResponse(first.body, first.status_code, headers={"idempotency-replayed": "true"})
+        stored = await store_dataset(session, name, rows)
         answer = StoredAnswer(201 if stored.created else 200, stored.dataset.model_dump(mode="json"))
         await store_answer(session, create, answer)
         change.is_new = stored.created

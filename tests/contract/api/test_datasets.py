@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from leyden.libs.store.database import Database
-from leyden.libs.store.datasets import first_fault, list_tasks, store_dataset
+from leyden.libs.store.datasets import first_fault, list_tasks, stage_rows, store_dataset
 from leyden.services.api.app import create_app
 from leyden.services.api.settings import Settings
 from leyden.services.api.upload import Limits, read_rows
@@ -118,6 +118,18 @@ async def test_a_keyed_upload_repeated_after_its_dataset_was_deleted_makes_no_ot
     assert (await api_http.get("/v1/datasets")).json()["items"] == []
 
 
+async def test_a_keyed_upload_repeated_after_its_name_went_to_other_rows_has_its_first_answer(
+    api_http: httpx.AsyncClient,
+) -> None:
+    first = await upload(api_http, '{"a": 1}', **{"idempotency-key": "k"})
+    assert (await api_http.delete(f"/v1/datasets/{first.json()['id']}")).status_code == 204
+    other = await upload(api_http, '{"a": 2}')
+    again = await upload(api_http, '{"a": 1}', **{"idempotency-key": "k"})
+    assert (again.status_code, again.json()) == (201, first.json())
+    assert again.headers["idempotency-replayed"] == "true"
+    assert (await api_http.get("/v1/datasets")).json()["items"] == [other.json()]
+
+
 async def test_an_upload_without_progress_is_aborted(postgres_dsn: str) -> None:
     app = create_app(Settings(database_url=postgres_dsn, admin_token="t", upload_silence_seconds=0.05))
 
@@ -146,7 +158,8 @@ async def test_an_upload_takes_no_more_memory_for_more_rows(database: Database) 
         tracemalloc.start()
         try:
             async with database.session() as session:
-                stored = await store_dataset(session, f"{count} rows", read_rows(chunks(count), limits))
+                rows = await stage_rows(session, read_rows(chunks(count), limits))
+                stored = await store_dataset(session, f"{count} rows", rows)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
