@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from leyden.libs.client import Client, NotFound
+from leyden.libs.contracts.api.comparison import whole_evaluations
 from leyden.libs.contracts.api.runs import Run
 from leyden.libs.contracts.states import ENDED, RunPhase
 from leyden.libs.trackers.destination import Log, Point, Subject, Tracker
@@ -71,7 +72,8 @@ class _Following:
                 self._write(log, subject, self._of_steps(policy))
                 self._read[policy] = step
         evaluations = list(self._leyden.evaluations(self.run_id))
-        points = [point for one in evaluations for point in evaluation_points(one, self._dataset(one.dataset_id))]
+        whole = whole_evaluations(evaluations)
+        points = [point for one in whole for point in evaluation_points(one, self._dataset(one.dataset_id))]
         self._write(self._logs[OWN], Subject(run.id, run.name), points)
         if run.phase not in ENDED:
             return False

@@ -36,14 +36,17 @@ async def add_step(database: Database, run: tables.Run, number: int) -> None:
         session.add(tables.Step(run_id=run.id, number=number, **columns))
 
 
-async def add_evaluation(database: Database, run: tables.Run, version: int, reward: float) -> None:
+async def add_evaluation(
+    database: Database, run: tables.Run, version: int, reward: float, *, number: int = 1, tasks: int = 1
+) -> None:
     async with database.session() as session:
-        evaluation = ids.evaluation_id(run.id, 1)
-        columns = {"dataset_id": run.dataset_id, "policy_version": version, "rollouts_per_task": 1, "max_tasks": 1}
-        session.add(tables.Evaluation(id=evaluation, run_id=run.id, number=1, **columns))
+        evaluation = ids.evaluation_id(run.id, number)
+        columns = {"dataset_id": run.dataset_id, "policy_version": version, "rollouts_per_task": 1, "max_tasks": tasks}
+        session.add(tables.Evaluation(id=evaluation, run_id=run.id, number=number, **columns))
     columns = {"size": 1, "evaluation_id": evaluation, "dataset_id": run.dataset_id, "admitted_version": version}
-    _, [rollout] = await builders.add_group(database, run, 0, **columns)
-    await builders.finish_rollout(database, rollout, reward=reward)
+    for task in range(tasks):
+        _, [rollout] = await builders.add_group(database, run, task, task_number=task, **columns)
+        await builders.finish_rollout(database, rollout, reward=reward)
 
 
 def command(url: str, *arguments: str) -> list[str]:
@@ -119,6 +122,17 @@ async def test_a_resumed_run_goes_on_and_a_continued_one_has_a_folder_of_its_own
     folders = {run.id: tmp_path / f"test_run.{run.id}" for run in (first, other)}
     found = {run: [step for tag, step, _ in shown(folder) if tag == "loss"] for run, folder in folders.items()}
     assert found == {first.id: [1, 2, 3], other.id: [1, 2]}
+
+
+async def test_an_evaluation_of_fewer_tasks_than_the_first_one_is_no_point(
+    api_url: str, database: Database, tmp_path: Path
+) -> None:
+    run = await builders.add_run(database)
+    for number, (tasks, reward) in enumerate([(2, 0.25), (1, 1.0), (2, 0.5)], 1):
+        await add_evaluation(database, run, number, reward, number=number, tasks=tasks)
+    await followed(api_url, tmp_path, run)
+    [folder] = tmp_path.iterdir()
+    assert [(step, value) for _, step, value in shown(folder)] == [(1, 0.25), (3, 0.5)]
 
 
 async def test_a_further_policy_has_a_folder_of_its_own(api_url: str, database: Database, tmp_path: Path) -> None:
