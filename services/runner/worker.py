@@ -64,7 +64,7 @@ class Runner:
         self._writer = AttemptWriter(database, notifications, hold_seconds=self._settings.lease_seconds)
         self._context = context
         self._tasks: set[asyncio.Task[None]] = set()
-        self._executing: dict[str, asyncio.Task[Outcome]] = {}
+        self._executing: dict[str, tuple[Lease, asyncio.Task[Outcome]]] = {}
         self._room = asyncio.Event()
         self._room.set()
         self._stopping = False
@@ -176,7 +176,7 @@ class Runner:
     async def _outcome(self, lease: Lease) -> Outcome:
         """The outcome of the attempt; `cancelled` or `infra_error` when this runner stops it itself."""
         executing = asyncio.create_task(self._execute(lease))
-        self._executing[lease.lease_id] = executing
+        self._executing[lease.lease_id] = lease, executing
         try:
             return await executing
         except asyncio.CancelledError:
@@ -232,7 +232,14 @@ class Runner:
             for lease_id in asked - valid if valid is not None else ():
                 if lease_id in self._executing:
                     LOST.inc()
-                    self._executing[lease_id].cancel()
+                    self._stop_lost(*self._executing[lease_id])
+
+    def _stop_lost(self, lease: Lease, executing: asyncio.Task[Outcome]) -> None:
+        """Stops an attempt without the agent that another runner may have adopted; one that nobody wants is discarded
+        by `_adopt`."""
+        if (backend := self._context.backends.get(lease.runner.type)) is not None:
+            backend.leave(lease.rollout_id, lease.attempt)
+        executing.cancel()
 
     async def _adopt(self) -> None:
         """Takes over all running agents of runners that are gone, and stops agents whose attempt has ended."""
@@ -266,7 +273,7 @@ class Runner:
         """Kills the remaining attempts and settles them, so that they are tried again."""
         self._stopping = True
         while self._tasks:
-            for executing in self._executing.values():
+            for _, executing in self._executing.values():
                 if not executing.cancelling():
                     executing.cancel()
             # Again: an attempt leased just now begins to run its agent only in a moment.

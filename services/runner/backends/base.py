@@ -70,6 +70,10 @@ class Backend(Protocol):
     async def discard(self, rollout_id: str, attempt: int) -> None:
         """Stops an agent of `survivors` that nobody wants."""
 
+    def leave(self, rollout_id: str, attempt: int) -> None:
+        """From now on, cancelling the `run` of this attempt leaves its agent at work where another runner may watch it
+        by now; elsewhere it is killed. `survivors` names it then, and `discard` stops it."""
+
     def detach(self) -> bool:
         """From now on, cancelling `run` leaves the agent at work, for another runner; False where it cannot."""
 

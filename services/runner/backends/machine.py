@@ -28,6 +28,9 @@ class WithoutSurvivors:
     async def discard(self, rollout_id: str, attempt: int) -> None:
         """Does nothing, as there are no survivors."""
 
+    def leave(self, rollout_id: str, attempt: int) -> None:
+        """Does nothing: no other runner can watch an agent of this one, so it is killed."""
+
     def detach(self) -> bool:
         """False: no attempt goes on without its runner."""
         return False

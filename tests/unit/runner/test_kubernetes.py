@@ -505,6 +505,35 @@ async def test_a_job_outlives_its_runner_and_another_adopts_it(
             await other.run(spec(adopted=True))
 
 
+async def test_a_runner_that_lost_an_attempt_to_another_one_leaves_it_the_job(
+    server: FakeKubernetes, backend: KubernetesBackend, tmp_path: Path
+) -> None:
+    at_start(server, server.running)
+    late = asyncio.create_task(backend.run(spec()))
+    await eventually(lambda: server.requests["PATCH jobs"] == 1)
+    async with opened(server, tmp_path) as other:
+        adopted = asyncio.create_task(other.run(spec(adopted=True)))
+        await eventually(lambda: server.requests["GET jobs"] > 0)
+        backend.leave("run-abc.12.3", 1)
+        late.cancel()
+        await asyncio.gather(late, return_exceptions=True)
+        assert (server.deleted, await backend.survivors()) == ([], [("run-abc.12.3", 1)])
+        server.logs[POD] = b'{"reward": 1}'
+        server.ended(JOB, 0)
+        assert outcome_of(await adopted).reward == 1.0
+    assert server.deleted == [JOB]
+
+
+async def test_an_attempt_that_was_left_once_is_removed_when_it_ends_later(
+    server: FakeKubernetes, backend: KubernetesBackend
+) -> None:
+    backend.leave("run-abc.12.3", 1)
+    server.logs[POD] = b""
+    at_start(server, lambda name: server.ended(name, 0))
+    await backend.run(spec())
+    assert server.deleted == [JOB]
+
+
 async def test_the_job_of_an_attempt_that_nobody_wants_is_deleted(
     server: FakeKubernetes, backend: KubernetesBackend, tmp_path: Path
 ) -> None:

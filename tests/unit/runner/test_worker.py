@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import func, select, update
 
 from leyden.libs.capability import KeyRing
 from leyden.libs.queue import leases
@@ -20,6 +20,7 @@ from leyden.libs.queue.notifications import Notifications
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.sandbox.ended import Ended
 from leyden.libs.store import tables
+from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database
 from leyden.services.runner.attempt import RunnerContext
 from leyden.services.runner.backends.base import AttemptSpec
@@ -66,10 +67,22 @@ class Endless(Survivors):
     def __init__(self) -> None:
         super().__init__([], Ended(0, b"", b"", 1.0))
         self.started: list[str] = []
+        self.left: list[tuple[str, int]] = []
+        self.killed: list[str] = []
+
+    def leave(self, rollout_id: str, attempt: int) -> None:
+        self.left.append((rollout_id, attempt))
 
     async def run(self, spec: AttemptSpec) -> Ended:
         (self.adopted if spec.adopted else self.started).append(spec.name)
-        return await asyncio.Future[Ended]()
+        try:
+            return await asyncio.Future[Ended]()
+        finally:
+            attempt = (spec.labels["rollout"], int(spec.labels["attempt"]))
+            if attempt in self.left:
+                self.found.append(attempt)
+            else:
+                self.killed.append(spec.name)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +124,38 @@ async def test_a_full_runner_adopts_every_silent_attempt_among_those_of_live_run
         await eventually(lambda: len(backend.adopted) >= len(silent))
     assert backend.started == [f"{own.id}.1"]
     assert sorted(backend.adopted) == [f"{one.id}.1" for one in silent]
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_an_attempt_that_another_runner_adopted_keeps_its_agent_and_a_cancelled_one_loses_it(
+    database: Database, redis_url: str, tmp_path: Path, *, is_cancelled: bool
+) -> None:
+    run, backend = await builders.add_run(database), Endless()
+    _, [rollout, *_] = await builders.add_group(database, run)
+    async with working(database, redis_url, tmp_path, backend, concurrency=1) as queue:
+        await queue.enqueue([rollout.id])
+        await eventually(lambda: backend.started)
+        async with database.session() as session:
+            if is_cancelled:
+                await session.execute(update(tables.Run).values(intent="cancelled"))
+            else:
+                await eventually(lambda: is_running(database, rollout.id))
+                # Its own runner has not renewed it for long, as after an outage of the store.
+                await session.execute(update(tables.Attempt).values(lease_expires_at=SOON))
+                assert await leases.adopt_silent(session, [AttemptKey(rollout.id, 1)], "runner-c", 600.0)
+        await eventually(lambda: backend.left or backend.killed)
+        assert backend.killed == []
+        await eventually(lambda: backend.discarded if is_cancelled else backend.found)
+        assert (backend.left, backend.adopted) == ([(rollout.id, 1)], [])
+        assert backend.discarded == ([(rollout.id, 1)] if is_cancelled else [])
+
+
+SOON = func.clock_timestamp() + func.make_interval(0, 0, 0, 0, 0, 0, 1)
+
+
+async def is_running(database: Database, rollout_id: str) -> bool:
+    async with database.read() as session:
+        return (await session.get_one(tables.Attempt, (rollout_id, 1))).state == "running"
 
 
 async def run_elsewhere(database: Database, rollouts: Sequence[tables.Rollout], seconds: float) -> None:

@@ -52,6 +52,7 @@ class KubernetesBackend:
         self._shared = SharedPods(settings, cluster, cluster.template(shared, CONTAINER) if shared else self._template)
         self._selector = selector({INSTANCE: settings.release, COMPONENT: CONTAINER})
         self._running: set[str] = set()
+        self._left: set[str] = set()
         self._detached = False
         self._pods = SharedPoll(self._list_pods, POD_POLL_SECONDS)
         self._jobs = SharedPoll(lambda: job_statuses(cluster, self._selector), JOB_POLL_SECONDS)
@@ -81,7 +82,7 @@ class KubernetesBackend:
             ) from error
 
     async def run(self, spec: AttemptSpec) -> Ended:
-        """Runs the agent to its end and deletes its Job, also when cancelled.
+        """Runs the agent to its end and deletes its Job, also when cancelled, unless it is left.
 
         Raises: BackendError: it did not start, or its end is unknown
         """
@@ -96,8 +97,9 @@ class KubernetesBackend:
         except Refused as error:
             raise BackendError(str(error)) from error
         finally:
-            if not self._detached:
+            if not self._detached and name not in self._left:
                 await asyncio.shield(self._clean_up(name))
+            self._left.discard(name)
             self._running.discard(name)
 
     async def survivors(self) -> list[tuple[str, int]]:
@@ -113,6 +115,13 @@ class KubernetesBackend:
     async def discard(self, rollout_id: str, attempt: int) -> None:
         """Deletes the Job of an attempt that nobody wants."""
         await self._clean_up(_name(rollout_id, attempt))
+
+    def leave(self, rollout_id: str, attempt: int) -> None:
+        """Leaves the Job of an attempt at work when its `run` is cancelled: an adopter has the same one."""
+        name = _name(rollout_id, attempt)
+        # An attempt in a shared pod is not there: it ends with its connection, and nobody can adopt it.
+        if name in self._running:
+            self._left.add(name)
 
     def detach(self) -> bool:
         """Leaves Jobs at work from now on."""
