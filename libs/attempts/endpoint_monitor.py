@@ -2,6 +2,7 @@
 
 A listening socket accepts connections even while no process serves it. So a check sends a request, which only a
 process answers, over a connection that stays open: a process that dies cuts it, and the next check needs a new one.
+A server that announces the end of the connection in its answer, as nginx does after 1,000 requests, has not died.
 
 The store is checked because gateway and collector hold requests while it is away, and then refuse them: such a refusal
 leaves no record of whose failure it was. They hold for longer than a check takes.
@@ -93,14 +94,16 @@ class _Endpoint:
     """One address, and the last moment at which it did not answer.
 
     All checks share one connection: a second connection means that the first one was cut, so the process died in
-    between, however soon another one serves.
+    between, however soon another one serves; unless the last answer announced that the first one ends.
     """
 
     def __init__(self, url: str) -> None:
         self._url = URL(url).origin()
         self.name = f"{self._url.host}:{self._url.port}"
         self.last_down: float | None = None
-        self._connections = 0
+        self._cuts = 0
+        # The first connection, and the one after an announced end.
+        self._may_connect = True
         trace = aiohttp.TraceConfig()
         trace.on_connection_create_start.append(self._count_connection)
         self._session = aiohttp.ClientSession(
@@ -113,14 +116,15 @@ class _Endpoint:
 
     async def check(self) -> None:
         """Asks once. Any answer proves a process."""
-        before = self._connections
+        before = self._cuts
         try:
-            async with self._session.head(self._url, allow_redirects=False):
-                pass
+            async with self._session.head(self._url, allow_redirects=False) as answer:
+                self._may_connect = _ends_connection(answer)
         except (aiohttp.ClientError, OSError, TimeoutError):
+            self._may_connect = False
             self._mark_down()
         else:
-            if 0 < before < self._connections:
+            if self._cuts > before:
                 # Until now, for attempts that started meanwhile.
                 self._mark_down()
 
@@ -128,11 +132,19 @@ class _Endpoint:
         await self._session.close()
 
     async def _count_connection(self, *_: object) -> None:
-        self._connections += 1
+        if not self._may_connect:
+            self._cuts += 1
+        self._may_connect = False
 
     def _mark_down(self) -> None:
         self.last_down = time.monotonic()
         log.info("endpoint down", endpoint=self.name)
+
+
+def _ends_connection(answer: aiohttp.ClientResponse) -> bool:
+    """Whether the server closes the connection after this answer."""
+    words = {word.strip().lower() for word in ",".join(answer.headers.getall("connection", [])).split(",")}
+    return "close" in words or (answer.version == aiohttp.HttpVersion10 and "keep-alive" not in words)
 
 
 class _Store:

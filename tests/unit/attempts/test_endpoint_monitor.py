@@ -71,6 +71,25 @@ async def test_a_gateway_that_was_replaced_between_two_checks_was_down() -> None
             assert monitor.down_since(later) is None
 
 
+@pytest.mark.parametrize(
+    "last", [ANSWER.replace(b"content-length", b"Connection: close\r\ncontent-length"), ANSWER.replace(b"1.1", b"1.0")]
+)
+async def test_a_connection_that_ends_as_the_answer_announced_is_no_outage(last: bytes) -> None:
+    async with _server() as server, _monitor(f"http://127.0.0.1:{server.port}") as monitor:
+        started = time.monotonic()
+        for answer in (ANSWER, last, ANSWER, last, last):
+            server.answer = answer
+            await monitor.check()
+        await asyncio.gather(monitor.check(), monitor.check())
+        assert (monitor.down_since(started), server.connections) == (None, 5)
+        server.answer = ANSWER
+        await monitor.check()
+        await monitor.check()
+        await server.cut()
+        await monitor.check()
+        assert monitor.down_since(started) == f"127.0.0.1:{server.port}"
+
+
 async def test_an_address_that_nobody_serves_is_down() -> None:
     async with _server() as server:
         pass
@@ -112,6 +131,7 @@ class _Server:
     def __init__(self) -> None:
         self.received = bytearray()
         self.connections = 0
+        self.answer = ANSWER
         self._writers: list[asyncio.StreamWriter] = []
 
     async def start(self, port: int, context: ssl.SSLContext | None) -> None:
@@ -123,9 +143,13 @@ class _Server:
     async def stop(self) -> None:
         """Stops and cuts all connections; again is harmless."""
         self._server.close()
+        await self.cut()
+        await self._server.wait_closed()
+
+    async def cut(self) -> None:
+        """Cuts all connections."""
         for writer in self._writers:
             writer.close()
-        await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -135,7 +159,9 @@ class _Server:
             if not self.received.endswith(b"\r\n\r\n"):
                 # A greeting of TLS, for a server that does not speak it.
                 break
-            writer.write(ANSWER)
+            writer.write(self.answer)
+            if self.answer != ANSWER:
+                break
         writer.close()
 
 
