@@ -10,14 +10,15 @@ LATE_SECONDS = 600
 """So long an agent's key outlives its attempt's timeout, for spans that arrive late."""
 
 
-def attempt_key(keys: KeyRing, lease: Lease, grace_seconds: float = 0.0) -> str:
+def attempt_key(keys: KeyRing, lease: Lease, *, start_seconds: float = 0.0, grace_seconds: float = 0.0) -> str:
     """Signs the key of a lease's attempt, with the scopes that its run grants.
 
-    Args: grace_seconds: between the attempt's timeout and its end
+    Args: start_seconds: the longest time from the lease to the agent's begin; grace_seconds: between the attempt's
+        timeout and its end
     """
     granted = {Scope.REWARD: lease.runner.grant_reward, Scope.FEEDBACK: lease.takes_feedback}
     scopes = {Scope.MODEL, Scope.TELEMETRY, *(scope for scope, is_granted in granted.items() if is_granted)}
-    lifetime = lease.runner.timeout_seconds + grace_seconds + LATE_SECONDS
+    lifetime = start_seconds + lease.runner.timeout_seconds + grace_seconds + LATE_SECONDS
     capability = Capability(
         run_id=lease.run_id,
         rollout_id=lease.rollout_id,

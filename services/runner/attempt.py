@@ -79,7 +79,10 @@ def attempt_spec(lease: Lease, context: RunnerContext) -> AttemptSpec:
     endpoints = Endpoints(
         settings.gateway_url,
         settings.collector_url,
-        attempt_key(context.keys, lease, context.settings.grace_seconds),
+        # A Job may wait for quota so long, and its pod for a node and its image.
+        attempt_key(
+            context.keys, lease, start_seconds=2 * settings.start_seconds, grace_seconds=settings.grace_seconds
+        ),
         lease.runner.grant_reward,
         settings.collector_grpc_url,
     )
