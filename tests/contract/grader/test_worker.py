@@ -20,7 +20,14 @@ from leyden.libs.grading.pool import Pool
 from leyden.libs.service import Checks
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.libs.store.runs.grading import Settled, heartbeat_gradings, lease_gradings, settle_gradings
+from leyden.libs.store.runs.grading import (
+    Settled,
+    heartbeat_gradings,
+    lease_gradings,
+    lease_groups,
+    release_gradings,
+    settle_gradings,
+)
 from leyden.services.grader import worker
 from leyden.services.grader.settings import Settings
 from leyden.services.grader.worker import work
@@ -37,6 +44,10 @@ F1 = {
 FORMAT = {"name": "format", "weight": 0.1, "grader": {"type": "regex", "pattern": "^answer: "}}
 HANGS = {"name": "hangs", "grader": {"type": "regex", "pattern": "^(a+)+$"}}
 SLOW = {"name": "slow", "grader": {"type": "text_similarity", "measure": "fuzzy", "reference": "{task.references}"}}
+BETTER = {
+    "name": "better",
+    "grader": {"type": "relative_model", "provider": "judge", "model": "m", "rubric": "Which answer is better?"},
+}
 QUALITY = {"name": "quality", "from": "otlp"}
 
 
@@ -194,6 +205,36 @@ async def test_settling_after_another_grader_took_the_lease_changes_nothing(data
         assert await settle_gradings(session, [Settled(lease, 0.5, None, ())]) == {lease.lease_id}
         assert await settle_gradings(session, [Settled(lease, 0.7, None, ())]) == set()
     assert [one.total for one in await gradings(database, run)] == [0.5]
+
+
+@pytest.mark.parametrize("is_compared", [False, True])
+async def test_an_attempt_that_ends_its_graders_is_failed_after_three_tries(
+    database: Database, *, is_compared: bool
+) -> None:
+    run, rollouts = await add_ungraded(database, BETTER if is_compared else FORMAT, outputs=["x", "y"])
+    deadly, other = [one.id for one in rollouts]
+
+    async def lease() -> dict[str, int]:
+        async with database.session() as session:
+            leases = (
+                [one for group in await lease_groups(session, "one", 5, 30.0) for one in group]
+                if is_compared
+                else await lease_gradings(session, "one", 5, 30.0)
+            )
+            # The grader gives back one of them in good order before the other one ends it.
+            await release_gradings(session, [one.lease_id for one in leases if one.rollout_id == other])
+            await session.execute(update(tables.Grading).values(lease_expires_at=LONG_AGO))
+            return {one.rollout_id: one.tries for one in leases}
+
+    for tries in (1, 2, 3):
+        assert await lease() == {deadly: tries, other: 1}
+    assert await lease() == {other: 1}
+    found = {
+        one.rollout_id: (one.settled_at is not None, one.total, one.reason) for one in await gradings(database, run)
+    }
+    reason = "its grader died 3 times while it graded, or lost the store"
+    assert found == {deadly: (True, None, reason), other: (False, None, None)}
+    assert await rewards(database, run) == []
 
 
 async def test_runs_take_turns_at_graders(database: Database) -> None:
