@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from itertools import islice
 
 from leyden.libs.contracts.config import graders
 from leyden.libs.grading.facts import AttemptFacts, Scored, text_of
@@ -20,6 +22,10 @@ HEAP_BYTES = 256 * 2**20
 """Memory of SQLite in one process of the pool."""
 VALUE_BYTES = 100_000
 """Length of a value that a query may make or read: the functions of a text take at most seconds for it."""
+RESULT_BYTES = 256 * 2**20
+"""Memory of a result's values: two results and SQLite's own memory stay below that of the process."""
+SHOWN = 200
+"""Characters of a row that an explanation shows."""
 CHECK_EVERY = 100
 """Instructions of SQLite between two looks at the clock."""
 
@@ -144,7 +150,13 @@ def _rows(database: sqlite3.Connection, query: str, seconds: float, most: int) -
         with _limited(database, seconds), closing(database.execute(query)) as cursor:
             if cursor.description is None:
                 raise QueryFailed("it is no query: it returns no columns")
-            return [tuple(_comparable(value) for value in row) for row in cursor.fetchmany(most)]
+            rows, size = list[Row](), 0
+            for row in islice(cursor, most):
+                size += sum(map(sys.getsizeof, row))
+                if size > RESULT_BYTES:
+                    raise QueryFailed(f"its result is larger than {RESULT_BYTES >> 20} MiB")
+                rows.append(tuple(map(_comparable, row)))
+            return rows
     except MemoryError as error:
         raise QueryFailed("it needs too much memory") from error
     # Two statements are a warning, and a null character is a value's error.
@@ -168,4 +180,6 @@ def _explained(found: list[Row], expected: list[Row], *, ordered: bool) -> str:
     if Counter(found) == Counter(expected):
         return "the rows of the reference in another order"
     first = next(iter((Counter(found) - Counter(expected)).keys()))
-    return f"a row that the reference lacks: {first!r:.200}"
+    # Each value is cut first: the text of a whole row may need more memory than the process has.
+    shown = tuple(value[:SHOWN] if isinstance(value, str | bytes) else value for value in first)
+    return f"a row that the reference lacks: {shown!r:.{SHOWN}}"

@@ -110,6 +110,35 @@ def test_a_sort_of_gigabytes_ends_by_its_limits() -> None:
     assert time.monotonic() - began < 60
 
 
+WIDE = """
+WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r WHERE n < {rows}),
+    c(b) AS (SELECT char(131072) || printf('%.*c', 90000, char(1)))
+SELECT {columns} FROM c, r
+"""
+NUMBERS = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r WHERE n < 900) SELECT n FROM r"
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "reference"), [(1999, 1, "SELECT 1"), (20, 1, "SELECT 1"), (4, 900, NUMBERS)]
+)
+async def test_a_result_of_gigabytes_earns_0_and_is_no_failure_of_the_grader(
+    columns: int, rows: int, reference: str
+) -> None:
+    query = WIDE.format(columns=", ".join(["b"] * columns), rows=rows)
+    pool = Pool(1, component_seconds=60.0)
+    try:
+        [found] = await pool.grade([component(seconds=2.0)], facts(query, reference))
+    finally:
+        await pool.close()
+    assert (found.grade.state, found.grade.value) == (ComponentState.SCORED, 0.0)
+    assert len(found.grade.explanation) < 400
+
+
+def test_a_value_that_the_reference_lacks_is_shown_by_its_beginning() -> None:
+    found = graded("SELECT printf('%.*c', 90000, 'x')", "SELECT 1")
+    assert found.explanation == "a row that the reference lacks: ('" + "x" * 198
+
+
 @pytest.mark.parametrize(
     ("reference", "database", "cause"),
     [
