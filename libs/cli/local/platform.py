@@ -298,6 +298,9 @@ class Platform:
 
     def _prepare(self) -> None:
         last = read_record(self.home)
+        if last is not None and (left := set(last.embedded) - set(self._embedded())):
+            # Those of a supervisor that was killed: the record that names them ends here.
+            stop_servers(self.home, sorted(left))
         self._write_record()
         (self.home / LOGS).mkdir(exist_ok=True)
         if CAN_FORK and set(self.options.services) - {"engine"}:

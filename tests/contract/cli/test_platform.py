@@ -110,6 +110,18 @@ def test_services_die_with_a_killed_supervisor_and_the_next_start_recovers(home:
         platform.stop()
 
 
+def test_a_start_with_a_server_of_ones_own_stops_the_one_that_a_killed_supervisor_left(home: Path) -> None:
+    start_and_kill(home)
+    own = EmbeddedRedis(home.parent / "own")
+    try:
+        platform = small(home, services=("api",), redis_url=own.start())
+        platform.start()
+        platform.stop()
+        assert EmbeddedRedis(home / "redis")._pid() is None
+    finally:
+        own.stop()
+
+
 def test_down_stops_processes_left_by_a_killed_supervisor(home: Path) -> None:
     start_and_kill(home)
     command = [sys.executable, "-m", "leyden.libs.cli", "down", "--home", str(home), "--json"]
