@@ -25,7 +25,6 @@ from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database, Refused, Session, StoreAway
 from leyden.libs.store.group_commit import GroupCommit
 from leyden.libs.store.runs.grading import (
-    MAX_TRIES,
     GradingLease,
     Lane,
     Settled,
@@ -55,6 +54,8 @@ COMPONENTS = Counter("grader_components_total", "Components of settled attempts.
 RETRIES = Counter("grader_retries_total", "Attempts that are graded again, because a grader's process ended.")
 SECONDS = Histogram("grader_component_seconds", "Time of one component.", ["source"], buckets=SECONDS_BUCKETS)
 
+MAX_TRIES = 3
+"""Leases of an attempt, after which a component whose process ends has failed."""
 PAUSE_SECONDS = 1.0
 """Pause after the first failed try; it doubles with each."""
 PER_PROCESS = 32

@@ -5,7 +5,7 @@
                                  ├──────────────┴── postpone_gradings ─┘ another try
                                  └───────────────── release_gradings: the same try
 
-An attempt that was leased `MAX_TRIES` times without a result is settled without a total when it is due again.
+An attempt that was leased `MAX_LEASES` times without a result is settled without a total when it is due again.
 All times are the database's clock.
 """
 
@@ -29,9 +29,12 @@ from leyden.libs.store.runs.feedback import AWAITS_FEEDBACK, feedback_of
 
 MAX_OUTPUT = 1_000_000
 """Characters of an output that a lease carries, from its end."""
-MAX_TRIES = 3
-"""Leases of an attempt, after which its grading fails: it may be what ends its graders."""
-_GRADERS_DIED = f"its grader died {MAX_TRIES} times while it graded, or lost the store"
+MAX_LEASES = 10
+"""Leases of an attempt, after which its grading fails: it may be what ends its graders.
+
+So many, because a grader that dies takes a try from every attempt that it grades, and they are not to blame.
+"""
+_GRADERS_DIED = f"its grader died {MAX_LEASES} times while it graded, or lost the store"
 
 # Columns over the attempt `leased`.
 OF_CALLS = """
@@ -264,7 +267,7 @@ async def lease_gradings(
 
     Safe to repeat, and for several graders at once: each attempt has one live lease. An attempt whose run's document
     does not parse gets no lease: its grading ends with that reason, and the others go on. So does one whose
-    graders have died `MAX_TRIES` times.
+    graders have died `MAX_LEASES` times.
 
     Args: lane: of the runs of this lane; none of a run with a judge that compares
     """
@@ -290,7 +293,7 @@ async def _lease(
     feedback = await feedback_of(session, [AttemptKey(row.rollout_id, row.attempt) for row in rows])
     leased, broken = [], {}
     for row in rows:
-        if row.tries > MAX_TRIES:
+        if row.tries > MAX_LEASES:
             broken[row.lease_id] = _GRADERS_DIED
             continue
         try:
