@@ -151,6 +151,21 @@ def test_a_pid_file_that_names_another_process_is_recovered_from(
         assert client.ping() is True
 
 
+def test_the_server_of_another_folder_is_not_stopped(folder: Path, cache: EmbeddedRedis) -> None:
+    """After a restart of the machine it may have the pid of this folder's server."""
+    cache.start()
+    cache.stop()
+    other = EmbeddedRedis(folder / "other")
+    url = other.start()
+    try:
+        (cache.folder / "redis.pid").write_bytes((other.folder / "redis.pid").read_bytes())
+        cache.stop()
+        with redis.Redis.from_url(url) as client:
+            assert client.ping() is True
+    finally:
+        other.stop()
+
+
 def test_an_interrupted_initialisation_is_repeated(postgres: EmbeddedPostgres) -> None:
     (postgres.folder / "data.new" / "base").mkdir(parents=True)
     with psycopg.connect(postgres.start()) as connection:
