@@ -100,6 +100,8 @@ def _parameters(request: ModelRequest, limit_name: str) -> Json:
     sent: Json = {limit_name: sampling.max_tokens, "seed": sampling.seed, "temperature": sampling.temperature}
     sent["stop"] = list(sampling.stop) or None
     sent["top_p"] = sampling.top_p if sampling.top_p != 1.0 else None
+    sent["frequency_penalty"] = sampling.frequency_penalty or None
+    sent["presence_penalty"] = sampling.presence_penalty or None
     sent["n"] = request.choices if request.choices > 1 else None
     if request.tools:
         choice = _choice(request)

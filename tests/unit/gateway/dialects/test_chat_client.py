@@ -25,12 +25,13 @@ RESPONSES_TOOLS = {**RESPONSES, "tools": [{"type": "function", "name": "f", "par
 GEMINI = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}
 GEMINI_TOOLS = {**GEMINI, "tools": [{"functionDeclarations": [{"name": "f"}, {"name": "g"}]}]}
 OLLAMA = {"model": "m", "messages": [TURN], "tools": [{"type": "function", "function": {"name": "f"}}]}
+CHOICES = ("n", "tool_choice", "parallel_tool_calls", "frequency_penalty", "presence_penalty")
 
 
 def sent(wire_format: WireFormat, body: Json) -> Json:
     request = wire_format.parse(json.dumps(body).encode(), max_choices=4)
     document = request_document(request, "other", limit_name="max_tokens")
-    return {name: document[name] for name in ("n", "tool_choice", "parallel_tool_calls") if name in document}
+    return {name: document[name] for name in CHOICES if name in document}
 
 
 def calling(**config: Any) -> Json:
@@ -63,6 +64,11 @@ def calling(**config: Any) -> Json:
         (Gemini("m"), GEMINI_TOOLS | calling(mode="NONE"), {"tool_choice": "none"}),
         (Gemini("m"), GEMINI_TOOLS | calling(mode="ANY"), {"tool_choice": "required"}),
         (Gemini("m"), GEMINI | {"generationConfig": {"candidateCount": 3}}, {"n": 3}),
+        (
+            Gemini("m"),
+            GEMINI | {"generationConfig": {"frequencyPenalty": 0.5, "presencePenalty": -0.5}},
+            {"frequency_penalty": 0.5, "presence_penalty": -0.5},
+        ),
         (OllamaChat(), OLLAMA, {}),
     ],
 )
