@@ -101,8 +101,7 @@ class Server:
         with connection:
             if is_inside(peer, connection.getsockname()[0]):
                 return
-            self._next = (self._next + 1) % UIDS
-            uid = UIDS_FROM + self._next
+            uid = self._free_uid()
             try:
                 pid = os.fork()
             except OSError:
@@ -114,6 +113,14 @@ class Server:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 _supervise(connection, self._token, uid)
             self._uids[pid] = uid
+
+    def _free_uid(self) -> int:
+        """The next user that no attempt has: two of one user would end each other."""
+        used = set(self._uids.values())
+        while True:
+            self._next = (self._next + 1) % UIDS
+            if (uid := UIDS_FROM + self._next) not in used:
+                return uid
 
     def _reap(self) -> None:
         """Collects supervisors. One that was killed leaves its agent to this process."""
@@ -315,8 +322,8 @@ def _orders(asked: dict[str, Any], root: str, uid: int) -> Orders:
         "sandbox": {
             "uid": uid,
             "landlock": sandbox.landlock_abi() >= sandbox.USABLE_LANDLOCK,
-            "hidden": [FOLDER],
-            "visible": root,
+            "hidden": [os.path.realpath(FOLDER)],
+            "visible": os.path.realpath(root),
             "writable": None,
             "filter": can_filter(),
             "network": True,

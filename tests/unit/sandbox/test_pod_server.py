@@ -254,6 +254,18 @@ def test_agents_that_use_up_the_pods_processes_do_not_end_the_server(monkeypatch
             assert runner.recv(1) == b""
 
 
+def test_no_two_attempts_have_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_server, "UIDS", 3)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = pod_server.Server(listener, TOKEN, attempts=3, idle_seconds=0.5)
+        for pid in range(3):
+            server._uids[pid] = server._free_uid()
+            if pid == 1:
+                del server._uids[0]
+    assert len({*server._uids.values()}) == 2
+    assert server._free_uid() not in server._uids.values()
+
+
 def test_connections_from_inside_the_pod_are_refused() -> None:
     own = "::ffff:10.0.0.7"
     assert all(pod_server.is_inside(peer, own) for peer in (own, "127.0.0.1", "::ffff:127.0.0.1", "::1"))
