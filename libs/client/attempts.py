@@ -128,7 +128,7 @@ class Attempt:
         if self._heart is not None:
             self._heart.join()
         try:
-            self.ended = self._end(error)
+            self._end(error)
         except Conflict:
             # Lost before its end, which counts for nothing then.
             self.stopped = self.stopped or StopReason.LEASE_LOST
@@ -203,7 +203,20 @@ class Attempt:
                 self.stopped = answer.stop
                 return
 
-    def _end(self, error: BaseException | None) -> EndedAttempt:
+    def _end(self, error: BaseException | None) -> None:
+        """Raises: LeydenError; ValueError: of a reward or fact that no JSON holds, which ended the attempt as failed"""
+        unsendable: ValueError | None = None
+        try:
+            content = self._end_document(error)
+        except ValueError as refused:
+            unsendable, self.facts = refused, {}
+            content = self._end_document(error or refused)
+        answer = self._http.post(f"{self._address}/{self.leased.id}/end", content)
+        self.ended = EndedAttempt.model_validate_json(answer)
+        if unsendable is not None:
+            raise unsendable
+
+    def _end_document(self, error: BaseException | None) -> bytes:
         outcome: Literal["succeeded", "failed", "given_back"] = "succeeded"
         if error is not None:
             outcome = "failed" if isinstance(error, Exception) else "given_back"
@@ -212,8 +225,7 @@ class Attempt:
             fields |= {"reward": self.reward, "rewards": self.rewards or None}
         else:
             fields["reason"] = _sendable(f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS])
-        content = EndRequest(**fields).model_dump_json(exclude_none=True).encode()
-        return EndedAttempt.model_validate_json(self._http.post(f"{self._address}/{self.leased.id}/end", content))
+        return EndRequest(**fields).model_dump_json(exclude_none=True).encode()
 
 
 def _sendable(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 from typing import Any, cast
 
@@ -72,6 +73,16 @@ def test_a_block_ends_with_what_it_set_and_an_exception_is_a_failure() -> None:
     ]
     with pytest.raises(RunEnded), api.attempt():
         raise AssertionError("no task is left")
+
+
+@pytest.mark.parametrize("given", [{"reward": math.nan}, {"facts": {"score": object()}}])
+def test_a_result_that_json_cannot_hold_ends_its_attempt_as_failed(given: dict[str, Any]) -> None:
+    api = Api(1)
+    with pytest.raises(ValueError), api.attempt() as attempt:
+        attempt.take({"output": "4", **given})
+    [end] = api.ends
+    assert (end["outcome"], end["output"], end["facts"]) == ("failed", "4", {})
+    assert end["reason"]
 
 
 def test_a_heartbeat_tells_the_agent_to_stop() -> None:
