@@ -70,6 +70,8 @@ PAGE = 200
 CALL_PAGE = 100
 CURVES = 100
 GRADE_SECONDS = 660.0
+FINE_TUNING = frozenset({"openai", "trl", "pairs"})
+"""Forms of exports that train models."""
 """The longest wait for grades: longer than the API's own."""
 
 
@@ -404,7 +406,8 @@ class Client:
     ) -> Export:
         """Finished rollouts as rows of JSON for other tools; iterate over it, and read its `left_out` afterwards.
 
-        Args: form: atif, openai, trl, pairs, or parquet, whose `write_parquet` writes a file; role, policy:
+        Args: form: atif, openai, trl, pairs, or parquet, whose `write_parquet` writes a file; evaluation: id of one,
+            `none` for training rollouts alone, which is the default of openai, trl and pairs, or `all`; role, policy:
             conversations of one role, or of the roles that a further policy answers; max_per_task: the best rollouts of
             a task, or the groups with the best ones for pairs; the others: see `rollouts`
         Raises: Refused: the format or the policy does not exist
@@ -418,9 +421,12 @@ class Client:
             if not served:
                 raise Refused(f"no role of the run has the policy {policy!r}: choose one of `roles` in its document")
             roles = served if roles is None else roles & served
+        if evaluation is None and form in FINE_TUNING:
+            # A model that is tuned on held-out tasks would be measured on what it has seen.
+            evaluation = "none"
         rollouts = self.rollouts(
             run=run_id,
-            evaluation=evaluation,
+            evaluation=None if evaluation == "all" else evaluation,
             state="finished",
             step=step,
             version=version,

@@ -13,7 +13,6 @@ import typer
 
 from leyden.libs.cli.commands.filters import (
     Failed,
-    OfEvaluation,
     OfStep,
     OfTask,
     OfVersion,
@@ -39,7 +38,13 @@ def export(
         ),
     ],
     to: Annotated[str, typer.Option(metavar="FILE", help="A file, replaced when all is written; - prints.")],
-    evaluation: OfEvaluation = None,
+    evaluation: Annotated[
+        str | None,
+        typer.Option(
+            help="Rollouts of this evaluation, none for training rollouts, or all.",
+            show_default="none for openai, trl and pairs, else all",
+        ),
+    ] = None,
     step: OfStep = None,
     version: OfVersion = None,
     task: OfTask = None,

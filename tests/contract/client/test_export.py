@@ -101,12 +101,12 @@ def test_filters_are_those_of_lists(api_url: str, run_id: str) -> None:
         rewards = {
             name: [row["reward"] for row in client.export(run_id, "trl", **options)]
             for name, options in {
-                "all": {},
-                "training": {"evaluation": "none"},
+                "all": {"evaluation": "all"},
+                "training": {},
                 "best": {"max_per_task": 1},
                 "rated": {"reward_max": 0.9},
                 "checker": {"role": "checker"},
-                "policy": {"policy": "second", "evaluation": "none"},
+                "policy": {"policy": "second"},
             }.items()
         }
         with pytest.raises(Refused, match="choose one of `roles`"):
@@ -115,7 +115,7 @@ def test_filters_are_those_of_lists(api_url: str, run_id: str) -> None:
         "all": [1.0, 0.0, 0.0, None, 0.5],
         "training": [1.0, 0.0, 0.0, None],
         "best": [1.0],
-        "rated": [0.0, 0.0, 0.5],
+        "rated": [0.0, 0.0],
         "checker": [0.0],
         "policy": [1.0, 0.0, None],
     }
@@ -124,7 +124,8 @@ def test_filters_are_those_of_lists(api_url: str, run_id: str) -> None:
 def test_the_command_writes_a_file_and_tells_what_it_left_out(api_url: str, run_id: str, tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
     file.write_text("old")
-    result = leyden(api_url, tmp_path, "rollout", "export", run_id, "--as", "pairs", "--to", str(file))
+    of_all = ("--as", "pairs", "--evaluation", "all")
+    result = leyden(api_url, tmp_path, "rollout", "export", run_id, *of_all, "--to", str(file))
     assert result.exit_code == Exit.DONE, result.output
     [row] = map(json.loads, file.read_text().splitlines())
     assert (row["prompt"], row["rejected"]) == ([said(0)], [answered("No.")])
