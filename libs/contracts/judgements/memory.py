@@ -145,11 +145,16 @@ def trained_parameters(run: RunConfig, shape: Shape) -> int:
     return shape.trained(frozen) if lora is None else shape.adapters(lora.rank, lora.target_modules, frozen)
 
 
+def _critic_parameters(run: RunConfig, shape: Shape) -> int:
+    """Those of a critic's own model, all of which train; 0 where the policy's model or another one is its trunk."""
+    critic = run.algorithm.critic
+    return shape.size if critic is not None and critic.trunk == "own" and critic.model is None else 0
+
+
 def _states(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Iterator[Need]:
     shards, trained, lora = machine.shards, trained_parameters(run, shape), run.training.lora is not None
-    held, critic = shape.size + (trained if lora else 0), run.algorithm.critic
-    if critic is not None and critic.trunk == "own" and critic.model is None:
-        held, trained = held + shape.size, trained + shape.size
+    critic = _critic_parameters(run, shape)
+    held, trained = shape.size + (trained if lora else 0) + critic, trained + critic
     narrow = shape.matrices if lora and run.training.lora and run.training.lora.base_dtype == "bfloat16" else 0
     yield Need(place, "weights", (FULL * held - (FULL - HALF) * narrow) // shards)
     yield Need(place, "gradients", FULL * trained // shards)
@@ -158,7 +163,7 @@ def _states(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Ite
         yield Need(place, "gathered weights", width * (shape.outside + 2 * shape.layer))
         if not lora:
             yield Need(place, "gathered gradients", (width + FULL) * max(shape.outside, shape.layer))
-    if not run.optimizer.offload:
+    if not run.optimizer.offload or place == "host":
         yield Need(place, "moments", _moment_bytes(run, trained) // shards)
     if run.algorithm.kl_coefficient > 0 and not lora:
         yield Need(place, "reference", FULL * shape.size // shards)
@@ -215,7 +220,7 @@ def _host(run: RunConfig, shape: Shape, machine: Machine) -> Iterator[Need]:
     """Processes read one tensor at a time, and of it their own rows. Before that the first one tries the lowest layers
     in float64."""
     if run.optimizer.offload:
-        moments = _moment_bytes(run, trained_parameters(run, shape))
+        moments = _moment_bytes(run, trained_parameters(run, shape) + _critic_parameters(run, shape))
         yield Need("host", "offloaded moments", moments * machine.gpus // machine.shards)
     reading = max(RESTORED_PART, FULL * max(shape.outside, shape.layer)) * machine.gpus // machine.shards
     trying = 2 * FULL * (shape.outside + CHECKED_LAYERS * shape.layer)

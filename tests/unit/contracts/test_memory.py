@@ -89,6 +89,14 @@ def test_hosts_hold_no_whole_model() -> None:
     offloaded = {**BFLOAT16, "optimizer": {"offload": True}}
     assert sizes(offloaded, Machine(gpus=8), "host") == {"offloaded moments": 65.5, "reading the model": 13.0}
     assert "moments" not in sizes(offloaded, Machine(gpus=8))
+    critic = {"algorithm": {"type": "ppo_clip", "critic": {"trunk": "own"}}, "credit": {"baseline": {"type": "value"}}}
+    assert sizes({**offloaded, **critic}, Machine(gpus=8), "host")["offloaded moments"] == 131.1
+
+
+def test_without_gpus_offload_frees_nothing() -> None:
+    offloaded = {"optimizer": {"offload": True}}
+    assert sizes(offloaded, Machine(gpus=0), "host") == sizes({}, Machine(gpus=0), "host")
+    assert "moments" in sizes(offloaded, Machine(gpus=0), "host")
 
 
 def test_engines_have_their_weights_in_the_type_of_versions() -> None:
