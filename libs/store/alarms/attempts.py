@@ -21,20 +21,23 @@ Attempt = Mapping[str, Any]
 
 _NEWEST = text("""
     SELECT o.kind, o.detail, right(o.stderr_tail, 2000) AS stderr, r.reason,
-           c.calls, c.overflows, c.unfinished, c.frozen, c.untrainable, c.untrainable_reason
+           c.calls, c.overflows, c.unfinished, c.training, c.untrainable, c.untrainable_reason
     FROM (SELECT o.* FROM outcomes o JOIN rollouts r ON r.id = o.rollout_id AND r.rerolls_of IS NULL
           WHERE o.run_id = :run_id AND o.kind <> 'cancelled' ORDER BY o.created_at DESC LIMIT :attempts) o
     JOIN rollouts r ON r.id = o.rollout_id
+    JOIN groups g ON g.id = r.group_id
     CROSS JOIN LATERAL (
         SELECT count(*) AS calls, count(*) FILTER (WHERE m.finish_reason = :overflow) AS overflows,
                count(*) FILTER (WHERE m.status <> 'completed' AND m.finish_reason IS DISTINCT FROM :overflow)
                    AS unfinished,
-               count(*) FILTER (WHERE of_frozen) AS frozen,
-               count(*) FILTER (WHERE m.status = 'completed' AND NOT m.trainable AND NOT r.greedy AND NOT of_frozen)
+               count(*) FILTER (WHERE of_training) AS training,
+               count(*) FILTER (WHERE of_training AND m.status = 'completed' AND NOT m.trainable AND NOT r.greedy)
                    AS untrainable,
-               max(m.untrainable_reason) FILTER (WHERE m.status = 'completed' AND NOT of_frozen) AS untrainable_reason
+               max(m.untrainable_reason) FILTER (WHERE of_training AND m.status = 'completed') AS untrainable_reason
         FROM model_calls m
-        CROSS JOIN LATERAL (SELECT coalesce(starts_with(m.untrainable_reason, :frozen), false) AS of_frozen) AS chosen
+        -- Evaluations and frozen policies train nothing, and sample as their agents ask.
+        CROSS JOIN LATERAL (SELECT g.evaluation_id IS NULL
+            AND NOT coalesce(starts_with(m.untrainable_reason, :frozen), false) AS of_training) AS chosen
         WHERE m.run_id = :run_id AND m.rollout_id = o.rollout_id AND m.attempt = o.attempt) c
 """)
 
@@ -91,8 +94,7 @@ def _share(
 
 
 def _calls(attempts: Sequence[Attempt]) -> Iterator[Finding]:
-    every, frozen, untrainable = (sum(one[name] for one in attempts) for name in ("calls", "frozen", "untrainable"))
-    calls = every - frozen
+    calls, untrainable = (sum(one[name] for one in attempts) for name in ("training", "untrainable"))
     rule = ALARM_RULES["untrainable_calls"]
     if len(attempts) >= rule.at_least and untrainable > rule.limit * calls:
         reasons = Counter(one["untrainable_reason"] or UNKNOWN for one in attempts if one["untrainable"])

@@ -35,7 +35,13 @@ _SPENT = text(f"""
 
 _WITHOUT_TOTAL = text("""
     SELECT count(*) AS attempts, (array_agg(reason ORDER BY settled_at DESC))[1] AS reason
-    FROM gradings WHERE run_id = :run AND settled_at IS NOT NULL AND total IS NULL
+    FROM (SELECT * FROM gradings WHERE run_id = :run AND settled_at IS NOT NULL
+          ORDER BY settled_at DESC LIMIT :newest) newest
+    -- An evaluation's rollout gets its reward by a later grading, too.
+    WHERE total IS NULL AND NOT EXISTS (
+        SELECT FROM regrades JOIN rollouts ON rollouts.id = regrades.rollout_id JOIN groups ON groups.id = group_id
+        WHERE regrades.rollout_id = newest.rollout_id AND regrades.attempt = newest.attempt
+            AND groups.evaluation_id IS NOT NULL)
 """)
 
 _FAILING = text("""
@@ -87,7 +93,7 @@ async def of_rewards(session: ReadSession, run_id: str) -> AsyncIterator[Finding
             f"{waiting.attempts} attempts wait for their grades, the longest for {waiting.seconds:.0f} s",
             {"attempts": waiting.attempts, "seconds": waiting.seconds},
         )
-    lost = (await session.execute(_WITHOUT_TOTAL, scope)).one()
+    lost = (await session.execute(_WITHOUT_TOTAL, {**scope, "newest": ALARM_RULES["ungraded"].window})).one()
     if lost.attempts:
         reason = f"{lost.attempts} attempts have no reward and were excluded; the last: {lost.reason}"
         yield Finding("ungraded", reason, {"attempts": lost.attempts})

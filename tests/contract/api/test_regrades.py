@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from leyden.libs.cli.__main__ import app
 from leyden.libs.grading.pool import Pool
 from leyden.libs.store import tables
+from leyden.libs.store.alarms.gradings import of_rewards
 from leyden.libs.store.database import Database
 from leyden.libs.store.runs.retention import prune_run
 from leyden.libs.store.runs.trials import Trial, answer_trial, lease_trials
@@ -250,3 +251,16 @@ async def test_the_command_stores_nothing_without_apply(api_url: str, database: 
         [row] = (await session.scalars(select(tables.Regrade))).all()
     assert (row.revision, row.token_name) == (2, "first-admin")
     assert CliRunner().invoke(app, words).exit_code == 2
+
+
+async def test_an_evaluation_that_a_regrade_repaired_is_no_longer_ungraded(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    async def ungraded(run: str) -> list[str]:
+        async with database.read() as session:
+            return [found.reason async for found in of_rewards(session, run) if found.name == "ungraded"]
+
+    rollout = await graded(database, evaluated=True, total=None)
+    assert await ungraded(rollout.run_id) == ["1 attempts have no reward and were excluded; the last: lost"]
+    assert (await api_http.post(f"/v1/rollouts/{rollout.id}/regrades", json=LENIENT)).status_code == 201
+    assert await ungraded(rollout.run_id) == []

@@ -54,7 +54,7 @@ def attempt(**changes: Any) -> dict[str, Any]:
         "calls": 2,
         "overflows": 0,
         "unfinished": 0,
-        "frozen": 0,
+        "training": changes.get("calls", 2),
         "untrainable": 0,
         "untrainable_reason": None,
     }
@@ -450,6 +450,22 @@ async def test_calls_that_the_document_gives_to_a_frozen_policy_raise_no_alarm(d
         await builders.add_call(database, rollout)
     assert await alarm_lines(database, run.id) == []
     await builders.add_call(database, rollouts[0], trainable=False, untrainable_reason="sampled with top_k")
+    assert await alarm_lines(database, run.id) == []
+
+
+async def test_calls_of_an_evaluation_raise_no_alarm_though_they_sample_as_the_agent_asks(database: Database) -> None:
+    run = await builders.add_run(database)
+    evaluation = f"{run.id}.e1"
+    async with database.session() as session:
+        session.add(
+            tables.Evaluation(
+                id=evaluation, run_id=run.id, number=1, dataset_id=run.dataset_id, rollouts_per_task=1, max_tasks=None
+            )
+        )
+    _, rollouts = await builders.add_group(database, run, size=6, evaluation_id=evaluation)
+    for rollout in rollouts:
+        await builders.finish_rollout(database, rollout, reward=1.0)
+        await builders.add_call(database, rollout, trainable=False, untrainable_reason="sampled with temperature")
     assert await alarm_lines(database, run.id) == []
 
 
