@@ -92,7 +92,9 @@ _JUDGED = text("""
     FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id
     JOIN rollout_rewards AS grades ON grades.rollout_id = rollouts.id
     WHERE step_groups.run_id = :policy AND step_groups.step IS NOT NULL AND rollouts.run_id = :run
-        AND grades.source IN ('score_model', 'relative_model')
+        AND grades.source IN ('score_model', 'relative_model') AND grades.state = 'scored'
+        -- A step shows the numbers that it trained on, whatever a later grading says.
+        AND grades.revision = 1
     GROUP BY step_groups.step
 """)
 
