@@ -89,16 +89,29 @@ class Quota(Generic[Key]):
     @contextmanager
     def storing(self, key: Key, sizes: Sequence[int]) -> Iterator[None]:
         """Counts items from now on, and for good if the block ends without an exception."""
-        amount = Amount(len(sizes), sum(sizes))
-        self._waiting[key] = self._waiting[key].plus(amount)
+        release = self.reserve(key, sizes)
         try:
             yield
-            self._used[key] = self._used.get(key, Amount()).plus(amount)
+            self._used[key] = self._used.get(key, Amount()).plus(_sum(sizes))
         finally:
+            release()
+
+    def reserve(self, key: Key, sizes: Sequence[int]) -> Callable[[], None]:
+        """Counts items that are to come, until the function that it returns is called."""
+        amount = _sum(sizes)
+        self._waiting[key] = self._waiting[key].plus(amount)
+
+        def release() -> None:
             left = self._waiting[key]
             self._waiting[key] = Amount(left.rows - amount.rows, left.size_bytes - amount.size_bytes)
             if not self._waiting[key].rows:
                 del self._waiting[key]
 
+        return release
+
     def _counted(self, key: Key) -> Amount:
         return self._used.get(key, Amount()).plus(self._waiting.get(key, Amount()))
+
+
+def _sum(sizes: Sequence[int]) -> Amount:
+    return Amount(len(sizes), sum(sizes))

@@ -181,10 +181,12 @@ class CallService:
                 # end() cancels only the calls that run.
                 if attempt.key in self._ended_attempts:
                     raise refusal(CapabilityError(Cause.ENDED))
+                # Many requests at once have passed the check above before any of them is stored.
+                release = self._recorder.reserve(attempt.key, request.choices, call.prompt_tokens)
             except BaseException:
                 self._release(attempt)
                 raise
-            self._run(call, wire_format)
+            self._run(call, wire_format, release)
             return request, call
 
     def _next_sequence(self) -> int:
@@ -364,13 +366,14 @@ class CallService:
         role = role_of(defaults.roles, request, agent)
         return Caller(agent, role, defaults.policy_id(attempt.run_id, role))
 
-    def _run(self, call: InFlightCall, wire_format: WireFormat) -> None:
+    def _run(self, call: InFlightCall, wire_format: WireFormat, release: Callable[[], None]) -> None:
         call.task = asyncio.create_task(self._serve(call, wire_format), name=f"call {call.request_id}")
         self._in_flight[call.task] = call
         call.delivery.has_call = True
         self._retries.add((call.context.attempt.key, call.context.request_sha256), call.request_id, call)
         metrics.IN_FLIGHT.inc()
         call.task.add_done_callback(lambda task: self._ended(call, task))
+        call.task.add_done_callback(lambda _: release())
 
     def _ended(self, call: InFlightCall, task: asyncio.Task[Completion]) -> None:
         del self._in_flight[task]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from leyden.libs.contracts.conversation import Turn
 from leyden.libs.store.attempts import AttemptKey
@@ -38,6 +38,11 @@ class Recorder:
     def check_room(self, attempt: AttemptKey, choices: int) -> None:
         """Passes an attempt that may store so many more calls. Raises: BadRequest."""
         self._quota.check(attempt, [CALL_BYTES] * choices)
+
+    def reserve(self, attempt: AttemptKey, choices: int, prompt_tokens: int) -> Callable[[], None]:
+        """Counts the rows of a call that begins, until the function that it returns is called. Raises: BadRequest."""
+        self.check_room(attempt, choices)
+        return self._quota.reserve(attempt, [CALL_BYTES + 4 * prompt_tokens] * choices)
 
     async def record(self, rows: Sequence[NewCall]) -> None:
         """Returns once the rows, the choices of one request, are durable. Cancelling the wait does not stop the write.

@@ -543,6 +543,21 @@ async def test_an_attempt_may_store_so_many_calls_and_no_more(tmp_path, database
     assert len(await stage.calls()) == 3
 
 
+async def test_calls_in_flight_count_for_what_an_attempt_may_store(tmp_path, database):
+    gate = asyncio.Event()
+    pace = {"pace": lambda _: gate.wait()}
+    async with scene(tmp_path, database, max_attempt_calls=4, engine=pace) as stage, stage.client() as agent:
+        asked = [
+            asyncio.create_task(agent.chat.completions.create(model="m", messages=HI, n=2, seed=number))
+            for number in range(4)
+        ]
+        refused, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        gate.set()
+        done = await asyncio.gather(*asked, return_exceptions=True)
+        assert refused and sum(isinstance(one, openai.BadRequestError) for one in done) == 2
+    assert len(await stage.calls()) == 4
+
+
 async def test_an_attempt_may_store_so_many_bytes_of_calls_and_of_objects(tmp_path, database):
     limits = {"max_attempt_call_bytes": 2**16, "max_attempt_objects": 4}
     async with scene(tmp_path, database, context_length=2**20, **limits) as stage, stage.client() as agent:
