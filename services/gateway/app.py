@@ -149,7 +149,10 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     app.state.reader = reader
     app.state.playground = Playground(models, engines)
     spans = EmbeddingSpans(database, hold_seconds=hold_seconds, quota=calls_quota)
-    app.state.embeddings = Embeddings(_servers(settings), _embedding_pools(settings, reader), bundled_model(), spans)
+    pools = _embedding_pools(settings, reader)
+    app.state.embeddings = Embeddings(
+        _servers(settings), pools, bundled_model(), spans, hold_seconds=settings.hold_seconds
+    )
     app.state.calls, app.state.deliveries, app.state.give_up = calls, deliveries, calls.close
     app.state.auth = Authenticator(KeyRing(settings.capability_keys_file, liveness.clock.now), liveness)
     app.state.checks.add("store", database.ping)

@@ -134,7 +134,7 @@ async def _embed(request: Request, form: EmbeddingForm | None) -> Response:
     service: Embeddings = request.app.state.embeddings
     try:
         # Before the body: a slow server holds the bodies of few requests, which the budget of model calls then spares.
-        async with service.turns:
+        async with service.turn(attempt.key):
             with request.app.state.budget.share() as share:
                 body = await body_of(request, share)
             if form is None:

