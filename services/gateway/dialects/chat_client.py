@@ -75,6 +75,10 @@ def request_document(request: ModelRequest, model: str, *, limit_name: str) -> J
         # The provider's tools are functions, and the choice may name one of another form.
         document["tool_choice"] = _choice(request)
         document["parallel_tool_calls"] = request.parallel_tool_calls
+    if not request.tools:
+        # As where all of them were the provider's own: without tools it refuses both.
+        for name in ("tool_choice", "parallel_tool_calls"):
+            document.pop(name, None)
     return {**document, "model": model, "messages": [_message(turn) for turn in request.turns]}
 
 
@@ -134,5 +138,6 @@ def _answer(choice: _Choice, index: int, request_id: str) -> Answer:
         for number, call in enumerate(message.tool_calls or ())
     )
     turn = Turn("assistant", message.content or "", tool_calls=calls, reasoning=message.reasoning_content or None)
-    finish = choice.finish_reason
-    return Answer(index, turn, finish if finish in {"length", "tool_calls"} else "stop", None)
+    # A provider may say `stop` where it was told which tool to call.
+    called = "tool_calls" if calls else "stop"
+    return Answer(index, turn, "length" if choice.finish_reason == "length" else called, None)

@@ -9,7 +9,8 @@ import pytest
 
 from leyden.libs.contracts.conversation import Json
 from leyden.services.gateway.dialects.base import WireFormat
-from leyden.services.gateway.dialects.chat_client import request_document
+from leyden.services.gateway.dialects.chat_client import read_answer, request_document
+from leyden.services.gateway.dialects.chat_completions import ChatCompletions
 from leyden.services.gateway.dialects.gemini.dialect import Gemini
 from leyden.services.gateway.dialects.messages import Messages
 from leyden.services.gateway.dialects.ollama import OllamaChat
@@ -76,3 +77,18 @@ def test_a_provider_is_told_of_choices_and_of_how_tools_may_be_called(
     wire_format: WireFormat, body: Json, asked: Json
 ) -> None:
     assert sent(wire_format, body) == asked
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"), [("stop", "tool_calls"), ("tool_calls", "tool_calls"), ("length", "length")]
+)
+def test_an_answer_with_calls_ends_with_them_whatever_the_provider_says(reason: str, finish: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    body = json.dumps({"choices": [{"message": message, "finish_reason": reason}]}).encode()
+    assert read_answer(body, 1, "r").answers[0].finish_reason == finish
+
+
+def test_without_tools_a_provider_gets_no_choice_of_them() -> None:
+    body = {"model": "m", "messages": [TURN], "tool_choice": "none", "parallel_tool_calls": False}
+    assert sent(ChatCompletions(), body) == {}
