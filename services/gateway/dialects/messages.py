@@ -222,7 +222,8 @@ class MessageEvents:
         if self._is_thinking:
             return b""
         self._is_thinking = True
-        return self._start_block({"type": "thinking", "thinking": "", "signature": ""})
+        # A model may think again after a text.
+        return self._stop_block() + self._start_block({"type": "thinking", "thinking": "", "signature": ""})
 
     def _thinking_ended(self) -> bytes:
         if not self._is_thinking:

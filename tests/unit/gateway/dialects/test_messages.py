@@ -93,6 +93,17 @@ def test_a_stream_has_the_blocks_of_the_body_and_they_are_sent_back_as_sampled(t
     ]
 
 
+def test_thinking_after_a_text_begins_once_that_block_has_ended():
+    """gpt-oss thinks, writes a preamble and thinks again."""
+    asked, done = request([], thinks=True), completion("Let me look.Yes.", [], "Hm.So.")
+    writer = Messages().stream(asked, "c1", 0, 3)
+    events = writer.reasoning(0, "Hm.") + writer.text(0, "Let me look.", None) + writer.reasoning(0, "So.")
+    events += writer.rest(done.answers[0], "Yes.", None) + writer.end(done)
+    names = [json.loads(line[6:])["type"] for line in events.split(b"\n") if line.startswith(b"data: ")]
+    blocks = [name for name in names if name in {"content_block_start", "content_block_stop"}]
+    assert blocks == ["content_block_start", "content_block_stop"] * 4
+
+
 def test_thinking_of_another_model_is_reasoning():
     blocks = [
         {"type": "thinking", "thinking": "Hm.", "signature": "of another model"},
