@@ -5,24 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-import jsonschema_rs
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from leyden.libs.contracts.conversation import Json, Tool
 from leyden.libs.contracts.strict import MAX_DEPTH, has_more_values, is_too_deep
 from leyden.services.gateway.errors import BadRequest
+from leyden.services.gateway.schemas import check_schema, check_strict_tools
 
 MAX_VALUES = 100_000
 """Limit of objects, arrays and commas in a body: parsing 16 MiB of them would block all other calls for 20 s."""
-MAX_SCHEMA_BYTES = 128 * 1024
-"""Limit of an answer's schema: an engine compiles it, and every call's row holds it."""
-DRAFTS = {
-    *(f"http://json-schema.org/draft-{number}/schema" for number in ("04", "06", "07")),
-    *(f"https://json-schema.org/draft/{year}/schema" for year in ("2019-09", "2020-12")),
-}
-"""Drafts of JSON Schema whose own schemas the library has; it would fetch another one."""
-
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -103,32 +95,6 @@ def answer_schema(kind: str, schema: Json | None, *, param: str, place: str) -> 
     return schema
 
 
-def check_schema(schema: object, place: str, *, tool: str | None = None) -> None:
-    """Passes a JSON Schema. It compiles none of its patterns, which an agent could make last for minutes.
-
-    Args:   place: the field with the schema; tool: the name of the tool that has the schema
-    Raises: BadRequest: it is no object, large, invalid, or refers to another document
-    """
-    if not isinstance(schema, dict):
-        owner = "" if tool is None else f" of the tool '{tool[:100]}'"
-        raise BadRequest(f"{place}{owner} must be a JSON object.", param=place, code="invalid_value")
-    if len(orjson.dumps(schema)) > MAX_SCHEMA_BYTES:
-        raise BadRequest(
-            f"{place} has more than {MAX_SCHEMA_BYTES} bytes: send a smaller schema.", param=place, code="invalid_value"
-        )
-    draft = schema.get("$schema")
-    reason = f"{draft[:100]} is no draft of it" if isinstance(draft, str) and draft.rstrip("#") not in DRAFTS else ""
-    if remote := next(_remote_references(schema), None):
-        reason = f"it cannot refer to {remote[:100]}"
-    if not reason:
-        try:
-            jsonschema_rs.meta.validate(schema)
-        except ValueError as error:
-            reason = str(error).partition("\n")[0][:300]
-    if reason:
-        raise BadRequest(f"{place} is not a valid JSON Schema: {reason}.", param=place, code="invalid_value")
-
-
 def required_tools(
     tools: Sequence[Tool], names: Sequence[str] | None, *, param: str = "tool_choice"
 ) -> tuple[str, ...]:
@@ -146,27 +112,8 @@ def required_tools(
             message = f"{param} names '{name[:100]}', but `tools` has no such tool."
             raise BadRequest(message, param=param, code="invalid_value")
     required = tuple(given if names is None else names)
-    strict = set(required)
-    for index, tool in enumerate(tools):
-        if tool.name in strict and tool.is_strict and tool.parameters:
-            check_schema(tool.parameters, f"tools[{index}].parameters", tool=tool.name)
+    check_strict_tools(tools, required)
     return required
-
-
-def _remote_references(value: object) -> Iterator[str]:
-    """Yields the references to other documents in a schema, which nests at most MAX_DEPTH levels."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            if (
-                name in {"$ref", "$dynamicRef", "$recursiveRef"}
-                and isinstance(inner, str)
-                and not inner.startswith("#")
-            ):
-                yield inner
-            yield from _remote_references(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _remote_references(inner)
 
 
 def _bad_request(error: ValidationError, document: Json) -> BadRequest:

@@ -19,9 +19,10 @@ from leyden.libs.contracts.conversation import Dialect, Json, Tool, ToolCall, Tu
 from leyden.services.gateway.calls.context import Answer, Completion, ModelRequest, Sampling, TokenLogprob
 from leyden.services.gateway.dialects.arguments import arguments_object, arguments_text
 from leyden.services.gateway.dialects.base import WireFormat
-from leyden.services.gateway.dialects.body import Integer, Wire, check_schema, read_object, validated
+from leyden.services.gateway.dialects.body import Integer, Wire, read_object, validated
 from leyden.services.gateway.dialects.chat_completions import StopText, logprobs_of
 from leyden.services.gateway.errors import BadRequest, GatewayError
+from leyden.services.gateway.schemas import check_schema
 
 CONVERSATION = frozenset({"messages", "tools"})
 

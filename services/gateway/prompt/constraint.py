@@ -11,6 +11,7 @@ from leyden.libs.contracts.conversation import Json, Tool
 from leyden.services.gateway.calls.context import ModelRequest
 from leyden.services.gateway.errors import BadRequest
 from leyden.services.gateway.prompt.template import ChatModel
+from leyden.services.gateway.schemas import check_strict_tools
 
 
 def decoding_constraint(model: ChatModel, request: ModelRequest) -> dict[str, str]:
@@ -33,6 +34,8 @@ def decoding_constraint(model: ChatModel, request: ModelRequest) -> dict[str, st
         )
         raise BadRequest(message, param=param, code="unsupported_parameter")
     names = request.required_tools or [tool.name for tool in request.tools]
+    # Beside an answer's format a strict tool constrains decoding, too, whether it must be called or may.
+    check_strict_tools(request.tools, names)
     tools = [tool for tool in request.tools if tool.name in names]
     calls = _calls(tools, is_single=not (request.parallel_tool_calls and model.renders_parallel_calls))
     if request.required_tools:

@@ -208,6 +208,11 @@ async def test_tools_and_a_schema_give_calls_or_an_answer(tmp_path: Path, databa
             "tools[0].parameters",
             "invalid_value",
         ),
+        (
+            {"response_format": SCHEMA, "tools": [STRICT_AND_WRONG]},
+            "tools[0].parameters",
+            "invalid_value",
+        ),
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
         (
             {"tool_choice": {"type": "function", "function": {"name": "fly"}}, "tools": TOOLS},

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field
 from leyden.libs.contracts.conversation import Dialect, Json, Tool, Turn
 from leyden.services.gateway.calls.context import Completion, ModelRequest, Sampling
 from leyden.services.gateway.dialects.base import WireFormat
-from leyden.services.gateway.dialects.body import Integer, check_schema, read_object, required_tools, validated
+from leyden.services.gateway.dialects.body import Integer, read_object, required_tools, validated
 from leyden.services.gateway.dialects.chat_completions import StopText
 from leyden.services.gateway.dialects.gemini.answers import answer_body, error_of
 from leyden.services.gateway.dialects.gemini.chunks import Chunks, Form
@@ -25,6 +25,7 @@ from leyden.services.gateway.dialects.gemini.schema import json_schema
 from leyden.services.gateway.dialects.gemini.wire import Proto
 from leyden.services.gateway.dialects.hosted import without_hosted
 from leyden.services.gateway.errors import BadRequest, GatewayError
+from leyden.services.gateway.schemas import check_schema
 
 CONVERSATION = frozenset({"contents", "systemInstruction", "system_instruction", "tools"})
 COUNTED = "generateContentRequest", "generate_content_request"
