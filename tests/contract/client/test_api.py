@@ -42,7 +42,7 @@ def test_the_client_creates_pauses_and_cancels_a_run(leyden: Client, tmp_path: P
     assert found == made.model_copy(update={"progress": made.progress.model_copy(update={"next_step": next_step})})
     assert leyden.pause_run(made.id).intent == "paused"
     assert leyden.resume_run(made.id).intent == "running"
-    evaluation = leyden.evaluate_run(made.id, EvaluationRequest(policy_version=0))
+    evaluation = leyden.evaluate_run(made.id, EvaluationRequest(policy_version=0, dataset="questions"))
     assert list(leyden.evaluations(made.id)) == [leyden.evaluation(made.id, 1)] == [evaluation]
     assert leyden.cancel_run(made.id).allowed_actions == []
     assert [list(leyden.steps(made.id)), list(leyden.policies(made.id)), list(leyden.rollouts(run=made.id))] == [[]] * 3

@@ -244,7 +244,10 @@ def test_a_writer_pauses_a_run_after_a_question_and_a_reader_cannot(
 
 
 def test_a_refused_action_shows_the_apis_own_sentence(insert: Insert[str], open_page: Callable[[str], Visitor]) -> None:
-    visitor = writer(open_page, f"/runs/{insert(with_steps)}")
+    async def planned(database: Database) -> str:
+        return (await builders.add_run(database, config=builders.run_document(evaluation={"dataset": "questions"}))).id
+
+    visitor = writer(open_page, f"/runs/{insert(planned)}")
     page = visitor.page
     page.get_by_role("button", name="Evaluate now").click()
     page.get_by_role("button", name="Yes, evaluate now").click()
@@ -256,6 +259,16 @@ def test_a_refused_action_shows_the_apis_own_sentence(insert: Insert[str], open_
     expect(page.get_by_role("alert")).to_have_count(0)
     # The browser reports the refusal as an error of its own.
     visitor.complaints[:] = [one for one in visitor.complaints if "404" not in one]
+
+
+def test_a_run_without_held_out_tasks_is_evaluated_by_a_command(
+    insert: Insert[str], open_page: Callable[[str], Visitor]
+) -> None:
+    run = insert(with_steps)
+    page = writer(open_page, f"/runs/{run}").page
+    expect(page.get_by_role("button", name="Pause", exact=True)).to_be_visible()
+    expect(page.get_by_role("button", name="Evaluate now")).to_have_count(0)
+    expect(page.get_by_text(f"leyden run evaluate {run} --dataset NAME")).to_be_visible()
 
 
 def test_a_continued_run_shows_what_it_changed(insert: Insert[str], open_page: Callable[[str], Visitor]) -> None:
