@@ -124,6 +124,9 @@ def _rows(runs: list[Run], sender: Sender) -> Rows:
         except SpanRejected as error:
             rows.rejected += 1
             rows.message = str(error)
+        except RecursionError:
+            rows.rejected += 1
+            rows.message = "a field of a run is nested too deep"
     return rows
 
 
@@ -186,7 +189,10 @@ def _is_failure(outputs: Any) -> bool:
     if isinstance(outputs, str):
         if "error" not in outputs:
             return False
-        outputs = _loads(outputs.encode())
+        try:
+            outputs = orjson.loads(outputs)
+        except orjson.JSONDecodeError:
+            return False
     output = _fields(outputs if isinstance(outputs, dict) else {}, "output")
     return "error" in (output.get("status"), _fields(output, "kwargs").get("status"))
 

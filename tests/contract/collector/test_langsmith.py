@@ -223,7 +223,8 @@ async def test_runs_nested_too_deep_to_be_written_are_left_out_and_counted(colle
     for _ in range(300):
         deep = [deep]
     broken = [run(FAILED, **ended, inputs={"a": deep}), run(OVERFLOWING, **ended, outputs={"a": deep})]
-    runs = [*broken, run(SLOW, **ended)]
+    # No failure of its own: text that is no JSON.
+    runs = [*broken, run(SLOW, **ended, run_type="tool", outputs="an error of the tool")]
     answer = await collector.post(
         "/langsmith/runs/batch", json.dumps({"post": runs}), {"content-type": "application/json"}
     )
