@@ -97,11 +97,15 @@ class Quota(Generic[Key]):
             release()
 
     def reserve(self, key: Key, sizes: Sequence[int]) -> Callable[[], None]:
-        """Counts items that are to come, until the function that it returns is called."""
-        amount = _sum(sizes)
+        """Counts items that are to come, until the function that it returns is called; again, it changes nothing."""
+        amount, is_released = _sum(sizes), False
         self._waiting[key] = self._waiting[key].plus(amount)
 
         def release() -> None:
+            nonlocal is_released
+            if is_released:
+                return
+            is_released = True
             left = self._waiting[key]
             self._waiting[key] = Amount(left.rows - amount.rows, left.size_bytes - amount.size_bytes)
             if not self._waiting[key].rows:

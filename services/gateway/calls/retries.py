@@ -46,6 +46,8 @@ class InFlightCall:
     gives_up: asyncio.TimerHandle | None = None
     is_taken: bool = False
     """Whether a repeat joined it and does not listen yet."""
+    release_room: Callable[[], None] = lambda: None
+    """Ends the reservation of its rows: before they are recorded, and at its end."""
     is_recorded: bool = False
     recorded_at: float | None = None
     has_attempt_ended: bool = False

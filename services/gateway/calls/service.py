@@ -182,11 +182,13 @@ class CallService:
                 if attempt.key in self._ended_attempts:
                     raise refusal(CapabilityError(Cause.ENDED))
                 # Many requests at once have passed the check above before any of them is stored.
-                release = self._recorder.reserve(attempt.key, request.choices, call.prompt_tokens)
+                prompt = call.context.prompt
+                added = len(prompt.ids) - prompt.shared_tokens
+                call.release_room = self._recorder.reserve(attempt.key, request.choices, added)
             except BaseException:
                 self._release(attempt)
                 raise
-            self._run(call, wire_format, release)
+            self._run(call, wire_format)
             return request, call
 
     def _next_sequence(self) -> int:
@@ -366,17 +368,17 @@ class CallService:
         role = role_of(defaults.roles, request, agent)
         return Caller(agent, role, defaults.policy_id(attempt.run_id, role))
 
-    def _run(self, call: InFlightCall, wire_format: WireFormat, release: Callable[[], None]) -> None:
+    def _run(self, call: InFlightCall, wire_format: WireFormat) -> None:
         call.task = asyncio.create_task(self._serve(call, wire_format), name=f"call {call.request_id}")
         self._in_flight[call.task] = call
         call.delivery.has_call = True
         self._retries.add((call.context.attempt.key, call.context.request_sha256), call.request_id, call)
         metrics.IN_FLIGHT.inc()
         call.task.add_done_callback(lambda task: self._ended(call, task))
-        call.task.add_done_callback(lambda _: release())
 
     def _ended(self, call: InFlightCall, task: asyncio.Task[Completion]) -> None:
         del self._in_flight[task]
+        call.release_room()
         self._release(call.context.attempt)
         self._retries.remove((call.context.attempt.key, call.context.request_sha256), call)
         metrics.IN_FLIGHT.dec()
@@ -442,6 +444,7 @@ class CallService:
             for choice, answer in zip(call.choices, answers, strict=True)
         ]
         call.is_recorded = True
+        call.release_room()
         await self._recorder.record(rows)
         call.recorded_at = time.perf_counter()
         call.sampler.remember(call.context, call.choices, answers)
@@ -472,6 +475,7 @@ class CallService:
         call.is_recorded = True
         with suppress(GatewayError):
             rows = [call.context.row(choice, status, reason, None) for choice in call.choices]
+            call.release_room()
             await self._recorder.record([replace(row, finish_reason=code) for row in rows])
 
 

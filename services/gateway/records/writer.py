@@ -39,10 +39,14 @@ class Recorder:
         """Passes an attempt that may store so many more calls. Raises: BadRequest."""
         self._quota.check(attempt, [CALL_BYTES] * choices)
 
-    def reserve(self, attempt: AttemptKey, choices: int, prompt_tokens: int) -> Callable[[], None]:
-        """Counts the rows of a call that begins, until the function that it returns is called. Raises: BadRequest."""
+    def reserve(self, attempt: AttemptKey, choices: int, added_tokens: int) -> Callable[[], None]:
+        """Counts the rows of a call that begins, until the function that it returns is called, as before its record.
+
+        Args: added_tokens: what its prompt adds to that of the call before it
+        Raises: BadRequest
+        """
         self.check_room(attempt, choices)
-        return self._quota.reserve(attempt, [CALL_BYTES + 4 * prompt_tokens] * choices)
+        return self._quota.reserve(attempt, [CALL_BYTES + 4 * added_tokens] * choices)
 
     async def record(self, rows: Sequence[NewCall]) -> None:
         """Returns once the rows, the choices of one request, are durable. Cancelling the wait does not stop the write.
