@@ -26,12 +26,12 @@ from leyden.services.gateway.embeddings.engines import EmbeddingPools
 from leyden.services.gateway.embeddings.request import Embedded, Embedder, EmbeddingRequest, read_request
 from leyden.services.gateway.embeddings.servers import Servers
 from leyden.services.gateway.embeddings.span import embedding_span
-from leyden.services.gateway.errors import BadRequest, NotServed, Unavailable
+from leyden.services.gateway.errors import BadRequest, NotServed, TooManyCalls, Unavailable
 from leyden.services.gateway.records.embeddings import EmbeddingSpans
 
 MAX_REQUESTS = 16
 """At once; further ones wait before their bodies are read."""
-MAX_ATTEMPT_REQUESTS = 4
+MAX_ATTEMPT_REQUESTS = 8
 """Those of one attempt at once: its slow clients leave room for others."""
 REMEDY = (
     "This run has no embeddings: name a provider or a pool in it (embeddings: {provider: NAME}, or {pool: NAME}), set"
@@ -65,13 +65,21 @@ class Embeddings:
     async def turn(self, attempt: AttemptKey) -> AsyncIterator[None]:
         """Waits until few enough requests are at work, of all attempts and of this one.
 
-        Raises: Unavailable: no turn was free for `hold_seconds`
+        Raises: TooManyCalls: the attempt's own requests took all of its turns for `hold_seconds`; Unavailable: those of
+            others did
         """
         own = self._of_attempts.setdefault(attempt, asyncio.Semaphore(MAX_ATTEMPT_REQUESTS))
         async with AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(self._hold_seconds):
                     await stack.enter_async_context(own)
+            except TimeoutError:
+                message = (
+                    f"This attempt has {MAX_ATTEMPT_REQUESTS} requests for embeddings at work; wait for some of them."
+                )
+                raise TooManyCalls(message, code="rate_limit_exceeded", retry_after_seconds=1) from None
+            try:
+                async with asyncio.timeout(self._hold_seconds):
                     await stack.enter_async_context(self._turns)
             except TimeoutError:
                 message = "Too many requests for embeddings at once; try again."

@@ -9,7 +9,7 @@ import pytest
 
 from leyden.libs.store.attempts import AttemptKey
 from leyden.services.gateway.embeddings.service import MAX_ATTEMPT_REQUESTS, MAX_REQUESTS, Embeddings
-from leyden.services.gateway.errors import Unavailable
+from leyden.services.gateway.errors import TooManyCalls, Unavailable
 
 NOTHING = cast(Any, None)
 
@@ -27,7 +27,7 @@ async def test_an_attempt_has_few_turns_at_once_and_others_have_theirs() -> None
     asked.append(asyncio.create_task(ask("other")))
     done, _ = await asyncio.wait(asked, timeout=1)
     assert sorted(begun) == ["other"] + ["slow"] * MAX_ATTEMPT_REQUESTS
-    assert {type(one.exception()) for one in done} == {Unavailable}
+    assert {type(one.exception()) for one in done} == {TooManyCalls}
     ended.set()
     await asyncio.gather(*asked, return_exceptions=True)
     async with service.turn(AttemptKey("slow", 1)):
