@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, NamedTuple, get_args
 
 from leyden.libs.contracts.conversation import Json, Tool
@@ -235,7 +236,13 @@ CALL_TOKENS: dict[ToolParserName, tuple[str, ...]] = {
     "phi4": ("<|tool_call|>", "<|/tool_call|>"),
 }  # fmt: skip
 """Tokens around the calls of an answer, which begin and end no turn; those of gpt-oss all do."""
-TEXT_TAGS = frozenset({*CALL_TOKENS["glm"], "<tool_response>", "</tool_response>", "<think>", "</think>"})
+TEXT_TAGS = frozenset(
+    {
+        *chain.from_iterable(CALL_TOKENS.values()),
+        *("<tool_response>", "</tool_response>", "<think>", "</think>", "<tools>", "</tools>"),
+        *(f"<｜tool▁output{form}｜>" for form in ("s▁begin", "▁begin", "▁end", "s▁end")),
+    }
+)
 """Tokens that texts may write where they are no special ones: agents explain calls and send results in these tags.
 
 None of them begins a turn. Qwen3's template itself looks for them in users' messages.
