@@ -65,17 +65,26 @@ class HoldTimeout:
 
     def renew(self) -> None:
         """Restarts the time; called when the call gets tokens."""
+        self._silences = 0
         self._deadline = asyncio.get_running_loop().time() + self._seconds
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time within the block does not count: an engine has accepted the request."""
+        """Time within the block does not count: an engine has accepted the request.
+
+        It counts from the second time on that the engine falls silent: engines that hang may be all that there are.
+        """
         clock = asyncio.get_running_loop().time
-        began = clock()
+        began, counts = clock(), False
         try:
             yield
+        except TimeoutError:
+            self._silences += 1
+            counts = self._silences > 1
+            raise
         finally:
-            self._deadline += clock() - began
+            if not counts:
+                self._deadline += clock() - began
 
     def lose(self, url: str, cause: str) -> None:
         """Notes why the last engine lost the request, for the record of a call that fails."""

@@ -444,6 +444,16 @@ async def test_time_at_an_engine_is_no_wait_for_one() -> None:
     assert tokens.ids[-1] == 2 and len(server.requests) == 2
 
 
+async def test_an_engine_that_falls_silent_again_and_again_is_waited_for_no_longer() -> None:
+    server = Server(*[[CHUNKED, b"wait"]] * 9)
+    async with server.serving(), client_of(server.url, silence_seconds=0.5, hold_seconds=0.8) as engines:
+        with pytest.raises(Unavailable):
+            await engines.sample()
+        server.go_on.set()
+        await server.is_left.wait()
+    assert len(server.requests) == 3
+
+
 @contextmanager
 def deaf() -> Iterator[str]:
     """The address of a server that accepts connections and reads nothing from them."""
