@@ -213,14 +213,14 @@ class Attempt:
             content = self._end_document(error or refused)
         answer = self._http.post(f"{self._address}/{self.leased.id}/end", content)
         self.ended = EndedAttempt.model_validate_json(answer)
-        if unsendable is not None:
+        if unsendable is not None and error is None:
             raise unsendable
 
     def _end_document(self, error: BaseException | None) -> bytes:
         outcome: Literal["succeeded", "failed", "given_back"] = "succeeded"
         if error is not None:
             outcome = "failed" if isinstance(error, Exception) else "given_back"
-        fields: dict[str, Any] = {"outcome": outcome, "output": _sendable(self.output), "facts": self.facts}
+        fields: dict[str, Any] = {"outcome": outcome, "output": _sendable(str(self.output)), "facts": self.facts}
         if error is None:
             fields |= {"reward": self.reward, "rewards": self.rewards or None}
         else:

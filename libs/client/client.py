@@ -68,10 +68,10 @@ from leyden.libs.contracts.ids import new_id
 Item = TypeVar("Item", bound=BaseModel)
 PAGE = 200
 CALL_PAGE = 100
-CURVES = 100
-GRADE_SECONDS = 660.0
 FINE_TUNING = frozenset({"openai", "trl", "pairs"})
 """Forms of exports that train models."""
+CURVES = 100
+GRADE_SECONDS = 660.0
 """The longest wait for grades: longer than the API's own."""
 
 
@@ -407,21 +407,21 @@ class Client:
         """Finished rollouts as rows of JSON for other tools; iterate over it, and read its `left_out` afterwards.
 
         Args: form: atif, openai, trl, pairs, or parquet, whose `write_parquet` writes a file; evaluation: id of one,
-            `none` for training rollouts alone, which is the default of openai, trl and pairs, or `all`; role, policy:
+            `none` for training rollouts alone, which is the default of openai, trl and pairs for a run that trains, or
+            `all`; role, policy:
             conversations of one role, or of the roles that a further policy answers; max_per_task: the best rollouts of
             a task, or the groups with the best ones for pairs; the others: see `rollouts`
         Raises: Refused: the format or the policy does not exist
         """
-        roles = None if role is None else {role}
+        run, roles = self.run(run_id), None if role is None else {role}
         if policy is not None:
-            run = self.run(run_id)
             if run.config is None:
                 raise Refused(f"run {run_id} tells no roles of a policy: {run.reason}")
             served = {one.name for one in run.config.roles if one.policy == policy}
             if not served:
                 raise Refused(f"no role of the run has the policy {policy!r}: choose one of `roles` in its document")
             roles = served if roles is None else roles & served
-        if evaluation is None and form in FINE_TUNING:
+        if evaluation is None and form in FINE_TUNING and (run.config is None or run.config.training.steps):
             # A model that is tuned on held-out tasks would be measured on what it has seen.
             evaluation = "none"
         rollouts = self.rollouts(

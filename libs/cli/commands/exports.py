@@ -42,7 +42,7 @@ def export(
         str | None,
         typer.Option(
             help="Rollouts of this evaluation, none for training rollouts, or all.",
-            show_default="none for openai, trl and pairs, else all",
+            show_default="none for openai, trl and pairs of a run that trains, else all",
         ),
     ] = None,
     step: OfStep = None,
