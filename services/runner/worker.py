@@ -261,9 +261,9 @@ class Runner:
                 if adopted:
                     log.info("attempts adopted", attempts=len(adopted))
                 self._start(adopted)
-                for one in found:
-                    if one not in wanted:
-                        await backend.discard(one.rollout_id, one.attempt)
+                # Side by side: a slow cluster takes seconds for each.
+                unwanted = [one for one in found if one not in wanted]
+                await asyncio.gather(*(backend.discard(one.rollout_id, one.attempt) for one in unwanted))
 
     def _detach(self) -> bool:
         """Leaves agents at work that can outlive this process; their leases run on until another runner adopts them."""
