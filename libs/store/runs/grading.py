@@ -32,7 +32,8 @@ MAX_OUTPUT = 1_000_000
 MAX_LEASES = 10
 """Leases of an attempt, after which its grading fails: it may be what ends its graders.
 
-So many, because a grader that dies takes a try from every attempt that it grades, and they are not to blame.
+So many, because a grader that dies takes a try from every attempt that it grades: the others, which are not to blame,
+seldom meet it ten times.
 """
 _GRADERS_DIED = f"its grader died {MAX_LEASES} times while it graded, or lost the store"
 

@@ -268,6 +268,7 @@ def test_a_run_without_held_out_tasks_is_evaluated_by_a_command(
     page = writer(open_page, f"/runs/{run}").page
     expect(page.get_by_role("button", name="Pause", exact=True)).to_be_visible()
     expect(page.get_by_role("button", name="Evaluate now")).to_have_count(0)
+    page.get_by_role("link", name="Evaluations", exact=True).click()
     expect(page.get_by_text(f"leyden run evaluate {run} --dataset NAME")).to_be_visible()
 
 
