@@ -38,7 +38,7 @@ case $1 in
 esac
 exit "$status"
 """
-CALLS = {"calls": 1, "overflows": 0, "unfinished": 0, "frozen": 0, "untrainable": 0, "untrainable_reason": None}
+CALLS = {"calls": 1, "overflows": 0, "unfinished": 0, "training": 1, "untrainable": 0, "untrainable_reason": None}
 ENDED = {"StartedAt": "2026-01-01T00:00:00Z", "Running": False, "OOMKilled": False}
 
 
