@@ -85,7 +85,8 @@ class Controller:
         trained = [run for team in active for run in team.runs if self._needs_trainer(team, run)]
         of_pools = {name: pool.model_path for name, pool in self.settings.engine_pools().items()}
         models = {run.id: models_of(run.config, of_pools.get(run.config.pool)) for run in trained}
-        self.trainers.reconcile({run.id: run.steps_done for run in trained}, models)
+        finished = [run.id for team in active for run in team.runs if run not in trained and run.has_all_steps]
+        self.trainers.reconcile({run.id: run.steps_done for run in trained}, models, finished)
         await self._set_targets(active)
         admitted = [rollout for team in active for rollout in await self._admit(team)]
         await self._line.enqueue(queued, admitted)

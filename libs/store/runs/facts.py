@@ -71,6 +71,11 @@ class RunFacts:
     run_phase: RunPhase | None = None
     policy: str | None = None
 
+    @property
+    def has_all_steps(self) -> bool:
+        """Whether every step of the document is done; without steps a trainer has to record version 0."""
+        return self.latest_version is not None and self.steps_done >= self.config.training.steps
+
 
 @dataclass(frozen=True)
 class BrokenRun:

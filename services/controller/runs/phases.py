@@ -39,9 +39,7 @@ class Team:
 
     def has_made_steps(self, run: RunFacts) -> bool:
         """Whether a run's own trainer has no step to make; without steps it has to record version 0."""
-        if run.latest_version is None:
-            return False
-        return run.steps_done >= run.config.training.steps or self.stop_reason is not None
+        return run.has_all_steps or (run.latest_version is not None and self.stop_reason is not None)
 
     @property
     def trained(self) -> bool:

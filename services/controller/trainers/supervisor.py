@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from prometheus_client import Counter
@@ -39,6 +40,8 @@ ENDS = Counter("controller_trainer_ends_total", "Trainers that ended, planned en
 POLL_SECONDS = 0.2
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
+FINISH_SECONDS = 900.0
+"""How long a trainer may take to write the checkpoint of its last step, and to prune and publish."""
 
 
 class EndJournal(Protocol):
@@ -88,23 +91,37 @@ class TrainerSupervisor:
         self._planned: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._steps: dict[str, int] = {}
+        self._finishing: dict[str, float] = {}
+        """Runs that have all of their steps, and the time until which their trainers may still write the last one."""
         self._models: Mapping[str, TrainerModels] = {}
         self._waiting: dict[str, str] = {}
         self._failures: dict[str, str] = {}
         self._inherited: asyncio.Task[None] | None = None
 
-    def reconcile(self, steps_done: dict[str, int], models: Mapping[str, TrainerModels] | None = None) -> None:
+    def reconcile(
+        self,
+        steps_done: dict[str, int],
+        models: Mapping[str, TrainerModels] | None = None,
+        finished: Collection[str] = (),
+    ) -> None:
         """Starts and stops trainers, so that exactly these runs have one.
 
-        Args: steps_done: by run; ends before the last step count no more; models: by run, those that its trainer reads
+        Args: steps_done: by run; ends before the last step count no more; models: by run, those that its trainer reads;
+            finished: runs whose last step is made: their trainers write its checkpoint, and end by themselves
         """
         self._models = models or {}
         self._steps = dict(steps_done)
+        now = time.monotonic()
+        self._finishing |= {run_id: now + FINISH_SECONDS for run_id in finished if run_id not in self._finishing}
         for run_id in self._tasks.keys() - steps_done.keys():
+            if now < self._finishing.get(run_id, 0.0):
+                continue
+            self._finishing.pop(run_id, None)
             # Once: a second time it would no longer wait for the end of its trainer.
             if not self._tasks[run_id].cancelling():
                 self._tasks[run_id].cancel()
         self._tasks = {run_id: task for run_id, task in self._tasks.items() if not task.done()}
+        self._finishing = {run_id: until for run_id, until in self._finishing.items() if run_id in self._tasks}
         for run_id in steps_done.keys() - self._tasks.keys() - self._failures.keys():
             self._tasks[run_id] = asyncio.create_task(self._supervise(run_id), name=f"trainer {run_id}")
         if self._inherited is None:
@@ -146,8 +163,8 @@ class TrainerSupervisor:
             log.error("a trainer may still run", trainer=attempt.name, cause=str(error))
 
     async def _supervise(self, run_id: str) -> None:
-        done = 0
-        while True:
+        done, steps = 0, self._steps.get(run_id)
+        while run_id in self._steps:
             try:
                 attempt = await self._next_attempt(run_id)
                 status = await self._run(attempt)
@@ -155,13 +172,15 @@ class TrainerSupervisor:
                 self._failures[run_id] = f"the trainer could not be started: {error}"
                 return
             if status.state is TrainerState.DONE:
-                # The next tick sees that the run needs no trainer.
-                done, self._planned[run_id] = done + 1, attempt.number
+                # The next tick sees that the run needs no trainer. Steps in between forgive ends, as those of a drain.
+                self._planned[run_id] = attempt.number
+                done = done + 1 if self._steps.get(run_id) == steps else 1
+                steps = self._steps.get(run_id)
                 reason, pause = self._left(done), FIRST_PAUSE_SECONDS
             else:
                 ends = await self._record(attempt, status)
                 reason, pause = verdict(ends, self._settings), FIRST_PAUSE_SECONDS * 2.0 ** max(0, len(ends) - 1)
-            if reason is not None:
+            if reason is not None and run_id in self._steps:
                 self._failures[run_id] = reason
                 return
             await asyncio.sleep(min(LONGEST_PAUSE_SECONDS, pause))
@@ -195,7 +214,7 @@ class TrainerSupervisor:
             return status
         except asyncio.CancelledError:
             # `close` cancels as well, and leaves the trainers to the backend.
-            if attempt.run_id not in self._steps:
+            if attempt.run_id not in self._steps and attempt.run_id not in self._finishing:
                 self._planned[attempt.run_id] = attempt.number
                 await asyncio.shield(asyncio.ensure_future(self._stop(attempt)))
             raise

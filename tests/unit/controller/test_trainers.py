@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -374,6 +375,38 @@ async def test_a_trainer_that_still_ends_is_followed_by_none(monkeypatch: pytest
     ended.set()
     await eventually(lambda: made.reconcile({"run-a": 0}) or len(cluster.journal) == 3)
     assert cluster.journal[2] == "start trainer-run-a-2"
+    await made.close()
+
+
+async def test_a_trainer_ends_by_itself_after_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes the last checkpoint meanwhile; one that never ends is stopped."""
+    cluster, attempt = Cluster(), TrainerAttempt("run-a", 1)
+    made = TrainerSupervisor(Settings(), cluster, RememberedEnds())
+    made.reconcile({"run-a": 2})
+    await eventually(lambda: cluster.journal)
+    made.reconcile({}, finished=["run-a"])
+    for _ in range(3):
+        made.reconcile({})
+        await asyncio.sleep(0.02)
+    cluster.statuses[attempt] = TrainerStatus(TrainerState.DONE, "")
+    await eventually(lambda: made.reconcile({}) or not made._tasks)
+    assert cluster.journal == ["start trainer-run-a-1"] and made.pop_failures() == {}
+    monkeypatch.setattr(trainers, "FINISH_SECONDS", 0.05)
+    made.reconcile({"run-b": 2})
+    await eventually(lambda: len(cluster.journal) == 2)
+    made.reconcile({}, finished=["run-b"])
+    await eventually(lambda: made.reconcile({}) or "stop trainer-run-b-1" in cluster.journal)
+    await made.close()
+
+
+async def test_graceful_ends_with_steps_in_between_fail_no_run() -> None:
+    cluster = Cluster(beginning=TrainerStatus(TrainerState.DONE, ""))
+    made = TrainerSupervisor(Settings(), cluster, RememberedEnds())
+    steps = itertools.count()
+    await eventually(lambda: made.reconcile({"run-a": next(steps)}) or len(cluster.journal) > 8)
+    assert made.pop_failures() == {}
+    await eventually(lambda: made.reconcile({"run-a": 10**6}) or not made._tasks)
+    assert "left its run" in made.pop_failures()["run-a"]
     await made.close()
 
 
