@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import text
+from sqlalchemy import select, text
 
 from leyden.libs.contracts.states import RunPhase
+from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.policies import policies_by_id
 from leyden.libs.store.rewards import KNOWN_REWARD, SIBLING
@@ -47,6 +48,8 @@ _STEP_REWARDS = text(f"""
         AND {SIBLING}
     WHERE s.run_id = :run AND s.step IS NOT NULL GROUP BY 1 HAVING count({KNOWN_REWARD}) > 0 ORDER BY 1
 """)  # noqa: S608  # constants alone
+
+_STOP_REASON = text("UPDATE run_status SET stop_reason = :reason WHERE run_id = :run AND stop_reason IS NULL")
 
 _PHASES = text("""
     INSERT INTO run_status AS s (run_id, phase, reason, started_at, finished_at)
@@ -163,6 +166,19 @@ async def cancel_training(session: Session, run_id: str) -> None:
     """Cancels queued rollouts and open groups of training; evaluations go on."""
     await session.execute(_STOP_ROLLOUTS, {"run": run_id})
     await session.execute(_STOP_GROUPS, {"run": run_id})
+
+
+async def stored_stop_reason(session: ReadSession, run_id: str) -> str | None:
+    """Why the run's training stopped early; None where that is not decided."""
+    found: str | None = await session.scalar(
+        select(tables.RunStatus.stop_reason).where(tables.RunStatus.run_id == run_id)
+    )
+    return found
+
+
+async def store_stop_reason(session: Session, run_id: str, reason: str) -> None:
+    """Decides that training stops early, for good; a run that has a reason keeps it."""
+    await session.execute(_STOP_REASON, {"run": run_id, "reason": reason})
 
 
 async def step_rewards(session: ReadSession, run_id: str) -> list[tuple[int, float]]:

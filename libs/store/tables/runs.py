@@ -191,6 +191,9 @@ class RunStatus(Base):
     smallest_reward: Mapped[float | None] = mapped_column(
         comment="Over finished rollouts of complete groups whose agent did not fail; null without one."
     )
+    stop_reason: Mapped[str | None] = mapped_column(
+        comment="Why training stopped early; it stays once it is decided. Null: not decided."
+    )
     judged_end: Mapped[datetime | None] = mapped_column(
         comment="The finished_at whose alarms and events are written; another one is judged again."
     )

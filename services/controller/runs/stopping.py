@@ -25,6 +25,8 @@ from leyden.libs.store.runs.phases import (
     causes_of_runs,
     runs_excluded_by_credit,
     step_rewards,
+    store_stop_reason,
+    stored_stop_reason,
     write_phases,
 )
 from leyden.libs.telemetry import logger
@@ -110,7 +112,10 @@ def _reason(stopping: EarlyStopping, now: _Moment, *, may_reach_target: bool = T
 
 
 class EarlyStops:
-    """The decisions to stop early. Rewards are read only after a step or an evaluation ended; a decision is final."""
+    """The decisions to stop early. Rewards are read only after a step or an evaluation ended.
+
+    A decision is final, and stored: a later leader would read rewards that have changed.
+    """
 
     def __init__(self) -> None:
         self._decided: dict[str, tuple[tuple[int, int], str | None]] = {}
@@ -118,6 +123,8 @@ class EarlyStops:
     async def apply(self, session: Session, team: Team, finished_evaluations: Collection[str]) -> Team:
         """Returns the team with the decision, which ends its open training groups."""
         run, reason = team.lead, await self._reason(session, team.lead, finished_evaluations)
+        if reason is not None:
+            await store_stop_reason(session, run.id, reason)
         if reason is not None and run.open_training_groups:
             await cancel_training(session, run.id)
             fault_point("controller.training_stopped")
@@ -130,14 +137,15 @@ class EarlyStops:
             return None
         ended = {one.id for one in run.evaluations if one.finished}
         ended |= {one for one in finished if one.startswith(f"{run.id}.")}
-        progress, reason = self._decided.get(run.id, (None, None))
-        if reason is None and progress != (run.steps_done, len(ended)):
+        before, reason = self._decided.get(run.id) or (None, await stored_stop_reason(session, run.id))
+        progress = run.steps_done, len(ended)
+        if reason is None and progress != before:
             if stopping.metric == "evaluation_reward":
                 measured = own_evaluations(await measured_tasks(session, run.id), run.config)
                 reason = stop_reason_of_evaluations(stopping, measured)
             else:
                 reason = stop_reason(stopping, await step_rewards(session, run.id))
-            self._decided[run.id] = (run.steps_done, len(ended)), reason
+        self._decided[run.id] = progress, reason
         return reason
 
 

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import select, update
 
 from leyden.libs.contracts import ids
+from leyden.libs.contracts.api.runs import EvaluationRequest
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store import tables
@@ -20,6 +21,7 @@ from leyden.libs.store.alarms.publications import ended_unpublished_runs
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, read_pools, write_pools
 from leyden.libs.store.read.results import list_evaluations
+from leyden.libs.store.runs import actions
 from leyden.libs.store.runs.admission import solve_rates
 from leyden.libs.store.runs.retention import prune_run
 from leyden.services.controller.engines.fleet import Fleet
@@ -72,7 +74,12 @@ class NoTrainers(TrainerSupervisor):
         self.failures: dict[str, str] = {}
         self.reason: str | None = None
 
-    def reconcile(self, steps_done: dict[str, int], models: Mapping[str, TrainerModels] | None = None) -> None:
+    def reconcile(
+        self,
+        steps_done: dict[str, int],
+        models: Mapping[str, TrainerModels] | None = None,
+        finished: Collection[str] = (),
+    ) -> None:
         self.wanted, self.models = steps_done, models or {}
 
     def pop_failures(self) -> dict[str, str]:
@@ -846,6 +853,21 @@ async def test_a_run_stops_early_once_its_rewards_do_not_improve(scene: Scene) -
     assert await scene.phase(run) == ("completed", reason)
     states = {row.id: (row.state, row.reason) for row in await scene.rollouts(run)}
     assert [states[one.id] for one in late] == [("cancelled", "training stopped early")] * 2
+    assert scene.trainers.wanted == {}
+    # A reward that comes late would decide otherwise; a new leader keeps the decision, also after one more evaluation.
+    async with scene.database.session() as session:
+        session.add_all(
+            tables.ExternalReward(rollout_id=one.id, key="late", name="person", value=9.0)
+            for one in await scene.rollouts(run)
+            if one.group_id == f"{run.id}.3"
+        )
+        await actions.create_evaluation(session, run.id, EvaluationRequest(policy_version=3, dataset=run.dataset_id))
+    scene.controller = scene.another_controller()
+    await scene.tick(3)
+    assert (await scene.phase(run))[0] == "evaluating"
+    await scene.finish_all(run)
+    await scene.tick(3)
+    assert await scene.phase(run) == ("completed", reason)
     assert scene.trainers.wanted == {}
 
 
