@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -22,6 +23,9 @@ from leyden.services.controller.settings import Settings
 
 log = logger()
 
+STORE_AGAIN_SECONDS = 10.0
+"""How often an unchanged status is stored again."""
+
 UPDATES = Counter("controller_engine_updates_total", "Weight updates of engines.", ["result"])
 UPDATE_SECONDS = Histogram("controller_engine_update_seconds", "Pause to continue.", buckets=SECONDS_BUCKETS)
 SERVING = Gauge("controller_engines_serving", "Engines that serve the target version of every run.", ["pool"])
@@ -37,6 +41,8 @@ class FleetMember:
     client: EngineClient
     target_changed: asyncio.Event = field(default_factory=asyncio.Event)
     status: EngineStatus | None = None
+    stored_at: float = 0.0
+    """By the monotonic clock."""
     resumed: bool = False
     recent: dict[str, tuple[str | None, ...]] | None = None
     """By run the adapter that it was last served with, and the one before; None before the first poll."""
@@ -123,12 +129,16 @@ class Members:
         return [status for status in found if status.state is EngineState.SERVING]
 
     async def store(self, member: FleetMember, status: EngineStatus) -> None:
-        """Stores a status that differs from the last one."""
-        if member.status == status:
+        """Stores a status that differs from the last one, and any other one now and then: a leader that lost its place
+        may have written over it."""
+        is_new, now = member.status != status, time.monotonic()
+        if not is_new and now - member.stored_at < STORE_AGAIN_SECONDS:
             return
         async with self.database.session() as session:
             await write_engines(session, [status], self.pool)
-        member.status = status
+        member.status, member.stored_at = status, now
+        if not is_new:
+            return
         log.info("engine seen", url=status.url, state=status.state, version=status.policy_version, detail=status.detail)
         self.measure()
         await self.notifications.notify(Topic.ENGINES)
