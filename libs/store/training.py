@@ -31,8 +31,11 @@ _MEASURED = """
         SELECT count(*) FROM groups WHERE evaluation_id = e.id AND state = 'complete')
 """
 _PENDING_VERSIONS = text(f"""
-    SELECT policy_version FROM evaluations
-    WHERE run_id = :run AND policy_version IS NOT NULL AND id NOT IN (SELECT id FROM ({_MEASURED}) AS measured)
+    SELECT version FROM evaluations
+    -- One of the last version measures the version with which it began.
+    CROSS JOIN LATERAL (SELECT coalesce(policy_version, (
+        SELECT min(admitted_version) FROM groups WHERE evaluation_id = evaluations.id)) AS version) AS asked
+    WHERE run_id = :run AND version IS NOT NULL AND id NOT IN (SELECT id FROM ({_MEASURED}) AS measured)
 """)  # noqa: S608  # constants alone
 
 _UNCOPIED_VERSIONS = text(f"""
