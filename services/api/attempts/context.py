@@ -52,7 +52,9 @@ async def attempt_context(
         yield None
         return
     keys = KeyRing(settings.capability_keys_file)
-    monitor = EndpointMonitor([gateway, collector], database.ping)
+    # Connections of its own: ends of attempts hold those of the API while they ask whether the store answers.
+    own = Database(settings.database_url, "leyden-api-monitor", pool_size=1)
+    monitor = EndpointMonitor([gateway, collector], own.ping)
     await monitor.check()
     watching = asyncio.create_task(monitor.run(), name="endpoints of agents")
     looks = Looks(database)
@@ -63,3 +65,4 @@ async def attempt_context(
         watching.cancel()
         await asyncio.wait([watching])
         await monitor.close()
+        await own.close()

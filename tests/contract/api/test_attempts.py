@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from starlette.applications import Starlette
 from leyden.libs.capability import KeyRing, verify, write_keys
 from leyden.libs.contracts.capability import Scope
 from leyden.libs.queue import leases
+from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.services.api.app import create_app
+from leyden.services.api.attempts.context import attempt_context
 from leyden.services.api.settings import Settings
 from tests.fakes.served import served
 from tests.support import builders
@@ -317,3 +320,27 @@ async def test_runners_leave_the_rollouts_of_clients_alone(http: httpx.AsyncClie
             assert await leases.deliverable_rollouts(session, runner_types=[kind]) == []
             assert await leases.lease_rollouts(session, ids, "runner", 30.0, [kind]) == []
     assert (await lease(http, run.id))["rollout_id"] in ids
+
+
+async def test_a_store_that_others_keep_busy_is_not_down(
+    postgres_dsn: str, redis_url: str, tmp_path: Path, endpoints: str
+) -> None:
+    """Ends of attempts hold all connections of the API while each asks whether the store answered."""
+    write_keys(tmp_path / "keys.json")
+    settings = Settings(
+        database_url=postgres_dsn,
+        admin_token="t",
+        gateway_url=endpoints,
+        collector_url=endpoints,
+        capability_keys_file=tmp_path / "keys.json",
+    )
+    database = Database(postgres_dsn, pool_size=1)
+    try:
+        async with attempt_context(settings, database, Notifications(redis_url)) as context, AsyncExitStack() as stack:
+            assert context is not None
+            for _ in range(2):
+                await (await stack.enter_async_context(database.session())).execute(select(1))
+            await context.monitor.check()
+            assert context.monitor.down_since(0.0) is None
+    finally:
+        await database.close()
