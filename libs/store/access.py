@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import ColumnElement, func, or_, select, text
+from sqlalchemy import ColumnElement, and_, func, or_, select, text
 
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.tokens import ApiScope, AuditEntry, Token
@@ -65,12 +65,13 @@ async def add_token(
 
 
 async def list_tokens(session: ReadSession) -> list[Token]:
-    """Every token, newest first, with its last change; they are few."""
+    """The newest 1000 tokens with their last changes, those that live before others."""
     token, entry = tables.ApiToken, tables.AuditEntry
+    lives = and_(*_lives(token))
     # The index begins with the name.
     own = (entry.token_name == token.name, entry.token_id == token.id)
     changed = select(func.max(entry.created_at)).where(*own).correlate(token).scalar_subquery()
-    rows = await session.execute(select(token, changed).order_by(token.created_at.desc()).limit(1000))
+    rows = await session.execute(select(token, changed).order_by(lives.desc(), token.created_at.desc()).limit(1000))
     return [Token.model_validate(row, from_attributes=True).model_copy(update={"changed_at": at}) for row, at in rows]
 
 
@@ -85,10 +86,13 @@ async def revoke_token(session: Session, token_id: str) -> bool | None:
     return is_new
 
 
-async def rotate_token(session: Session, token_id: str, new_id: str, secret: str, grace: timedelta) -> Token | None:
+async def rotate_token(
+    session: Session, token_id: str, new_id: str, secret: str, grace: timedelta, *, lives_anew: bool = True
+) -> Token | None:
     """Stores a token with the name, the scopes and the life of another one, which is revoked after the grace.
 
-    None when no living token has this id, or it was rotated before.
+    Args: lives_anew: the life begins again; or the new token ends when the old one would have
+    Returns: None when no living token has this id, or it was rotated before
     """
     table = tables.ApiToken
     current = (*_lives(table), table.revoked_at.is_(None))
@@ -96,7 +100,9 @@ async def rotate_token(session: Session, token_id: str, new_id: str, secret: str
     if old is None:
         return None
     now = datetime.now(UTC)
-    end = None if old.expires_at is None else now + (old.expires_at - old.created_at)
+    end = old.expires_at
+    if end is not None and lives_anew:
+        end = now + (end - old.created_at)
     old.revoked_at = now + grace
     return await add_token(session, new_id, old.name, secret, [ApiScope(scope) for scope in old.scopes], end)
 

@@ -51,8 +51,13 @@ async def get_session(request: Request, caller: Reader) -> Session:
 async def _replace(request: Request, caller: Caller, secret: str) -> Token:
     if caller.token_id == FIRST_ADMIN:
         raise Problem(409, "the first administrator's token cannot be replaced: send `once` false", cause="state")
+    if caller.expires_at is None:
+        raise Problem(409, "a token without an end cannot be replaced: send `once` false", cause="state")
     async with changing(request) as change:
-        made = await access.rotate_token(change.session, caller.token_id, new_id("token"), secret, timedelta())
+        # Its holder needs no further right for it, so that it must not live longer than what was lent.
+        made = await access.rotate_token(
+            change.session, caller.token_id, new_id("token"), secret, timedelta(), lives_anew=False
+        )
         if made is None:
             raise Problem(401, "the link has signed in before: ask for a new one", cause="token")
         change.subject = caller.token_id

@@ -71,10 +71,18 @@ async def test_a_link_signs_in_once_and_the_list_of_changes_says_so(api_http: ht
     answers = [await api_http.post("/v1/session", json={"token": made["token"], "once": True}) for _ in "12"]
     assert [answer.status_code for answer in answers] == [200, 401]
     assert made["token"] not in answers[0].headers["set-cookie"]
+    # It ends with the token that was lent: no holder may renew his own.
+    assert answers[0].json()["expires_at"] == made["expires_at"]
     del api_http.headers["authorization"]
     assert (await api_http.get("/v1/runs")).status_code == 200
     [entry] = (await api_http.get("/v1/audit", params={"action": "create_session"}, headers=admin)).json()["items"]
     assert (entry["token_name"], entry["subject"]) == ("ann", made["id"])
+
+
+async def test_a_token_without_an_end_is_replaced_by_an_administrator_alone(api_http: httpx.AsyncClient) -> None:
+    made = (await api_http.post("/v1/tokens", json={"name": "ci", "scopes": ["read"]})).json()
+    refused = await api_http.post("/v1/session", json={"token": made["token"], "once": True})
+    assert (refused.status_code, "set-cookie" in refused.headers) == (409, False)
 
 
 async def test_the_first_administrators_token_is_never_used_up(api_http: httpx.AsyncClient) -> None:
