@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import PurePath
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.requests import ClientDisconnect
+from starlette.types import Message
 
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.datasets import Dataset, Task
@@ -74,14 +76,15 @@ async def upload_dataset(
     uploads: asyncio.Semaphore = request.app.state.uploads
     async with uploads:
         if request.headers.get("content-type", "").startswith("multipart/form-data"):
-            async with request.form(max_files=1, max_fields=4) as form:
+            settings: Settings = request.app.state.settings
+            async with _form_of(request, settings.upload_silence_seconds) as form:
                 file, given = form.get("file"), form.get("name")
                 if not isinstance(file, UploadFile):
                     raise Problem(422, "the form has no file: send the rows in a field named `file`", cause="invalid")
                 stem = PurePath(file.filename or "").stem
                 chosen = name or _checked_name(given if isinstance(given, str) and given else stem)
                 return await _store(request, caller, idempotency_key, chosen, _pieces(file))
-        settings: Settings = request.app.state.settings
+        settings = request.app.state.settings
         chunks = _arriving(request, settings.upload_silence_seconds)
         return await _store(request, caller, idempotency_key, name, chunks)
 
@@ -121,6 +124,27 @@ async def _store(
     return JsonResponse(answer.body, answer.status_code)
 
 
+@asynccontextmanager
+async def _form_of(request: Request, silence_seconds: float) -> AsyncIterator[FormData]:
+    """The form of the body, whose pieces must come as fast as those of a body without one."""
+
+    async def receive() -> Message:
+        async with asyncio.timeout(silence_seconds):
+            return await request.receive()
+
+    async with AsyncExitStack() as stack:
+        try:
+            parsing = Request(request.scope, receive).form(max_files=1, max_fields=4)
+            form = await stack.enter_async_context(parsing)
+        except TimeoutError:
+            raise _silent(silence_seconds) from None
+        yield form
+
+
+def _silent(seconds: float) -> Problem:
+    return Problem(408, f"nothing arrived for {seconds:g} s: send the upload again")
+
+
 async def _arriving(request: Request, silence_seconds: float) -> AsyncIterator[bytes]:
     """Joins the client's chunks to pieces of at least `CHUNK_BYTES`, so that the parser runs once a piece."""
     piece = bytearray()
@@ -130,7 +154,7 @@ async def _arriving(request: Request, silence_seconds: float) -> AsyncIterator[b
             async with asyncio.timeout(silence_seconds):
                 chunk = await anext(stream, None)
         except TimeoutError:
-            raise Problem(408, f"nothing arrived for {silence_seconds:g} s: send the upload again") from None
+            raise _silent(silence_seconds) from None
         except ClientDisconnect:
             raise Problem(400, "the sender went away") from None
         if chunk is not None:

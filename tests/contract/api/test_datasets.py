@@ -130,20 +130,23 @@ async def test_a_keyed_upload_repeated_after_its_name_went_to_other_rows_has_its
     assert (await api_http.get("/v1/datasets")).json()["items"] == [other.json()]
 
 
-async def test_an_upload_without_progress_is_aborted(postgres_dsn: str) -> None:
+@pytest.mark.parametrize("is_form", [False, True])
+async def test_an_upload_without_progress_is_aborted(postgres_dsn: str, is_form: bool) -> None:
     app = create_app(Settings(database_url=postgres_dsn, admin_token="t", upload_silence_seconds=0.05))
 
+    head = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n' if is_form else b""
+    kind = "multipart/form-data; boundary=b" if is_form else "application/jsonl"
+
     async def body() -> AsyncIterator[bytes]:
-        yield b'{"a": 1}\n'
+        yield head + b'{"a": 1}\n'
         await asyncio.sleep(5)
         yield b""
 
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://api") as http:
-            response = await http.post(
-                "/v1/datasets", params={"name": "a"}, content=body(), headers={"authorization": "Bearer t"}
-            )
+            headers = {"authorization": "Bearer t", "content-type": kind}
+            response = await http.post("/v1/datasets", params={"name": "a"}, content=body(), headers=headers)
     assert response.status_code == 408
 
 
