@@ -16,7 +16,7 @@ import orjson
 from leyden.services.collector.conventions import Limits, Sender, SpanRejected, span_row
 from leyden.services.collector.decode import Rows
 from leyden.services.collector.otlp import STATUS_ERROR, STATUS_OK, Attributes, WireSpan
-from leyden.services.collector.wire import MAX_RECORDS, BadBody, TooMany
+from leyden.services.collector.wire import MAX_RECORDS, BadBody, TooMany, loads
 
 Run = dict[str, Any]
 OPERATIONS = ("post", "patch")
@@ -49,7 +49,7 @@ class Multipart:
                 # Events, attachments and feedback are not kept.
                 continue
             # Inputs and outputs of most runs are whole conversations, and stay the texts that they are.
-            found = content.decode(errors="replace") if part in {"inputs", "outputs"} else _loads(content)
+            found = content.decode(errors="replace") if part in {"inputs", "outputs"} else loads(content)
             _merge(runs.setdefault(run_id, {}), {part: found} if part else _object(found))
         return _rows(list(runs.values()), sender)
 
@@ -59,7 +59,7 @@ def decode_batch(body: bytes, *, json: bool, sender: Sender, rewards_granted: bo
 
     Raises: BadBody; TooMany
     """
-    document = _object(_loads(body))
+    document = _object(loads(body))
     runs: dict[str, Run] = {}
     for operation in OPERATIONS:
         sent = document.get(operation, [])
@@ -78,7 +78,7 @@ def decode_run(body: bytes, *, json: bool, sender: Sender, rewards_granted: bool
     Args:   run_id: that of the path, of a body without any
     Raises: BadBody
     """
-    return _rows([{"id": run_id, **_object(_loads(body))}], sender)
+    return _rows([{"id": run_id, **_object(loads(body))}], sender)
 
 
 def _parts(body: bytes, boundary: bytes) -> Iterator[tuple[str, bytes]]:
@@ -92,13 +92,6 @@ def _parts(body: bytes, boundary: bytes) -> Iterator[tuple[str, bytes]]:
         if not found or name is None:
             raise BadBody("not a multipart form: a part has no name")
         yield name[1].decode(errors="replace"), content.removesuffix(b"\r\n")
-
-
-def _loads(content: bytes) -> Any:
-    try:
-        return orjson.loads(content)
-    except orjson.JSONDecodeError as error:
-        raise BadBody(f"not JSON: {error}") from error
 
 
 def _object(found: Any) -> Run:
@@ -157,7 +150,7 @@ def _attributes(run: Run, error: str | None, error_type: str | None) -> Attribut
     tool_call_id = extra.get("tool_call_id") or metadata.get("tool_call_id")
     found = {
         "langsmith.span.kind": kind,
-        "gen_ai.tool.call.id": tool_call_id if kind == "tool" else None,
+        "gen_ai.tool.call.id": tool_call_id if kind == "tool" and isinstance(tool_call_id, str) else None,
         "gen_ai.prompt": _text(inputs),
         "gen_ai.completion": _text(outputs),
         "error.type": error_type,

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar
 
-import orjson
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from leyden.services.collector.wire import MAX_RECORDS, BadBody, TooMany, scoped_records
+from leyden.services.collector.wire import MAX_RECORDS, BadBody, TooMany, loads, scoped_records
 
 MAX_DEPTH = 8
 """Nesting kept of lists and maps inside an attribute."""
@@ -110,7 +109,7 @@ def spans_from_json(body: bytes) -> list[WireSpan]:
 
     Raises: BadBody: not such a document; TooMany: more than `MAX_RECORDS`
     """
-    return _walk(lambda: [_json_span(span, scope) for scope, span in _json_items(_loads(body), "Spans", "spans")])
+    return _walk(lambda: [_json_span(span, scope) for scope, span in _json_items(loads(body), "Spans", "spans")])
 
 
 def logs_from_json(body: bytes) -> list[WireLog]:
@@ -118,7 +117,7 @@ def logs_from_json(body: bytes) -> list[WireLog]:
 
     Raises: BadBody: not such a document; TooMany: more than `MAX_RECORDS`
     """
-    return _walk(lambda: [_json_log(record) for _, record in _json_items(_loads(body), "Logs", "logRecords")])
+    return _walk(lambda: [_json_log(record) for _, record in _json_items(loads(body), "Logs", "logRecords")])
 
 
 def _parse(kind: Any, body: bytes) -> Any:
@@ -149,13 +148,6 @@ def _protobuf_value(value: Any, depth: int) -> Any:
 
 def _nested(pairs: Iterable[Any], depth: int) -> Attributes:
     return {pair.key: _protobuf_value(pair.value, depth) for pair in islice(pairs, MAX_ITEMS)}
-
-
-def _loads(body: bytes) -> Any:
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadBody(f"not JSON: {error}") from error
 
 
 def _walk(read: Callable[[], _T]) -> _T:

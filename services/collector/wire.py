@@ -7,8 +7,11 @@ scope its own name (field 1) and the records (field 2).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import Any
 
+import orjson
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 
@@ -92,3 +95,26 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
         if byte < 128:
             return value, at
     raise BadBody("not protobuf: a number of more than ten bytes")
+
+
+def loads(body: bytes) -> Any:
+    """Parses a client's JSON; half of a surrogate pair, where JavaScript has cut a text, is U+FFFD. Raises: BadBody"""
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        repaired = _ESCAPE.sub(_without_half, body)
+        if repaired == body:
+            raise BadBody(f"not JSON: {error}") from error
+    try:
+        return orjson.loads(repaired)
+    except orjson.JSONDecodeError as error:
+        raise BadBody(f"not JSON: {error}") from error
+
+
+# Whole pairs and doubled backslashes first, so that what is left of surrogates are halves.
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[^u])")
+_HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+
+
+def _without_half(escape: re.Match[bytes]) -> bytes:
+    return b"\\ufffd" if _HALF.fullmatch(escape[0]) else escape[0]

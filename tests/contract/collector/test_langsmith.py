@@ -231,3 +231,14 @@ async def test_runs_nested_too_deep_to_be_written_are_left_out_and_counted(colle
     assert (answer.status_code, answer.json()["rejected"]) == (202, 2)
     assert "nested too deep" in answer.json()["message"]
     assert len(await collector.spans()) == 1
+
+
+async def test_a_text_cut_inside_an_emoji_costs_no_batch(collector: Collector) -> None:  # noqa: F811
+    """JavaScript cuts texts in units of UTF-16, and writes the half as an escape that is no Unicode."""
+    ended: dict[str, Any] = {"end_time": "2026-11-27T12:34:23.910193+00:00"}
+    runs = [run(FAILED, **ended, inputs={"a": "HALF"}), run(SLOW, **ended)]
+    body = json.dumps({"post": runs}).replace("HALF", "\\\\ud83d \\ud83d\\ude00 \\ud83d")
+    answer = await collector.post("/langsmith/runs/batch", body, {"content-type": "application/json"})
+    assert (answer.status_code, answer.json()) == (202, {})
+    [cut] = [span for span in await collector.spans() if span.trace_id == FAILED.replace("-", "")]
+    assert json.loads(cut.attributes["gen_ai.prompt"]) == {"a": "\\ud83d \U0001f600 \ufffd"}
