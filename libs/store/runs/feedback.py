@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 
-from sqlalchemy import select, text
+from sqlalchemy import func, select, text
 
 from leyden.libs.contracts.api.rollouts import Feedback, FeedbackRequest
 from leyden.libs.contracts.states import AttemptState, OutcomeKind, RolloutState, RunIntent
@@ -85,6 +85,9 @@ async def add_feedback(
     if existing is not None:
         if FeedbackRequest.model_validate(existing, from_attributes=True) != request:
             raise FeedbackRefused(f"key {request.key!r} was used for other feedback of this rollout: send a new key")
+        if found.state == RolloutState.QUEUED and await _newest_attempt(session, rollout_id) != existing.attempt:
+            lost = f"was for attempt {existing.attempt}, which was lost, and another one runs"
+            raise FeedbackRefused(f"key {request.key!r} {lost}: send a new key")
         return shown_feedback(existing), False
     if run.intent in (RunIntent.CANCELLED, RunIntent.DELETED):
         raise FeedbackRefused(f"run {run.id} is {run.intent}, so feedback for its rollouts counts nowhere")
@@ -103,6 +106,12 @@ def _check_component(run: tables.Run, component: str) -> None:
     if component not in names:
         remedy = f"write one of {', '.join(names)}" if names else "its reward names none that is from: feedback"
         raise UnknownComponent(f"run {run.id} has no feedback {component!r}: {remedy}")
+
+
+async def _newest_attempt(session: ReadSession, rollout_id: str) -> int | None:
+    attempts = select(func.max(tables.Attempt.number)).where(tables.Attempt.rollout_id == rollout_id)
+    found: int | None = await session.scalar(attempts)
+    return found
 
 
 async def _open_attempt(session: ReadSession, rollout: tables.Rollout) -> int:

@@ -175,3 +175,15 @@ async def test_only_an_attempt_that_may_be_graded_takes_feedback(database: Datab
     for one, words in [*refusals, (ended, "it is finished")]:
         with pytest.raises(FeedbackRefused, match=words):
             await rate(database, one, 1.0)
+
+
+async def test_a_value_of_a_lost_attempt_is_not_taken_for_one_of_the_next(database: Database) -> None:
+    _, [rollout] = await add_ungraded(database, THUMBS, outputs=[""], **WAIT)
+    assert await give(database, rollout)
+    assert not await give(database, rollout)
+    async with database.session() as session:
+        (await session.get_one(tables.Rollout, rollout.id)).excused_attempt = 1
+    await builders.add_attempt(database, rollout, number=2, state="running")
+    with pytest.raises(FeedbackRefused, match="was for attempt 1, which was lost"):
+        await give(database, rollout)
+    assert await give(database, rollout, key="thumbs 2")
