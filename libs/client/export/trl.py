@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from leyden.libs.client.export.base import ByConversation, Inexpressible
 from leyden.libs.client.export.conversations import Conversation
 from leyden.libs.contracts.conversation import Json, ToolCall, Turn
+from leyden.libs.contracts.strict import is_too_deep
 
 
 class Trl(ByConversation):
@@ -66,9 +67,9 @@ def _arguments(call: ToolCall) -> Json:
 
 
 def json_object(text: str) -> Json | None:
-    """The object of a JSON text; None where it is none."""
+    """The object of a JSON text; None where it is none, or nests deeper than readers of rows do."""
     try:
         found = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and not is_too_deep(found) else None

@@ -242,7 +242,7 @@ def test_a_reward_that_is_unknown_is_null(form: str) -> None:
     assert row.get("extra", row)["reward"] is None
 
 
-@pytest.mark.parametrize("arguments", ['{"city": ', '["Lyon"]', "Lyon"])
+@pytest.mark.parametrize("arguments", ['{"city": ', '["Lyon"]', "Lyon", '{"a":' * 600 + "1" + "}" * 600, "[" * 9999])
 def test_a_malformed_call_is_left_out_where_arguments_are_objects(arguments: str) -> None:
     asks = Turn("assistant", "", tool_calls=(ToolCall("a", "weather", arguments, is_malformed=True),))
     rows, left_out = export("trl", [call("c1", [TASK], asks)])
