@@ -11,7 +11,7 @@ import json
 import random
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import httpx
 from prometheus_client import Counter as Metric
@@ -152,7 +152,12 @@ class Judge:
                 "unknown",
                 repeat=False,
             )
-        return await asyncio.gather(*(self._vote(question, number, payer) for number in range(count)))
+        asked = (self._vote(question, number, payer) for number in range(count))
+        # All of them to their ends, so that what they used counts for the run, also where one of them fails.
+        votes = await asyncio.gather(*asked, return_exceptions=True)
+        if failure := next((one for one in votes if isinstance(one, BaseException)), None):
+            raise failure
+        return cast(list[_Vote], votes)
 
     async def _vote(self, question: Question[_Vote], number: int, payer: Payer | None) -> _Vote:
         """Equal questions share their votes by number, so that equal texts have equal scores, and a retry costs

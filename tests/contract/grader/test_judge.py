@@ -26,7 +26,7 @@ from leyden.libs.store.read.runs import get_run
 from leyden.libs.store.runs.grading import add_judge_use
 from leyden.services.grader import sources
 from leyden.services.grader.judge import Judge
-from leyden.services.grader.prices import JudgeProvider
+from leyden.services.grader.prices import JudgeProvider, Payer
 from tests.contract.grader.test_worker import FORMAT, add_ungraded, grading, gradings, rewards, rows, settled
 from tests.fakes.judge import Said, ScriptedJudge, scored, scripted_judge
 
@@ -324,3 +324,14 @@ async def test_a_capped_run_asks_no_judge_without_a_price(database: Database, re
         assert scripted.bodies == []
     assert found.total is None
     assert found.reason is not None and "provider judge has no price, and reward.judge_cost bounds" in found.reason
+
+
+async def test_what_votes_used_counts_also_where_one_of_them_fails(tmp_path: Path) -> None:
+    """A vote that is refused ends the grade, once the other one has ended, too."""
+    async with scripted_judge() as scripted, judging(scripted, tmp_path, calls=1) as judge:
+        scripted.says(Said("", status=400), scored(4))
+        grader = ScoreModel.model_validate({**DOCUMENT, "votes": 2})
+        found = await judge.grade(grader, AttemptFacts(TASK, "In France."), Payer("run-a"))
+        assert found.grade.state == "failed"
+        used = judge.take_use("run-a")
+        assert used is not None and used.tokens > 0
