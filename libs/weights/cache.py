@@ -8,6 +8,7 @@ Several processes share the folder, one for each engine of the node.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -49,20 +50,33 @@ class NodeCache:
             self._remove_halves()
         with self._locked(name):
             if not folder.is_dir():
-                scratch = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=self._folder))
-                try:
-                    self._store.fetch(key, scratch, adapter=adapter)
-                    # Engines of the node may run as other users.
-                    scratch.chmod(0o755)
-                    scratch.rename(folder)
-                finally:
-                    shutil.rmtree(scratch, ignore_errors=True)
+                while not self._read(key, folder, adapter=adapter):
+                    pass
                 READ.inc()
             # The time of the last question orders what goes.
             os.utime(folder)
             self._give(folder)
         self._shrink(besides=name)
         return folder
+
+    def _read(self, key: VersionKey, folder: Path, *, adapter: bool) -> bool:
+        """Reads a version. Where the disk is full, it removes the one that was asked for longest ago and returns False.
+
+        Raises: OSError: the disk is full, and no version can go
+        """
+        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=self._folder))
+        try:
+            self._store.fetch(key, scratch, adapter=adapter)
+            # Engines of the node may run as other users.
+            scratch.chmod(0o755)
+            scratch.rename(folder)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT} or not any(map(self._removed, self._by_age())):
+                raise
+            return False
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return True
 
     def close(self) -> None:
         """Lets go of the version that was given last, as the end of the process does."""
@@ -91,13 +105,18 @@ class NodeCache:
                     self._lock_file(name).unlink(missing_ok=True)
 
     def _shrink(self, besides: str) -> None:
-        found = [one for one in self._folder.iterdir() if one.is_dir() and not one.name.startswith(".")]
+        found = self._by_age()
         sizes = {one: _size(one) for one in found}
-        for folder in sorted(found, key=_asked_at):
+        for folder in found:
             if sum(sizes.values()) <= self._size_bytes:
                 return
             if folder.name != besides and self._removed(folder):
                 del sizes[folder]
+
+    def _by_age(self) -> list[Path]:
+        """The versions, those first that were asked for longest ago."""
+        found = [one for one in self._folder.iterdir() if one.is_dir() and not one.name.startswith(".")]
+        return sorted(found, key=_asked_at)
 
     def _removed(self, folder: Path) -> bool:
         """Removes a version that no process looks up at this moment, or was given last."""

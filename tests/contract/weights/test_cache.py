@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -116,6 +117,23 @@ def test_the_versions_asked_for_longest_ago_go(bucket: dict[str, str], tmp_path:
     assert {one.name for one in node.iterdir() if one.name.startswith(".")} == {
         f".run-a-1-{keys[1].content_sha256}.lock"
     }
+
+
+def test_a_full_disk_loses_old_versions_and_no_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = tmp_path / "node"
+
+    class Store:
+        """Has room for two versions on the node's disk."""
+
+        def fetch(self, key: VersionKey, folder: Path, *, adapter: bool) -> None:
+            if sum(one.is_dir() and not one.name.startswith(".") for one in node.iterdir()) >= 2:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            (folder / "weights").write_bytes(b"w")
+
+    cache = NodeCache(node, cast(WeightStore, Store()), 2**40)
+    for version in range(4):
+        assert (cache.fetch(VersionKey("run-a", version, "f" * 64)) / "weights").exists()
+    assert len([one for one in node.iterdir() if not one.name.startswith(".")]) == 2
 
 
 def test_a_version_stays_until_its_process_ends(bucket: dict[str, str], tmp_path: Path) -> None:
