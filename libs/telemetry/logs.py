@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
@@ -162,4 +163,8 @@ def _event_first(_logger: WrappedLogger, _method: str, event: EventDict) -> Even
 
 
 def _dumps(event: EventDict, **_: object) -> str:
-    return orjson.dumps(event, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    try:
+        return orjson.dumps(event, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:
+        # An agent's text with half of a surrogate pair: a line that cannot be written would end what logs it.
+        return json.dumps(event, default=str)

@@ -5,7 +5,7 @@ import pytest
 import structlog
 
 from leyden.libs.telemetry import RateLimitedLogger, bind, configure_logs, logger
-from leyden.libs.telemetry.logs import redact
+from leyden.libs.telemetry.logs import _dumps, redact
 
 
 @pytest.fixture
@@ -94,3 +94,10 @@ def test_a_repeated_warning_is_written_once_per_period_with_the_count_of_the_sup
         ("at 90", 1),
     ]
     assert len([line for line in lines if line["event"] == "queue away"]) == 3
+
+
+def test_half_of_a_surrogate_pair_is_written_as_an_escape() -> None:
+    assert json.loads(_dumps({"event": "attempt ended", "detail": "\ud800"})) == {
+        "event": "attempt ended",
+        "detail": "\ud800",
+    }
