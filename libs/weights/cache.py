@@ -60,7 +60,7 @@ class NodeCache:
         return folder
 
     def _read(self, key: VersionKey, folder: Path, *, adapter: bool) -> bool:
-        """Reads a version. Where the disk is full, it removes the one that was asked for longest ago and returns False.
+        """Reads a version; on a full disk it removes the one that was asked for longest ago, and returns False.
 
         Raises: OSError: the disk is full, and no version can go
         """
