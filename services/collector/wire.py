@@ -20,6 +20,10 @@ MAX_RECORDS = 20_000
 MAX_RECORD_BYTES = 8 * 2**20
 """A parsed record takes up to thirty times its size; a larger one is left out, and the others stay."""
 
+# Whole pairs and doubled backslashes first, so that what is left of surrogates are halves.
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[^u])")
+_HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -109,11 +113,6 @@ def loads(body: bytes) -> Any:
         return orjson.loads(repaired)
     except orjson.JSONDecodeError as error:
         raise BadBody(f"not JSON: {error}") from error
-
-
-# Whole pairs and doubled backslashes first, so that what is left of surrogates are halves.
-_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[^u])")
-_HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
 def _without_half(escape: re.Match[bytes]) -> bytes:

@@ -117,7 +117,7 @@ class Runner:
             await self._queue.ack(deliveries)
         except QueueUnavailable as error:
             limited_log.warning("task queue away, asking the store", cause=str(error))
-            # What was delivered may be at work by now: the queue may have failed afterwards.
+            # Delivered rollouts may be at work by now: the queue may have failed after their delivery.
             if (room := self._settings.concurrency - len(self._tasks)) > 0:
                 await self._lease_from_store(room)
             await pause(stop, self._settings.poll_seconds)

@@ -45,7 +45,8 @@ class RunFacts:
     """The facts that decide the next phase and admissions of a run.
 
     `counting_groups`: groups that count or still may (`admission.py` of the controller); `servable_versions`: the
-    newest two versions and those of the run's evaluations, if their files exist.
+    newest two versions and those of the run's evaluations, if their files exist; `stop_reason`: the decision to stop
+    training early.
 
     A further policy, `policy` of run `of_run`, has facts of its own, with the groups and live attempts of the run;
     `run_phase` is the run's phase. All three are null for the run itself and its own model.
@@ -70,6 +71,7 @@ class RunFacts:
     of_run: str | None = None
     run_phase: RunPhase | None = None
     policy: str | None = None
+    stop_reason: str | None = None
 
     @property
     def has_all_steps(self) -> bool:
@@ -101,7 +103,7 @@ _RUNS = text("""
     SELECT r.id, r.config::text AS document, r.intent, r.dataset_id, r.created_at, d.task_count,
            nullif(p.run_id, r.id) AS of_run, nullif(p.name, '') AS policy,
            (SELECT phase FROM run_status WHERE run_id = nullif(p.run_id, r.id)) AS run_phase,
-           coalesce(s.phase, 'pending') AS phase, s.reason,
+           coalesce(s.phase, 'pending') AS phase, s.reason, s.stop_reason,
            (SELECT max(number) FROM steps WHERE run_id = r.id) AS steps_done,
            (SELECT max(version) FROM policy_versions WHERE run_id = r.id) AS latest_version,
            ARRAY(SELECT v.version FROM (
@@ -213,6 +215,7 @@ def _run(row: Any, config: RunConfig, evaluations: Sequence[EvaluationFacts]) ->
         intent=RunIntent(row.intent),
         phase=RunPhase(row.phase),
         reason=row.reason,
+        stop_reason=row.stop_reason,
         dataset_id=row.dataset_id,
         task_count=row.task_count,
         created_at=row.created_at,

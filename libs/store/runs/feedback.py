@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 
-from sqlalchemy import func, select, text
+from sqlalchemy import select, text
 
 from leyden.libs.contracts.api.rollouts import Feedback, FeedbackRequest
 from leyden.libs.contracts.states import AttemptState, OutcomeKind, RolloutState, RunIntent
@@ -85,7 +85,8 @@ async def add_feedback(
     if existing is not None:
         if FeedbackRequest.model_validate(existing, from_attributes=True) != request:
             raise FeedbackRefused(f"key {request.key!r} was used for other feedback of this rollout: send a new key")
-        if found.state == RolloutState.QUEUED and await _newest_attempt(session, rollout_id) != existing.attempt:
+        newest = await _newest_attempt(session, rollout_id)
+        if found.state == RolloutState.QUEUED and newest is not None and newest.number != existing.attempt:
             lost = f"was for attempt {existing.attempt}, which was lost, and another one runs"
             raise FeedbackRefused(f"key {request.key!r} {lost}: send a new key")
         return shown_feedback(existing), False
@@ -108,21 +109,17 @@ def _check_component(run: tables.Run, component: str) -> None:
         raise UnknownComponent(f"run {run.id} has no feedback {component!r}: {remedy}")
 
 
-async def _newest_attempt(session: ReadSession, rollout_id: str) -> int | None:
-    attempts = select(func.max(tables.Attempt.number)).where(tables.Attempt.rollout_id == rollout_id)
-    found: int | None = await session.scalar(attempts)
+async def _newest_attempt(session: ReadSession, rollout_id: str) -> tables.Attempt | None:
+    table = tables.Attempt
+    attempts = select(table).where(table.rollout_id == rollout_id).order_by(table.number.desc()).limit(1)
+    found: tables.Attempt | None = await session.scalar(attempts)
     return found
 
 
 async def _open_attempt(session: ReadSession, rollout: tables.Rollout) -> int:
     """Returns the attempt that feedback may still be for. Raises: FeedbackRefused"""
     refused = f"rollout {rollout.id} takes no feedback: "
-    attempt = await session.scalar(
-        select(tables.Attempt)
-        .where(tables.Attempt.rollout_id == rollout.id)
-        .order_by(tables.Attempt.number.desc())
-        .limit(1)
-    )
+    attempt = await _newest_attempt(session, rollout.id)
     if attempt is not None and await session.get(tables.Grading, (rollout.id, attempt.number)) is not None:
         raise FeedbackRefused(f"{refused}it is graded already; reward.wait says for how long it waits")
     if rollout.state != RolloutState.QUEUED:

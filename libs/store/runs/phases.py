@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import select, text
+from sqlalchemy import text
 
 from leyden.libs.contracts.states import RunPhase
-from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.policies import policies_by_id
 from leyden.libs.store.rewards import KNOWN_REWARD, SIBLING
@@ -166,14 +165,6 @@ async def cancel_training(session: Session, run_id: str) -> None:
     """Cancels queued rollouts and open groups of training; evaluations go on."""
     await session.execute(_STOP_ROLLOUTS, {"run": run_id})
     await session.execute(_STOP_GROUPS, {"run": run_id})
-
-
-async def stored_stop_reason(session: ReadSession, run_id: str) -> str | None:
-    """Why the run's training stopped early; None where that is not decided."""
-    found: str | None = await session.scalar(
-        select(tables.RunStatus.stop_reason).where(tables.RunStatus.run_id == run_id)
-    )
-    return found
 
 
 async def store_stop_reason(session: Session, run_id: str, reason: str) -> None:

@@ -23,14 +23,15 @@ AT_WORK = frozenset({RunPhase.RUNNING, RunPhase.EVALUATING})
 
 @dataclass(frozen=True)
 class Team:
-    """A run with its own model, and its further policies: one place in the line, one phase, the same groups.
-
-    `stop_reason`: why training ends early.
-    """
+    """A run with its own model, and its further policies: one place in the line, one phase, the same groups."""
 
     lead: RunFacts
     others: tuple[RunFacts, ...] = ()
-    stop_reason: str | None = None
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why training ends early; None where the last step was made after all, as the decision came."""
+        return None if self.lead.has_all_steps else self.lead.stop_reason
 
     @property
     def runs(self) -> tuple[RunFacts, ...]:

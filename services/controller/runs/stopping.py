@@ -26,7 +26,6 @@ from leyden.libs.store.runs.phases import (
     runs_excluded_by_credit,
     step_rewards,
     store_stop_reason,
-    stored_stop_reason,
     write_phases,
 )
 from leyden.libs.telemetry import logger
@@ -118,34 +117,39 @@ class EarlyStops:
     """
 
     def __init__(self) -> None:
-        self._decided: dict[str, tuple[tuple[int, int], str | None]] = {}
+        self._judged: dict[str, tuple[int, int]] = {}
+        """By run the numbers of steps and ended evaluations that did not stop it."""
 
     async def apply(self, session: Session, team: Team, finished_evaluations: Collection[str]) -> Team:
         """Returns the team with the decision, which ends its open training groups."""
-        run, reason = team.lead, await self._reason(session, team.lead, finished_evaluations)
-        if reason is not None:
-            await store_stop_reason(session, run.id, reason)
-        if reason is not None and run.open_training_groups:
+        run = team.lead
+        if run.stop_reason is None:
+            run = replace(run, stop_reason=await self._decide(session, run, finished_evaluations))
+            team = replace(team, lead=run)
+        if team.stop_reason is not None and run.open_training_groups:
             await cancel_training(session, run.id)
             fault_point("controller.training_stopped")
-            run = replace(run, open_training_groups=0)
-        return Team(run, team.others, reason)
+            team = replace(team, lead=replace(run, open_training_groups=0))
+        return team
 
-    async def _reason(self, session: ReadSession, run: RunFacts, finished: Collection[str]) -> str | None:
+    async def _decide(self, session: Session, run: RunFacts, finished: Collection[str]) -> str | None:
         stopping = run.config.training.early_stopping
-        if stopping is None or run.steps_done >= run.config.training.steps:
+        if stopping is None or run.has_all_steps:
             return None
         ended = {one.id for one in run.evaluations if one.finished}
         ended |= {one for one in finished if one.startswith(f"{run.id}.")}
-        before, reason = self._decided.get(run.id) or (None, await stored_stop_reason(session, run.id))
         progress = run.steps_done, len(ended)
-        if reason is None and progress != before:
-            if stopping.metric == "evaluation_reward":
-                measured = own_evaluations(await measured_tasks(session, run.id), run.config)
-                reason = stop_reason_of_evaluations(stopping, measured)
-            else:
-                reason = stop_reason(stopping, await step_rewards(session, run.id))
-        self._decided[run.id] = progress, reason
+        if self._judged.get(run.id) == progress:
+            return None
+        if stopping.metric == "evaluation_reward":
+            measured = own_evaluations(await measured_tasks(session, run.id), run.config)
+            reason = stop_reason_of_evaluations(stopping, measured)
+        else:
+            reason = stop_reason(stopping, await step_rewards(session, run.id))
+        if reason is None:
+            self._judged[run.id] = progress
+        else:
+            await store_stop_reason(session, run.id, reason)
         return reason
 
 

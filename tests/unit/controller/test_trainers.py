@@ -399,6 +399,16 @@ async def test_a_trainer_ends_by_itself_after_the_last_step(monkeypatch: pytest.
     await made.close()
 
 
+async def test_the_process_of_a_trainer_lives_until_its_last_checkpoint_is_written(tmp_path: Path) -> None:
+    code = NOTE + "time.sleep(1); open('checkpoint', 'w').close()"
+    async with supervised(tmp_path, code) as made:
+        made.reconcile({"run-a": 1})
+        await eventually(lambda: pids(tmp_path))
+        made.reconcile({}, finished=["run-a"])
+        await eventually(lambda: made.reconcile({}) or not made._tasks)
+        assert (tmp_path / "checkpoint").exists() and len(pids(tmp_path)) == 1
+
+
 async def test_graceful_ends_with_steps_in_between_fail_no_run() -> None:
     cluster = Cluster(beginning=TrainerStatus(TrainerState.DONE, ""))
     made = TrainerSupervisor(Settings(), cluster, RememberedEnds())
