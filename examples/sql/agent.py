@@ -40,6 +40,16 @@ def answer(messages: Messages, max_tokens: int) -> str:
     return model.invoke(messages).text.strip()
 
 
+def schema(database: str) -> str:
+    """Return the tables of a database made of SQL text, one a line, with their columns."""
+    connection = sqlite3.connect(":memory:")
+    connection.executescript(database)
+    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    columns = {table: [row[1] for row in connection.execute(f"PRAGMA table_info({table})")] for table in tables}
+    connection.close()
+    return "\n".join(f"{table}({', '.join(names)})" for table, names in columns.items())
+
+
 def run(database: str, sql: str) -> str:
     """Run a query on a database made of SQL text, and return its first rows.
 
@@ -59,9 +69,10 @@ def run(database: str, sql: str) -> str:
 
 def graph(question: str, database: str) -> Any:
     """Build the graph for one question."""
+    tables = schema(database)
 
     def write(state: State) -> State:
-        return {"sql": answer(to_writer(question), SQL_TOKENS)}
+        return {"sql": answer(to_writer(tables, question), SQL_TOKENS)}
 
     def check(state: State) -> State:
         try:
@@ -72,7 +83,8 @@ def graph(question: str, database: str) -> Any:
         return {"complaint": "It does not answer the question." if said.lower().startswith("no") else ""}
 
     def rewrite(state: State) -> State:
-        return {"sql": answer(to_rewriter(question, state["sql"], state["complaint"]), SQL_TOKENS), "rewritten": True}
+        asked = to_rewriter(tables, question, state["sql"], state["complaint"])
+        return {"sql": answer(asked, SQL_TOKENS), "rewritten": True}
 
     built = StateGraph(State)
     built.add_node("write", write)

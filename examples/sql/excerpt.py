@@ -61,8 +61,13 @@ def literal(value):
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
 
 
-if __name__ == "__main__":
-    print(SCHEMA)
-    for table, found in excerpt(read(sys.argv[1])):
+def show(schema, tables):
+    """Prints a database as SQL text."""
+    print(schema)
+    for table, found in tables:
         lines = ",\n".join(f"({', '.join(map(literal, row))})" for row in found)
         print(f"INSERT INTO {table} VALUES\n{lines};")
+
+
+if __name__ == "__main__":
+    show(SCHEMA, excerpt(read(sys.argv[1])))

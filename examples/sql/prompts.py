@@ -1,11 +1,5 @@
 """The messages of the three roles. The first two words of a system line tell the roles apart."""
 
-SCHEMA = """artist(id, name)
-album(id, title, artist_id)
-genre(id, name)
-track(id, name, album_id, genre_id, seconds)
-customer(id, name, city, country)
-invoice(id, customer_id, total)"""
 WRITER = "You write SQL for SQLite. Answer with one query alone."
 CHECKER = "You check SQL. Answer yes or no."
 REWRITER = "You correct SQL for SQLite. Answer with one query alone."
@@ -18,9 +12,9 @@ def conversation(system: str, user: str) -> Messages:
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
-def to_writer(question: str) -> Messages:
+def to_writer(schema: str, question: str) -> Messages:
     """Returns the request for a first query."""
-    return conversation(WRITER, f"{SCHEMA}\n{question}")
+    return conversation(WRITER, f"{schema}\n{question}")
 
 
 def to_checker(question: str, sql: str, result: str) -> Messages:
@@ -28,6 +22,6 @@ def to_checker(question: str, sql: str, result: str) -> Messages:
     return conversation(CHECKER, f"{question}\n{sql}\nResult: {result}\nDoes this answer the question?")
 
 
-def to_rewriter(question: str, sql: str, complaint: str) -> Messages:
+def to_rewriter(schema: str, question: str, sql: str, complaint: str) -> Messages:
     """Returns the request for a better query."""
-    return conversation(REWRITER, f"{SCHEMA}\n{question}\n{sql}\n{complaint}")
+    return conversation(REWRITER, f"{schema}\n{question}\n{sql}\n{complaint}")

@@ -2,17 +2,19 @@
 
     python tasks.py --out tasks --seed 0
 
-A held-out question has a subject that no training question of its template has. Every query is run: one without a row
-is no task.
+A held-out question has a subject that no training question of its template has. `elsewhere.jsonl` has questions about
+`flights.sql`, a database that no training question has. Every query is run: one without a row, or
+with a count of 0, is no task.
 """
 
 import argparse
 import json
 import random
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
-DATABASE = (Path(__file__).parent / "chinook.sql").read_text()
+CHINOOK, FLIGHTS = ((Path(__file__).parent / name).read_text() for name in ("chinook.sql", "flights.sql"))
 ALBUMS_OF = "FROM album JOIN artist ON artist.id = album.artist_id WHERE artist.name = '{}'"
 TRACKS_OF = "FROM track JOIN album ON album.id = track.album_id WHERE album.title = '{}'"
 OF_GENRE = "FROM track JOIN genre ON genre.id = track.genre_id WHERE genre.name = '{}'"
@@ -53,37 +55,68 @@ TEMPLATES = (
         "SELECT name FROM track WHERE seconds > {} ORDER BY seconds DESC",
     ),
 )
-LENGTHS = (250, 300, 320, 350, 400, 450, 500, 600, 700, 800)
+FLIGHTS_OF = "FROM flight JOIN airline ON airline.code = flight.airline_code WHERE airline.name = '{}'"
+FLIGHTS_TO = "FROM flight JOIN airport ON airport.code = flight.destination WHERE airport.name = '{}'"
+FLIGHT_TEMPLATES = (
+    ("airline.name", "How many flights has {}?", f"SELECT COUNT(*) {FLIGHTS_OF}"),
+    ("airline.name", "How many minutes is the longest flight of {}?", f"SELECT MAX(flight.minutes) {FLIGHTS_OF}"),
+    ("airline.name", "Which code has the airline {}?", "SELECT code FROM airline WHERE name = '{}'"),
+    ("airport.name", "Which code has the airport {}?", "SELECT code FROM airport WHERE name = '{}'"),
+    ("airport.name", "How many flights arrive at {}?", f"SELECT COUNT(*) {FLIGHTS_TO}"),
+    ("plane.maker", "How many planes are made by {}?", "SELECT COUNT(*) FROM plane WHERE maker = '{}'"),
+    ("plane.tail", "How many seats has the plane {}?", "SELECT seats FROM plane WHERE tail = '{}'"),
+    ("plane.tail", "How many flights has the plane {}?", "SELECT COUNT(*) FROM flight WHERE plane_tail = '{}'"),
+    ("miles", "How many flights are longer than {} miles?", "SELECT COUNT(*) FROM flight WHERE miles > {}"),
+)
+NUMBERS = {
+    "seconds": (250, 300, 320, 350, 400, 450, 500, 600, 700, 800),
+    "miles": (750, 1000, 1070, 1500, 2000, 2300, 2450, 2500),
+}
 HELD_OUT_SHARE = 0.25
 MOST_SUBJECTS = 16
 
 
 def questions(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """Return training and held-out tasks, each in a random order that the seed decides."""
-    dice, connection = random.Random(seed), sqlite3.connect(":memory:")
-    connection.executescript(DATABASE)
+    dice = random.Random(seed)
     training: list[dict[str, str]] = []
     held_out: list[dict[str, str]] = []
-    for subject, question, sql in TEMPLATES:
+    for task, is_held_out in asked(CHINOOK, TEMPLATES, dice):
+        (held_out if is_held_out else training).append(task)
+    dice.shuffle(training)
+    dice.shuffle(held_out)
+    return training, held_out
+
+
+def elsewhere(seed: int) -> list[dict[str, str]]:
+    """Return tasks on the flights, in a random order that the seed decides."""
+    dice = random.Random(seed)
+    tasks = [task for task, _ in asked(FLIGHTS, FLIGHT_TEMPLATES, dice)]
+    dice.shuffle(tasks)
+    return tasks
+
+
+def asked(
+    database: str, templates: tuple[tuple[str, str, str], ...], dice: random.Random
+) -> Iterator[tuple[dict[str, str], bool]]:
+    """Yield the tasks of a database, and whether each is held out."""
+    connection = sqlite3.connect(":memory:")
+    connection.executescript(database)
+    for subject, question, sql in templates:
         values = subjects(connection, subject)
         dice.shuffle(values)
         values = values[:MOST_SUBJECTS]
         kept = max(1, round(HELD_OUT_SHARE * len(values)))
         for place, value in enumerate(values):
             query = sql.format(value.replace("'", "''"))
-            if connection.execute(query).fetchone() is None:
-                continue
-            task = {"question": question.format(value), "sql": query, "database": DATABASE}
-            (held_out if place < kept else training).append(task)
-    dice.shuffle(training)
-    dice.shuffle(held_out)
-    return training, held_out
+            if connection.execute(query).fetchone() not in (None, (0,)):
+                yield {"question": question.format(value), "sql": query, "database": database}, place < kept
 
 
 def subjects(connection: sqlite3.Connection, name: str) -> list[str]:
     """Return the values that a template may ask for."""
-    if name == "seconds":
-        return [str(one) for one in LENGTHS]
+    if name in NUMBERS:
+        return [str(one) for one in NUMBERS[name]]
     table, column = name.split(".")
     return [row[0] for row in connection.execute(f"SELECT DISTINCT {column} FROM {table} ORDER BY 1")]  # noqa: S608
 
@@ -102,3 +135,4 @@ if __name__ == "__main__":
     training, held_out = questions(options.seed)
     write(options.out / "train.jsonl", training)
     write(options.out / "heldout.jsonl", held_out)
+    write(options.out / "elsewhere.jsonl", elsewhere(options.seed))

@@ -33,18 +33,24 @@ TAUGHT = [one for one in EXPERIMENTS.values() if isinstance(one, Taught)]
 def written(folder: Path, seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     command = [sys.executable, str(SQL.agent / "tasks.py"), "--out", str(folder), "--seed", str(seed)]
     subprocess.run(command, check=True)
-    files = (folder / "train.jsonl", folder / "heldout.jsonl")
-    training, kept = ([json.loads(line) for line in file.read_text().splitlines()] for file in files)
+    training, kept = (rows(folder / name) for name in ("train.jsonl", "heldout.jsonl"))
     return training, kept
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def test_every_reference_has_its_own_result_and_no_question_is_in_both_sets(tmp_path: Path) -> None:
     training, kept = written(tmp_path / "0", 0)
     assert (len(training), len(kept)) == (160, 51)
-    questions = [{row["question"] for row in rows} for rows in (training, kept)]
+    elsewhere = rows(tmp_path / "0" / "elsewhere.jsonl")
+    questions = [{task["question"] for task in tasks} for tasks in (training, kept, elsewhere)]
     assert not questions[0] & questions[1]
+    assert not (questions[0] | questions[1]) & questions[2]
+    assert not {task["database"] for task in training} & {task["database"] for task in elsewhere}
     component = Component.model_validate(SQL.document(0, Choices())["reward"]["components"][0])
-    for task in [*training, *kept]:
+    for task in [*training, *kept, *elsewhere]:
         facts = AttemptFacts(task, json.dumps({"sql": task["sql"], "rewritten": False}))
         assert grade(component, facts).value == 1.0, task["question"]
         assert grade(component, AttemptFacts(task, '{"sql": "SELECT \'no answer\'"}')).value == 0.0, task["question"]
@@ -62,9 +68,9 @@ def test_the_teacher_solves_tasks_and_sends_some_to_the_rewriter(monkeypatch: py
         answer: str = teacher.solution(solutions, messages)
         return answer
 
-    assert said(prompts.to_writer("Question 3?")) == "SELECT 3"
-    assert said(prompts.to_rewriter("Question 3?", "SELECT", "Error: incomplete input")) == "SELECT 3"
-    assert said(prompts.to_writer("Another?")) == ""
+    assert said(prompts.to_writer("a(b)", "Question 3?")) == "SELECT 3"
+    assert said(prompts.to_rewriter("a(b)", "Question 3?", "SELECT", "Error: incomplete input")) == "SELECT 3"
+    assert said(prompts.to_writer("a(b)", "Another?")) == ""
     checked = [said(prompts.to_checker(question, "SELECT 1", "[[1]]")) for question in solutions]
     assert {"yes", "no"} == set(checked)
 
@@ -85,6 +91,16 @@ def test_documents_of_an_experiment_with_a_teacher_are_valid(one: Taught) -> Non
         run.evaluation and run.evaluation.planned_versions(run.training.steps) for run in (shown_, warm, trained)
     ]
     assert measured == [[None], [0, None], [None]]
+
+
+def test_each_version_of_the_sql_model_answers_on_the_other_database_once() -> None:
+    models = (None, "/models/warm")
+    found = [RunConfig.model_validate(SQL.elsewhere(0, Choices(), model)) for model in models]
+    assert [run.model for run in found] == [None, "/models/warm"]
+    for run in found:
+        assert run.evaluation is not None
+        assert (run.evaluation.dataset, run.training.steps) == ("sql-0-elsewhere", 0)
+        assert run.evaluation.planned_versions(0) == [None]
 
 
 @pytest.mark.parametrize("air", ["dense", "sparse"])

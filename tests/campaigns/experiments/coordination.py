@@ -18,7 +18,7 @@ from leyden.libs.client import Client
 from leyden.libs.contracts.api.runs import Run
 from tests.campaigns.experiments.choices import Choices
 from tests.campaigns.experiments.results import Stage
-from tests.campaigns.experiments.runs import named
+from tests.campaigns.experiments.runs import named, newest
 from tests.campaigns.experiments.taught import Taught
 from tests.support.engines import engine_process
 
@@ -115,11 +115,6 @@ class Coordination(Taught):
             "evaluation": document["evaluation"] | {"at_start": False},
         }
         return named(f"{self.name}-{seed}-{name}", document | team | own)
-
-
-def newest(client: Client, run_id: str) -> str:
-    """Returns the folder of the newest version of a run."""
-    return list(client.policies(run_id))[-1].path
 
 
 def bundled_model() -> Path:

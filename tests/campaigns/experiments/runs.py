@@ -46,6 +46,11 @@ def completed(
     return run
 
 
+def newest(client: Client, run_id: str) -> str:
+    """Returns the folder of the newest version of a run."""
+    return list(client.policies(run_id))[-1].path
+
+
 def report(line: str) -> None:
     """Prints a line of progress."""
     print(line, file=sys.stderr, flush=True)
