@@ -290,8 +290,8 @@ experiment: $(VENV)/.ready $(EXPERIMENT_VENV)/.ready ## train NAME=coordination,
 test-long: setup ## the tests of make test and those that take minutes, such as trainings through kills (nightly)
 	OMP_NUM_THREADS=1 TEST_LONG=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
-test-experiments: setup $(TAUGHT:%=$(CACHE)/examples/%/.ready) ## each experiment on a tiny model at three steps (nightly)
-	TEST_EXAMPLES=$(abspath $(CACHE)/examples) $(BIN)/pytest tests/e2e/test_experiments.py
+test-experiments: setup $(TAUGHT:%=$(CACHE)/examples/%/.ready) ## each experiment on a tiny model at three steps (nightly); one alone: TAUGHT=sql EXPERIMENTS=sql
+	TEST_EXAMPLES=$(abspath $(CACHE)/examples) $(BIN)/pytest tests/e2e/test_experiments.py -k "$(EXPERIMENTS)"
 
 bench: setup ## measure the budgets of docs/benchmarks.md; some parts alone: make bench parts="gateway store"
 	$(BIN)/python -m tests.bench $(parts)
