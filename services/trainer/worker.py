@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -39,6 +41,16 @@ log = logger()
 limited_log = RateLimitedLogger(log)
 
 CLIENT = "leyden-trainer"
+OF_MOMENTS: dict[str, Callable[[RunConfig], object]] = {
+    "training.frozen": attrgetter("training.frozen"),
+    "training.router": attrgetter("training.router"),
+    # Fine-tuning's gradients have another direction and size than those of rewards.
+    "algorithm.type": lambda config: config.algorithm.type == "sft",
+    # The correction for their beginning assumes one decay for all steps.
+    "optimizer.beta1": attrgetter("optimizer.beta1"),
+    "optimizer.beta2": attrgetter("optimizer.beta2"),
+}
+"""The fields on which Adam's moments depend, and how to read them."""
 
 
 async def run_trainer(settings: Settings, stop: asyncio.Event, checks: Checks, ranks: Ranks = ALONE) -> None:
@@ -198,17 +210,17 @@ def _check_teacher(base: Path, teacher: tuple[Path, str | None] | None, config: 
 
 
 def _inherited(parent: training.Parent, config: RunConfig) -> tuple[Path, Progress] | None:
-    """The parent's checkpoint, if it is there and its moments are those of the parameters that this run trains."""
+    """The parent's checkpoint, if it is there and its moments are those that this run's optimiser would have made."""
     if parent.checkpoint is None or not Path(parent.checkpoint).is_dir():
         log.warning("optimiser starts anew", cause="the parent's checkpoint is gone", version=parent.version.version)
         return None
     if isinstance(parent.config, BrokenDocument):
         log.warning("optimiser starts anew", cause=f"the parent: {parent.config}")
         return None
-    for name in ("frozen", "router"):
-        if getattr(parent.config.training, name) != getattr(config.training, name):
-            log.warning("optimiser starts anew", cause=f"training.{name} has changed")
-            return None
+    changed = [name for name, read in OF_MOMENTS.items() if read(parent.config) != read(config)]
+    if changed:
+        log.warning("optimiser starts anew", cause=f"{changed[0]} has changed")
+        return None
     return Path(parent.checkpoint), Progress(parent.run_id, parent.version.version, parent.version.content_sha256)
 
 

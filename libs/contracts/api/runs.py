@@ -202,8 +202,9 @@ class ResumeRequest(RequestBody):
     begins with its base model, and one that is frozen now answers with the version that it begins with."""
     from_version: int | None = Field(default=None, ge=0, le=2**31 - 1)
     """Null: the newest. Further policies begin with their version of the same number, or with their newest where that
-    has no files. The optimiser continues, too, if the version's checkpoint is there and `training.frozen` is the
-    same (`training.keep_checkpoints`); the metric `optimizer_inherited` of the first step says so."""
+    has no files. The optimiser continues, too, if the version's checkpoint is there (`training.keep_checkpoints`) and
+    its moments are those of this document: not after another `training.frozen`, `training.router`, `optimizer.beta1` or
+    `beta2`, nor between fine-tuning and reinforcement. The metric `optimizer_inherited` of the first step says so."""
     policy_versions: dict[str, Annotated[int, Field(ge=0, le=2**31 - 1)]] = Field(default_factory=dict, max_length=20)
     """Other versions for further policies to begin with, by policy."""
 

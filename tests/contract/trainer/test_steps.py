@@ -955,6 +955,30 @@ async def test_a_run_continues_another_from_any_version_with_its_optimiser_if_th
     assert describe(Path(versions[0].path)).content_sha256 == made[version]
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "optimizer"),
+    [({"type": "sft", "runs": ["run-1"]}, {}), ({}, {"beta1": 0.8}), ({}, {"beta2": 0.999})],
+    ids=["fine-tuning", "beta1", "beta2"],
+)
+async def test_moments_of_another_loss_or_decay_do_not_go_on(
+    case: Case, algorithm: dict[str, Any], optimizer: dict[str, float]
+) -> None:
+    await case.open(steps=1, algorithm=algorithm)
+    for number in range(2):
+        await case.add_group(number, version=-1 if algorithm else 0)
+    await case.train()
+    parent = case.run
+    changes = {"algorithm": {"type": "ppo_clip"}, "optimizer": {**parent.config["optimizer"], **optimizer}}
+    case.run = await builders.add_run(
+        case.database, config={**parent.config, **changes}, parent_run_id=parent.id, parent_version=1
+    )
+    for number in (2, 3):
+        await case.add_group(number)
+    await case.train()
+    (step,) = await case.rows(tables.Step)
+    assert step.metrics["optimizer_inherited"] == 0.0  # type: ignore[attr-defined]
+
+
 async def test_a_continued_run_that_starts_again_needs_its_parent_no_more(case: Case) -> None:
     await case.open(steps=1)
     for number in range(2):
