@@ -183,7 +183,7 @@ async def measured_versions(
     by_training = {row.run_id: row for row in trained}
     for run_id in others:
         row = by_training.get(run_id)
-        reason = "by training: no evaluation measured one"
+        reason = "by training, each version on other tasks: no evaluation measured one"
         found[run_id] = BestVersion() if row is None else BestVersion(row.version, reason, row.reward, "training")
     return {run_id: (best, _means(measured[run_id], configs[run_id])) for run_id, best in found.items()}
 

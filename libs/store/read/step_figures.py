@@ -17,7 +17,7 @@ from leyden.libs.store.database import ReadSession
 from leyden.libs.store.rewards import SIBLING
 
 OF_COMPUTED_TOKENS = frozenset({
-    "loss", "gradient_norm", "entropy", "kl_reference", "clipped_share", "clipped_share_last", "masked_share",
+    "loss", "gradient_norm", "kl_reference", "clipped_share", "clipped_share_last", "masked_share",
     "importance_mean", "effective_sample_share", "sharing_ratio", "kl_teacher", "value_loss", "value_mean",
     "value_explained_variance", "value_gradient_norm",
 })  # fmt: skip
@@ -173,6 +173,8 @@ def known(metrics: Mapping[str, float | None], *, has_reference: bool) -> dict[s
     unknown = set[str]() if has_reference else {"kl_reference"}
     if metrics.get("computed_tokens") == 0:
         unknown |= OF_COMPUTED_TOKENS
+        # Of tokens whose groups have no variance; trainers of version 0.1 left these out and wrote 0.
+        unknown |= set() if metrics.get("entropy") else {"entropy"}
     if metrics.get("trainable_tokens") == 0:
         unknown |= OF_TRAINABLE_TOKENS
     return {name: None if name in unknown else value for name, value in metrics.items()}

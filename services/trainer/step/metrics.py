@@ -92,11 +92,19 @@ def _token_metrics(batch: Batch, updates: Sequence[Update], step: int) -> Metric
         "masked_share": _mean(column("masked_K")),
         "importance_mean": _mean(importance_k) if len(importance_k) else 1.0,
         "effective_sample_share": effective_sample_share(torch.from_numpy(importance_k)),
-        # Monte Carlo estimate: the tokens are draws from (nearly) this policy.
-        "entropy": -_mean(start_K[mask_K]),
+        "entropy": -_mean(np.concatenate([start_K[mask_K], _unmoved_logprobs(batch)])),
     }
     own_K = mask_K & (tokens.policy_versions_K == step - 1)
     return metrics | gap_metrics(start_K, tokens, own_K)
+
+
+def _unmoved_logprobs(batch: Batch) -> NDArray[np.float32]:
+    """The engine's log-probabilities of tokens of groups without variance, which no pass computes.
+
+    With the computed tokens they make `entropy` the Monte Carlo estimate over all that the policy sampled: one that
+    answers most tasks always alike has collapsed, and its other groups alone would hide that.
+    """
+    return trained_tokens(batch.zero_variance).generator_logprobs_K
 
 
 def start_tokens(batch: Batch, updates: Sequence[Update]) -> dict[str, StartTokens]:

@@ -151,7 +151,7 @@ async def test_curves_of_several_runs_have_their_rewards_by_step_and_their_best_
         [measured.id, [[1, None]], [[1, 0.25]], 1, "by evaluations", 0.25, "evaluations"],
         [
             *(trained.id, [[1, 0.5], [2, 1.0], [3, None]], []),
-            *(1, "by training: no evaluation measured one", 0.75, "training"),
+            *(1, "by training, each version on other tasks: no evaluation measured one", 0.75, "training"),
         ],
     ]
     async with database.read() as session:

@@ -430,7 +430,7 @@ async def test_a_run_shows_its_best_version_and_the_space_of_its_weights(
         await builders.finish_rollout(database, rollout)
     shown = (await api_http.get(f"/v1/runs/{run.id}")).json()
     assert (shown["best_version"], shown["weights_bytes"]) == (1, 11 + 12)
-    assert shown["best_version_reason"] == "by training: no evaluation measured one"
+    assert shown["best_version_reason"] == "by training, each version on other tasks: no evaluation measured one"
     lost = tables.Evaluation(
         id=f"{run.id}.e1", run_id=run.id, number=1, dataset_id=run.dataset_id, rollouts_per_task=1, max_tasks=1
     )

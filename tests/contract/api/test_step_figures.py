@@ -162,6 +162,15 @@ async def test_what_a_trainer_did_not_measure_is_no_point(
     assert list(found["entropy"].values()) == list(found["policy_lag_mean"].values()) == ([0.0] if tokens else [])
 
 
+async def test_a_step_without_variance_has_the_entropy_of_its_tokens(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    group, _ = await builders.add_group(database, run)
+    await add_step(database, run, 1, group, entropy=0.25, loss=0.0, computed_tokens=0, trainable_tokens=5)
+    assert await series(api_http, run, names=["entropy", "loss"]) == {"entropy": {1: 0.25}, "loss": {}}
+
+
 async def test_a_run_tells_why_rollouts_left_it_and_what_judges_used(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:

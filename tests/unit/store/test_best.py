@@ -115,7 +115,7 @@ async def test_no_version_is_best_where_nothing_can_be_compared(database: Databa
     _, rollouts = await builders.add_group(database, run, 0, admitted_version=3, state="complete")
     for rollout in rollouts:
         await builders.finish_rollout(database, rollout, reward=1.0)
-    assert await best(database, run) == (3, "by training: no evaluation measured one")
+    assert await best(database, run) == (3, "by training, each version on other tasks: no evaluation measured one")
     await measure(database, run, 2, 1, [None, None, None, None])
     reason = "not compared: evaluation 2 (version 1; 0 of 4 tasks counted)"
     assert await best(database, run) == (None, reason)

@@ -264,6 +264,17 @@ def test_later_updates_of_a_step_are_clipped_at_the_policy_of_its_start() -> Non
     assert metrics["trained_tokens"] == len(tokens)
 
 
+def test_entropy_counts_the_tokens_of_groups_without_variance() -> None:
+    samples = agent_samples(0, groups=1)
+    unmoved = [sample("run.9.0", [1, 2, 3], [0, 1, 1], advantage=0.0)]
+    subject, tokens = learner(), trained_tokens(samples)
+    start_K = batch_logprobs(subject.policy, plan_batch(samples, tokens, 100), len(tokens), CPU)
+    left_out_K = trained_tokens(unmoved).generator_logprobs_K
+    metrics = step(subject, samples, zero_variance=unmoved)
+    assert metrics["entropy"] == pytest.approx(-np.concatenate([start_K, left_out_K]).mean(), rel=1e-5)
+    assert step(learner(), [], zero_variance=unmoved)["entropy"] == pytest.approx(-left_out_K.mean(), rel=1e-5)
+
+
 def test_an_interruption_between_two_updates_makes_no_step() -> None:
     subject = learner()
     asked = iter([False] * 3 + [True] * 100)
