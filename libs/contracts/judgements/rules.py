@@ -53,6 +53,13 @@ def _chosen_tasks_stop(run: RunConfig) -> bool:
     return by_reward and (sampling.curriculum is not None or sampling.refill_zero_variance > 0)
 
 
+def _one_step_decides(run: RunConfig) -> bool:
+    stopping = run.training.early_stopping
+    if stopping is None or stopping.metric != "train_reward":
+        return False
+    return stopping.patience is not None and stopping.average_over == 1
+
+
 def _has_rewards_from_outside_alone(run: RunConfig) -> bool:
     has_others = run.runner.stdout_reward or run.runner.grant_reward or run.credit.air
     return run.reward is None and not has_others
@@ -204,6 +211,13 @@ RULES: tuple[Rule, ...] = (
         _chosen_tasks_stop,
         "a curriculum and refills choose which rewards 'train_reward' sees, so that it need not rise",
         "write metric 'evaluation_reward'",
+    ),
+    Rule(
+        "training.early_stopping.average_over",
+        "warns",
+        _one_step_decides,
+        "each step has other tasks, so that 'patience' waits for a step that beats the one with the easiest tasks",
+        "write metric 'evaluation_reward', or average_over so large that its steps go through all tasks",
     ),
     Rule(
         "sampling.group_size",

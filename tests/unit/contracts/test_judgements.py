@@ -40,9 +40,14 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     (
         {
             "sampling": {"refill_zero_variance": 1},
-            "training": {"early_stopping": {"metric": "train_reward", "patience": 3}},
+            "training": {"early_stopping": {"metric": "train_reward", "patience": 3, "average_over": 4}},
         },
         "training.early_stopping.metric",
+        "warns",
+    ),
+    (
+        {"training": {"early_stopping": {"metric": "train_reward", "patience": 3}}},
+        "training.early_stopping.average_over",
         "warns",
     ),
     (
@@ -54,6 +59,7 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
 TAUGHT = {"type": "importance_sampling", "distillation": {"model": "/models/teacher"}}
 SOUND: list[dict[str, Any]] = [
     {},
+    {"training": {"early_stopping": {"metric": "train_reward", "target": 1.0}}},
     {"sampling": {"group_size": 1, "min_siblings": 1}, "algorithm": TAUGHT},
     {"sampling": {"group_size": 1, "min_siblings": 1}, "credit": {"baseline": {"type": "ema"}}},
     {"sampling": {"temperature": 0.0, "override": {}}},
