@@ -74,6 +74,9 @@ class Sampling(Document):
     """Null: each epoch is a new shuffle of all tasks."""
     seed: int = Field(default=0, ge=-(2**63), le=2**63 - 1)
     """Seed of the order of tasks."""
+    skip_groups: int = Field(default=0, ge=0, le=2**31 - 1)
+    """Groups of the order of tasks before the run's first. A continued run with the same dataset and seed gets those of
+    the steps before it, so that it goes on with the next tasks; 0 begins at the first task."""
     temperature: float | None = Field(default=None, ge=0, le=10)
     """Temperature of calls without one; the agent's own value overrides it."""
     override: Override | Literal["keep"] = "keep"

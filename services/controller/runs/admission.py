@@ -102,13 +102,15 @@ def training_groups(
         of long rollouts go stale. A curriculum draws such tasks again by itself.
     """
     sampling, numbers = run.config.sampling, range(run.next_group, run.next_group + count)
+    skipped = sampling.skip_groups
     lost = replacements.waiting[:count] if sampling.curriculum is None else ()
     if sampling.curriculum is None:
-        turn = run.next_group - replacements.made
+        turn = skipped + run.next_group - replacements.made
         turns = range(turn, turn + count - len(lost))
         tasks = [*(one.task_number for one in lost), *(task_of(sampling.seed, one, run.task_count) for one in turns)]
     else:
-        tasks = drawn_tasks(sampling.curriculum, sampling.seed, numbers, run.task_count, solve_rates)
+        draws = range(skipped + numbers.start, skipped + numbers.stop)
+        tasks = drawn_tasks(sampling.curriculum, sampling.seed, draws, run.task_count, solve_rates)
     has_greedy = run.config.credit.baseline.type == "remax"
     agents = run.config.group_agents
     return [
@@ -164,7 +166,7 @@ def task_of(seed: int, turn: int, task_count: int) -> int:
 def drawn_tasks(
     curriculum: Curriculum, seed: int, numbers: Sequence[int], task_count: int, solve_rates: Mapping[int, float]
 ) -> list[int]:
-    """Draws a task for each group by weight, none twice while a draw finds others; the same for the same arguments.
+    """Draws a task for each number by weight, none twice while a draw finds others; the same for the same arguments.
 
     >>> rates = {0: 0.0, 1: 0.5, 2: 1.0}
     >>> tasks = [drawn_tasks(Curriculum(), 0, [number], 3, rates)[0] for number in range(1200)]

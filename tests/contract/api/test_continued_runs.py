@@ -62,6 +62,33 @@ async def test_an_ended_run_continues_with_an_amended_document(
     assert (refused.status_code, "has yet to copy its weights" in refused.json()["detail"]) == (409, True)
 
 
+@pytest.mark.parametrize(
+    ("changes", "skipped"),
+    [
+        ({}, 2 * 3),
+        ({"sampling": {"groups_per_step": 5}}, 2 * 3),
+        ({"sampling": {"seed": 9}}, 0),
+        ({"sampling": {"skip_groups": 1}}, 1),
+    ],
+    ids=["same", "larger steps", "another order", "as asked"],
+)
+async def test_a_continued_run_goes_on_in_the_order_of_tasks(
+    api_http: httpx.AsyncClient, database: Database, changes: dict[str, Any], skipped: int
+) -> None:
+    run = await create(api_http, training={"steps": 9}, sampling={"groups_per_step": 3})
+    for version in range(3):
+        await builders.add_policy_version(database, await row_of(database, run["id"]), version)
+    await set_phase(database, run["id"], "failed")
+    made = await resumed(api_http, run, changes=changes)
+    assert made["config"]["sampling"]["skip_groups"] == skipped
+    await builders.add_policy_version(database, await row_of(database, made["id"]), 0)
+    await builders.add_policy_version(database, await row_of(database, made["id"]), 1)
+    await set_phase(database, made["id"], "failed")
+    again = await resumed(api_http, made)
+    per_step = made["config"]["sampling"]["groups_per_step"]
+    assert again["config"]["sampling"]["skip_groups"] == skipped + per_step
+
+
 async def test_null_drops_a_key_of_a_map_and_is_the_value_of_a_field(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:

@@ -138,6 +138,17 @@ def test_lost_tasks_come_again_and_cost_no_other_its_turn(seed: int, tasks: int,
     assert turns == [task_of(seed, turn, tasks) for turn in range(len(turns))]
 
 
+@pytest.mark.parametrize("curriculum", [None, Curriculum()])
+def test_a_run_that_skips_groups_goes_on_with_the_tasks_of_one_that_does_not(curriculum: Curriculum | None) -> None:
+    def task(skipped: int, number: int) -> int:
+        sampling = Sampling(seed=7, skip_groups=skipped, curriculum=curriculum)
+        config = CONFIG.model_copy(update={"sampling": sampling})
+        [made] = training_groups(run(config=config, task_count=10, next_group=number), 1, served_version=0)
+        return made.task_number
+
+    assert [task(12, number) for number in range(20)] == [task(0, number) for number in range(12, 32)]
+
+
 def test_ids_of_groups_are_deterministic() -> None:
     config = CONFIG.model_copy(update={"sampling": Sampling(group_size=2)})
     made = training_groups(run(config=config, task_count=3, next_group=4), 2, served_version=1)
