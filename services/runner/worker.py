@@ -64,14 +64,15 @@ class Runner:
         self._writer = AttemptWriter(database, notifications, hold_seconds=self._settings.lease_seconds)
         self._context = context
         self._tasks: set[asyncio.Task[None]] = set()
-        self._executing: dict[str, tuple[Lease, asyncio.Task[Outcome]]] = {}
+        self._executing: dict[str, asyncio.Task[Outcome]] = {}
         self._room = asyncio.Event()
         self._room.set()
         self._stopping = False
         self._store_poll_at = time.monotonic() + STORE_POLL_SECONDS
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Works until asked to stop; then lets attempts finish, for a while, and gives the others back.
+        """Works until asked to stop; then lets attempts finish, for a while, and gives the others back. Agents that
+        outlive this process stay at work: their leases run on until another runner adopts them.
 
         Raises: the error of a loop beside: without renewals or a writer this process is of no use.
         """
@@ -88,7 +89,7 @@ class Runner:
                 log.info("draining", attempts=len(self._tasks))
                 await asyncio.wait(self._tasks, timeout=self._settings.drain_seconds)
         finally:
-            if not any(task.done() for task in loops) and not self._detach():
+            if not any(task.done() for task in loops) and not self._agents_outlive_this:
                 await self._give_back()
             for task in self._tasks:
                 task.cancel()
@@ -173,12 +174,13 @@ class Runner:
             outcome = await self._outcome(lease)
             SECONDS.observe(time.monotonic() - started)
             fault_point("runner.ended")
-            await self._settle(lease, outcome)
+            if await self._settle(lease, outcome):
+                await self._remove(lease)
 
     async def _outcome(self, lease: Lease) -> Outcome:
         """The outcome of the attempt; `cancelled` or `infra_error` when this runner stops it itself."""
         executing = asyncio.create_task(self._execute(lease))
-        self._executing[lease.lease_id] = lease, executing
+        self._executing[lease.lease_id] = executing
         try:
             return await executing
         except asyncio.CancelledError:
@@ -204,17 +206,25 @@ class Runner:
             log.exception("attempt broke")
             return Outcome(OutcomeKind.INFRA_ERROR, detail=f"{type(error).__name__}: {error}")
 
-    async def _settle(self, lease: Lease, outcome: Outcome) -> None:
-        """Writes the outcome; waits for a store that is away as long as the lease would live."""
+    async def _settle(self, lease: Lease, outcome: Outcome) -> bool:
+        """Writes the outcome, and returns whether it counts; waits for a store that is away as long as the lease would
+        live."""
         try:
             settled = await self._writer.settle(lease, outcome)
         except (StoreAway, Refused) as error:
             # As many lines as attempts otherwise: an outage longer than a lease ends them all.
             limited_log.warning("outcome not settled", cause=str(error))
-            return
+            return False
         if settled:
             ENDED.labels(outcome.kind).inc()
         log.info("attempt ended", kind=outcome.kind, settled=settled, detail=outcome.detail)
+        return settled
+
+    async def _remove(self, lease: Lease) -> None:
+        """Removes what is left of an agent. One whose outcome does not count is left to the runner that adopted it, and
+        `_adopt` discards one that nobody wants."""
+        if (backend := self._context.backends.get(lease.runner.type)) is not None:
+            await backend.remove(lease.rollout_id, lease.attempt, lease.runner)
 
     async def _renew(self) -> None:
         """Renews every lease in one statement, three times per lease time; an attempt that loses its lease stops."""
@@ -234,14 +244,7 @@ class Runner:
             for lease_id in asked - valid if valid is not None else ():
                 if lease_id in self._executing:
                     LOST.inc()
-                    self._stop_lost(*self._executing[lease_id])
-
-    def _stop_lost(self, lease: Lease, executing: asyncio.Task[Outcome]) -> None:
-        """Stops an attempt without the agent that another runner may have adopted; one that nobody wants is discarded
-        by `_adopt`."""
-        if (backend := self._context.backends.get(lease.runner.type)) is not None:
-            backend.leave(lease.rollout_id, lease.attempt)
-        executing.cancel()
+                    self._executing[lease_id].cancel()
 
     async def _adopt(self) -> None:
         """Takes over all running agents of runners that are gone, and stops agents whose attempt has ended."""
@@ -267,15 +270,15 @@ class Runner:
                 unwanted = [one for one in found if one not in wanted]
                 await asyncio.gather(*(backend.discard(one.rollout_id, one.attempt) for one in unwanted))
 
-    def _detach(self) -> bool:
-        """Leaves agents at work that can outlive this process; their leases run on until another runner adopts them."""
-        return all(backend.detach() for backend in self._context.backends.values())
+    @property
+    def _agents_outlive_this(self) -> bool:
+        return all(backend.agents_outlive_runner for backend in self._context.backends.values())
 
     async def _give_back(self) -> None:
         """Kills the remaining attempts and settles them, so that they are tried again."""
         self._stopping = True
         while self._tasks:
-            for _, executing in self._executing.values():
+            for executing in self._executing.values():
                 if not executing.cancelling():
                     executing.cancel()
             # Again: an attempt leased just now begins to run its agent only in a moment.

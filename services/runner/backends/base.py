@@ -49,6 +49,9 @@ class BackendError(Exception):
 class Backend(Protocol):
     """A place that executes attempts."""
 
+    agents_outlive_runner: bool
+    """Whether agents stay at work when `run` is cancelled, for another runner to watch."""
+
     async def check(self) -> None:
         """Starts one trivial agent.
 
@@ -58,8 +61,13 @@ class Backend(Protocol):
     async def run(self, spec: AttemptSpec) -> Ended:
         """Runs the agent until it ends, then removes its processes and files. A cancellation kills the agent first.
 
+        An agent that can outlive its runner stays, with all that it has: another runner may watch it by now.
+
         Raises: BackendError: the agent did not run, or its end is unknown
         """
+
+    async def remove(self, rollout_id: str, attempt: int, limits: RunnerConfig) -> None:
+        """Stops the agent of an attempt whose outcome counts, and removes what `run` left of it."""
 
     async def survivors(self) -> list[tuple[str, int]]:
         """Returns rollout and attempt of agents at work that no `run` of this process watches.
@@ -69,13 +77,6 @@ class Backend(Protocol):
 
     async def discard(self, rollout_id: str, attempt: int) -> None:
         """Stops an agent of `survivors` that nobody wants."""
-
-    def leave(self, rollout_id: str, attempt: int) -> None:
-        """From now on, cancelling the `run` of this attempt leaves its agent at work where another runner may watch it
-        by now; elsewhere it is killed. `survivors` names it then, and `discard` stops it."""
-
-    def detach(self) -> bool:
-        """From now on, cancelling `run` leaves the agent at work, for another runner; False where it cannot."""
 
     async def close(self) -> None:
         """Removes everything that this backend made. No attempt runs any more."""

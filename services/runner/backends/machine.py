@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leyden.libs.contracts.config import ContainerRunner, ProcessRunner
+from leyden.libs.contracts.config import ContainerRunner, ProcessRunner, RunnerConfig
 from leyden.libs.sandbox.place import Names, Place
 from leyden.libs.sandbox.program import Program
 from leyden.services.runner.backends.base import AttemptSpec
@@ -21,6 +21,8 @@ NAMES = Names(
 class WithoutSurvivors:
     """A backend whose agents end with their runner, or are removed when the next one starts."""
 
+    agents_outlive_runner = False
+
     async def survivors(self) -> list[tuple[str, int]]:
         """None."""
         return []
@@ -28,12 +30,8 @@ class WithoutSurvivors:
     async def discard(self, rollout_id: str, attempt: int) -> None:
         """Does nothing, as there are no survivors."""
 
-    def leave(self, rollout_id: str, attempt: int) -> None:
-        """Does nothing: no other runner can watch an agent of this one, so it is killed."""
-
-    def detach(self) -> bool:
-        """False: no attempt goes on without its runner."""
-        return False
+    async def remove(self, rollout_id: str, attempt: int, limits: RunnerConfig) -> None:
+        """Does nothing: `run` has removed it."""
 
 
 def place_of(settings: Settings) -> Place:

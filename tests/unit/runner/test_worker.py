@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import func, select, update
 
 from leyden.libs.capability import KeyRing
+from leyden.libs.contracts.config import RunnerConfig
 from leyden.libs.queue import leases
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.queue.stream import RolloutQueue
@@ -22,10 +23,14 @@ from leyden.libs.sandbox.ended import Ended
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database
+from leyden.services.runner import worker as runner_module
 from leyden.services.runner.attempt import RunnerContext
 from leyden.services.runner.backends.base import AttemptSpec
+from leyden.services.runner.backends.kubernetes.backend import KubernetesBackend
+from leyden.services.runner.backends.kubernetes.job import name_of
 from leyden.services.runner.settings import Settings
 from leyden.services.runner.worker import Runner
+from tests.fakes.kubernetes_api import FakeKubernetes
 from tests.support import builders
 from tests.support.waiting import eventually
 
@@ -41,9 +46,12 @@ async def never(_moment: float) -> None:
 class Survivors:
     """A backend whose agents outlive their runner."""
 
+    agents_outlive_runner = True
+
     def __init__(self, found: list[tuple[str, int]], ended: Ended) -> None:
         self.found, self.ended = found, ended
         self.discarded: list[tuple[str, int]] = []
+        self.removed: list[tuple[str, int]] = []
         self.adopted: list[str] = []
 
     async def survivors(self) -> list[tuple[str, int]]:
@@ -52,8 +60,8 @@ class Survivors:
     async def discard(self, rollout_id: str, attempt: int) -> None:
         self.discarded.append((rollout_id, attempt))
 
-    def detach(self) -> bool:
-        return True
+    async def remove(self, rollout_id: str, attempt: int, _: RunnerConfig) -> None:
+        self.removed.append((rollout_id, attempt))
 
     async def run(self, spec: AttemptSpec) -> Ended:
         assert spec.adopted
@@ -67,22 +75,13 @@ class Endless(Survivors):
     def __init__(self) -> None:
         super().__init__([], Ended(0, b"", b"", 1.0))
         self.started: list[str] = []
-        self.left: list[tuple[str, int]] = []
-        self.killed: list[str] = []
-
-    def leave(self, rollout_id: str, attempt: int) -> None:
-        self.left.append((rollout_id, attempt))
 
     async def run(self, spec: AttemptSpec) -> Ended:
         (self.adopted if spec.adopted else self.started).append(spec.name)
         try:
             return await asyncio.Future[Ended]()
         finally:
-            attempt = (spec.labels["rollout"], int(spec.labels["attempt"]))
-            if attempt in self.left:
-                self.found.append(attempt)
-            else:
-                self.killed.append(spec.name)
+            self.found.append((spec.labels["rollout"], int(spec.labels["attempt"])))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +102,7 @@ async def test_attempts_of_a_runner_that_is_gone_are_adopted_and_unwanted_agents
     async with working(database, redis_url, tmp_path, backend):
         await eventually(lambda: outcomes(database, rollout.id))
     assert await outcomes(database, rollout.id) == [found]
-    assert backend.discarded == [(rollout.id, 7)]
+    assert (backend.discarded, backend.removed) == ([(rollout.id, 7)], [(rollout.id, 1)])
     async with database.read() as session:
         outcome = await session.get_one(tables.Outcome, (rollout.id, 1))
     assert ended.exit_code == 0 or "did not yet watch" in (outcome.detail or "")
@@ -131,7 +130,7 @@ async def test_an_attempt_that_another_runner_adopted_keeps_its_agent_and_a_canc
     database: Database, redis_url: str, tmp_path: Path, *, is_cancelled: bool
 ) -> None:
     run, backend = await builders.add_run(database), Endless()
-    _, [rollout, *_] = await builders.add_group(database, run)
+    _, [rollout] = await builders.add_group(database, run, size=1)
     async with working(database, redis_url, tmp_path, backend, concurrency=1) as queue:
         await queue.enqueue([rollout.id])
         await eventually(lambda: backend.started)
@@ -140,17 +139,51 @@ async def test_an_attempt_that_another_runner_adopted_keeps_its_agent_and_a_canc
                 await session.execute(update(tables.Run).values(intent="cancelled"))
             else:
                 await eventually(lambda: is_running(database, rollout.id))
-                # Its own runner has not renewed it for long, as after an outage of the store.
-                await session.execute(update(tables.Attempt).values(lease_expires_at=SOON))
+                # As after an outage of the store: another runner's leases are so long that this one's looks silent.
                 assert await leases.adopt_silent(session, [AttemptKey(rollout.id, 1)], "runner-c", 600.0)
-        await eventually(lambda: backend.left or backend.killed)
-        assert backend.killed == []
-        await eventually(lambda: backend.discarded if is_cancelled else backend.found)
-        assert (backend.left, backend.adopted) == ([(rollout.id, 1)], [])
-        assert backend.discarded == ([(rollout.id, 1)] if is_cancelled else [])
+        await eventually(lambda: backend.removed if is_cancelled else backend.found)
+        await eventually(lambda: runner_module.RUNNING.collect()[0].samples[0].value == 0)
+        assert (backend.found, backend.adopted) == ([(rollout.id, 1)], [])
+        assert is_cancelled or (backend.removed, backend.discarded) == ([], [])
 
 
-SOON = func.clock_timestamp() + func.make_interval(0, 0, 0, 0, 0, 0, 1)
+async def test_an_agent_that_ends_before_its_former_runner_learns_of_its_adoption_counts(
+    database: Database, redis_url: str, tmp_path: Path
+) -> None:
+    document = builders.run_document(runner={"type": "kubernetes", "image": "agents/flight:3"})
+    _, [rollout] = await builders.add_group(database, await builders.add_run(database, config=document), size=1)
+    job = name_of(f"{rollout.id}.1")
+    async with FakeKubernetes().serving() as server:
+        server.on_job = lambda made: server.running(made["metadata"]["name"])
+        server.logs[f"{job}-x7k2p"] = b'{"reward": 1}'
+        async with working(database, redis_url, tmp_path, of_cluster(server, tmp_path), lease_seconds=600.0) as queue:
+            await queue.enqueue([rollout.id])
+            # It has seen the agent run.
+            await eventually(lambda: server.requests["PATCH jobs"])
+            await run_out(database, 60.0)
+            async with database.session() as session:
+                assert await leases.adopt_silent(session, [AttemptKey(rollout.id, 1)], "runner-c", 600.0)
+            server.ended(job, 0)
+            await eventually(lambda: runner_module.RUNNING.collect()[0].samples[0].value == 0)
+            assert (await outcomes(database, rollout.id), server.deleted) == ([], [])
+        await run_out(database, 3.5)
+        async with working(database, redis_url, tmp_path, of_cluster(server, tmp_path)):
+            await eventually(lambda: server.deleted)
+    assert (await outcomes(database, rollout.id), server.deleted) == ([(1, "succeeded", 1.0)], [job])
+
+
+def of_cluster(server: FakeKubernetes, folder: Path) -> KubernetesBackend:
+    """The backend of one runner."""
+    (folder / "agent.yaml").write_text("spec: {containers: [{name: agent, image: 'placeholder:1'}]}")
+    values = {"backend": "kubernetes", "namespace": "rollouts", "pod_template_file": folder / "agent.yaml"}
+    return KubernetesBackend(Settings(**values), server.cluster())
+
+
+async def run_out(database: Database, seconds: float) -> None:
+    """Lets every lease end so soon, as where its runner has not renewed it for long."""
+    async with database.session() as session:
+        soon = func.clock_timestamp() + func.make_interval(0, 0, 0, 0, 0, 0, seconds)
+        await session.execute(update(tables.Attempt).values(lease_expires_at=soon))
 
 
 async def is_running(database: Database, rollout_id: str) -> bool:
@@ -168,17 +201,18 @@ async def run_elsewhere(database: Database, rollouts: Sequence[tables.Rollout], 
 
 @asynccontextmanager
 async def working(
-    database: Database, redis_url: str, folder: Path, backend: Survivors, **options: Any
+    database: Database, redis_url: str, folder: Path, backend: Survivors | KubernetesBackend, **options: Any
 ) -> AsyncIterator[RolloutQueue]:
     """A runner with this backend inside the block; gives its queue."""
+    kind = "kubernetes" if isinstance(backend, KubernetesBackend) else "process"
     keys = folder / "keys.json"
     keys.touch(0o600)
     keys.write_text(json.dumps({"k1": "x" * 40}))
-    settings = Settings(lease_seconds=12.0, drain_seconds=0, capability_keys_file=keys, **options)
+    settings = Settings(**{"lease_seconds": 12.0, "drain_seconds": 0, "capability_keys_file": keys, **options})
     names = {"refuses_key": key_is_good, "gateway_down_since": never, "watching_since": time.monotonic()}
     endpoints: Any = SimpleNamespace(run=asyncio.Event().wait, **names)
-    context = RunnerContext(settings, KeyRing(keys), {"process": backend}, endpoints)  # type: ignore[dict-item]
-    queue, notifications, stop = RolloutQueue(redis_url), Notifications(redis_url), asyncio.Event()
+    context = RunnerContext(settings, KeyRing(keys), {kind: backend}, endpoints)  # type: ignore[dict-item]
+    queue, notifications, stop = RolloutQueue(redis_url, runner_type=kind), Notifications(redis_url), asyncio.Event()
     running = asyncio.create_task(Runner("runner-b", database, queue, notifications, context).run(stop))
     try:
         yield queue
@@ -187,6 +221,8 @@ async def working(
         await running
         await queue.close()
         await notifications.close()
+        if isinstance(backend, KubernetesBackend):
+            await backend.close()
 
 
 async def outcomes(database: Database, rollout_id: str) -> list[tuple[int, str, float | None]]:

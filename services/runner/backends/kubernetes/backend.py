@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from leyden.libs.contracts.config import KubernetesRunner
+from leyden.libs.contracts.config import KubernetesRunner, RunnerConfig
 from leyden.libs.kubernetes.cluster import Cluster, Refused
 from leyden.libs.kubernetes.jobs import QUOTA, job_statuses
 from leyden.libs.kubernetes.pods import PodStatus, pod_status
@@ -43,6 +43,8 @@ class KubernetesBackend:
     Raises: Misconfigured: the pod template is not usable
     """
 
+    agents_outlive_runner = True
+
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
         assert settings.pod_template_file is not None
         self._settings = settings
@@ -52,8 +54,6 @@ class KubernetesBackend:
         self._shared = SharedPods(settings, cluster, cluster.template(shared, CONTAINER) if shared else self._template)
         self._selector = selector({INSTANCE: settings.release, COMPONENT: CONTAINER})
         self._running: set[str] = set()
-        self._left: set[str] = set()
-        self._detached = False
         self._pods = SharedPoll(self._list_pods, POD_POLL_SECONDS)
         self._jobs = SharedPoll(lambda: job_statuses(cluster, self._selector), JOB_POLL_SECONDS)
 
@@ -82,7 +82,7 @@ class KubernetesBackend:
             ) from error
 
     async def run(self, spec: AttemptSpec) -> Ended:
-        """Runs the agent to its end and deletes its Job, also when cancelled, unless it is left.
+        """Runs the agent to its end. Its Job stays until `remove`: another runner may have adopted it, and read it.
 
         Raises: BackendError: it did not start, or its end is unknown
         """
@@ -97,10 +97,12 @@ class KubernetesBackend:
         except Refused as error:
             raise BackendError(str(error)) from error
         finally:
-            if not self._detached and name not in self._left:
-                await asyncio.shield(self._clean_up(name))
-            self._left.discard(name)
             self._running.discard(name)
+
+    async def remove(self, rollout_id: str, attempt: int, limits: RunnerConfig) -> None:
+        """Deletes the Job of an attempt whose outcome counts; one in a shared pod had none."""
+        if isinstance(limits, KubernetesRunner) and limits.attempts_per_pod == 1:
+            await self._clean_up(_name(rollout_id, attempt))
 
     async def survivors(self) -> list[tuple[str, int]]:
         """Rollout and attempt of the Jobs of other runners, alive or not."""
@@ -116,20 +118,8 @@ class KubernetesBackend:
         """Deletes the Job of an attempt that nobody wants."""
         await self._clean_up(_name(rollout_id, attempt))
 
-    def leave(self, rollout_id: str, attempt: int) -> None:
-        """Leaves the Job of an attempt at work when its `run` is cancelled: an adopter has the same one."""
-        name = _name(rollout_id, attempt)
-        # An attempt in a shared pod is not there: it ends with its connection, and nobody can adopt it.
-        if name in self._running:
-            self._left.add(name)
-
-    def detach(self) -> bool:
-        """Leaves Jobs at work from now on."""
-        self._detached = True
-        return True
-
     async def close(self) -> None:
-        """Closes the connection to the API server. Each attempt has deleted its Job."""
+        """Closes the connection to the API server."""
         await self._shared.close()
         await self._pods.close()
         await self._jobs.close()
@@ -160,7 +150,7 @@ class KubernetesBackend:
         try:
             await asyncio.wait([creating], timeout=self._settings.start_seconds)
         except asyncio.CancelledError:
-            # The API server may carry a request out that is under way, after the deletion that follows.
+            # A runner that adopts the Job does not create the Secret for which its pod waits.
             await asyncio.wait([creating], timeout=CLEAN_UP_SECONDS)
             raise
         finally:
