@@ -10,10 +10,12 @@ from leyden.libs.contracts.api.comparison import whole_evaluations
 from leyden.libs.contracts.api.runs import Run
 from leyden.libs.contracts.states import ENDED, RunPhase
 from leyden.libs.trackers.destination import Log, Point, Subject, Tracker
-from leyden.libs.trackers.points import evaluation_points, step_points
+from leyden.libs.trackers.points import LATE, evaluation_points, step_points
 
 OWN = None
 """The policy that is the run's own model."""
+LATE_SECONDS = 30.0
+"""How long engines may take to load the last version after their run has ended."""
 
 
 def follow(
@@ -59,29 +61,49 @@ class _Following:
     def __init__(self, leyden: Client, run_id: str, tracker: Tracker, tell: Callable[[str], None]) -> None:
         self._leyden, self.run_id, self._tracker, self._tell = leyden, run_id, tracker, tell
         self._logs: dict[str | None, Log] = {}
-        self._read: dict[str | None, int] = {}
+        self._read: dict[str | None, tuple[int, bool]] = {}
         self._datasets: dict[str, str] = {}
+        # A run that has ended before is not waited for.
+        self._late_until = 0.0
 
     def catch_up(self) -> bool:
         """Writes the missing points; returns whether no more will come."""
         # The run before its steps: an ended one has no step that is not read here.
         run = self._leyden.run(self.run_id)
+        is_settled = self._is_settled(run)
         for policy, subject, step in _subjects(run):
             log = self._logs.get(policy) or self._logs.setdefault(policy, self._tracker.open(subject))
-            if self._read.get(policy) != step:
-                self._write(log, subject, self._of_steps(policy))
-                self._read[policy] = step
+            if self._read.get(policy) != (step, is_settled):
+                of_steps = self._of_steps(policy)
+                # A tracker changes no point that it has: numbers that may grow wait until the step after the next one.
+                grown = (one for one in of_steps if is_settled or one.name not in LATE or one.step < step - 1)
+                self._write(log, subject, grown)
+                self._read[policy] = step, is_settled
         evaluations = list(self._leyden.evaluations(self.run_id))
         whole = whole_evaluations(evaluations)
         points = [point for one in whole for point in evaluation_points(one, self._dataset(one.dataset_id))]
         self._write(self._logs[OWN], Subject(run.id, run.name), points)
-        if run.phase not in ENDED:
+        if not is_settled:
             return False
         done = all(one.results.complete or one.results.pending for one in evaluations)
         if done or run.phase != RunPhase.COMPLETED:
             self.close(run.phase)
             return True
         return False
+
+    def _is_settled(self, run: Run) -> bool:
+        """Whether the numbers of the run's last steps grow no more: it has ended, and so have the loads of its last
+        version, as far as a short wait shows."""
+        if run.phase not in ENDED:
+            self._late_until = time.monotonic() + LATE_SECONDS
+            return False
+        return time.monotonic() >= self._late_until or all(
+            step == 0 or self._has_late(policy, step) for policy, _, step in _subjects(run)
+        )
+
+    def _has_late(self, policy: str | None, step: int) -> bool:
+        series = self._leyden.metrics(self.run_id, sorted(LATE), policy=policy).series
+        return any(number == step for one in series for number, _, _ in one.points)
 
     def _of_steps(self, policy: str | None) -> Iterator[Point]:
         first = next(self._leyden.steps(self.run_id, policy=policy), None)

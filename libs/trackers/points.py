@@ -11,6 +11,9 @@ from datetime import datetime
 from leyden.libs.contracts.api.runs import Evaluation, Metrics
 from leyden.libs.trackers.destination import Point
 
+LATE = frozenset({"swap_seconds_mean", "swap_seconds_max"})
+"""Numbers that grow after their step: engines load its weights one by one, and some while the next step is made."""
+
 
 def step_points(metrics: Metrics, started: datetime) -> Iterator[Point]:
     """The numbers of every step. Args: started: the beginning of the first step"""

@@ -12,12 +12,16 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
+
 from leyden.libs.client import Client
 from leyden.libs.contracts import ids
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.engines import record_swap
 from leyden.libs.store.runs import actions
+from leyden.libs.trackers import follow as follow_module
 from leyden.libs.trackers.follow import follow
 from leyden.libs.trackers.tensorboard import TensorBoard
 from tests.fakes.served_api import TOKEN
@@ -122,6 +126,61 @@ async def test_a_resumed_run_goes_on_and_a_continued_one_has_a_folder_of_its_own
     folders = {run.id: tmp_path / f"test_run.{run.id}" for run in (first, other)}
     found = {run: [step for tag, step, _ in shown(folder) if tag == "loss"] for run, folder in folders.items()}
     assert found == {first.id: [1, 2, 3], other.id: [1, 2]}
+
+
+async def swap(database: Database, run: tables.Run, version: int, seconds: float) -> None:
+    async with database.session() as session:
+        await record_swap(session, run.id, version, f"http://engine-{seconds:g}", seconds)
+
+
+async def test_the_pause_of_engines_is_written_once_it_grows_no_more(
+    api_url: str, database: Database, tmp_path: Path
+) -> None:
+    run = await builders.add_run(database)
+    await add_step(database, run, 1)
+    await swap(database, run, 1, 2.0)
+    await followed(api_url, tmp_path, run)
+    await add_step(database, run, 2)
+    await followed(api_url, tmp_path, run)
+    # Another engine was loading version 1 while step 2 was made.
+    await swap(database, run, 1, 4.0)
+    await swap(database, run, 2, 1.0)
+    await add_step(database, run, 3)
+    await followed(api_url, tmp_path, run)
+    assert pauses(tmp_path) == [(1, 3.0)]
+    with tracking(api_url, run.id, "--to", f"tensorboard:{tmp_path}") as process:
+        await add_step(database, run, 4)
+        await eventually(lambda: 4 in steps_of(tmp_path, "loss"))
+        await swap(database, run, 3, 1.5)
+        await builders.end_run(database, run)
+        # It waits for engines that load the last version after the run's end.
+        await swap(database, run, 4, 5.0)
+        assert await asyncio.to_thread(process.wait, 120) == 0
+    assert pauses(tmp_path) == [(1, 3.0), (2, 1.0), (3, 1.5), (4, 5.0)]
+
+
+async def test_a_run_whose_engines_never_load_its_last_version_is_not_waited_for_long(
+    api_url: str, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow_module, "LATE_SECONDS", 0.5)
+    run, told = await builders.add_run(database), list[str]()
+    await add_step(database, run, 1)
+
+    def work() -> None:
+        with Client(api_url, TOKEN) as leyden:
+            follow(leyden, [run.id], TensorBoard(tmp_path), told.append, poll_seconds=0.05)
+
+    following = asyncio.create_task(asyncio.to_thread(work))
+    await eventually(lambda: told)
+    await builders.end_run(database, run)
+    await following
+    assert (steps_of(tmp_path, "loss"), pauses(tmp_path)) == ([1], [])
+
+
+def pauses(folder: Path) -> list[tuple[int, float]]:
+    return [
+        (step, value) for path in folder.glob("*/") for tag, step, value in shown(path) if tag == "swap_seconds_mean"
+    ]
 
 
 async def test_an_evaluation_of_fewer_tasks_than_the_first_one_is_no_point(
