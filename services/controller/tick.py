@@ -21,7 +21,7 @@ from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database, Session
 from leyden.libs.store.engines import write_assignments
 from leyden.libs.store.runs.admission import Replacements, admit_groups, find_replacements, solve_rates
-from leyden.libs.store.runs.facts import RunFacts, load_runs
+from leyden.libs.store.runs.facts import RunFacts, finishing_runs, load_runs
 from leyden.libs.store.runs.feedback import waiting_reasons
 from leyden.libs.store.runs.phases import Phase, cancel_open_work, write_phases
 from leyden.libs.store.runs.rollouts import QueuedRollout, Resolution, queued_rollouts
@@ -36,7 +36,7 @@ from leyden.services.controller.runs.phases import Team
 from leyden.services.controller.runs.stopping import EarlyStops, fail_broken, fail_runs, idle_runs
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainers.models import models_of
-from leyden.services.controller.trainers.supervisor import TrainerSupervisor
+from leyden.services.controller.trainers.supervisor import FINISH_SECONDS, TrainerSupervisor
 
 log = logger()
 
@@ -76,6 +76,7 @@ class Controller:
             expired = await _expire_leases(session)
             active, moved = await self._move_runs(session)
             queued = await queued_rollouts(session)
+            finishing = await finishing_runs(session, FINISH_SECONDS)
         if complete:
             fault_point("controller.committed")
         await self._report(resolutions, ungraded, complete, moved)
@@ -85,8 +86,7 @@ class Controller:
         trained = [run for team in active for run in team.runs if self._needs_trainer(team, run)]
         of_pools = {name: pool.model_path for name, pool in self.settings.engine_pools().items()}
         models = {run.id: models_of(run.config, of_pools.get(run.config.pool)) for run in trained}
-        finished = [run.id for team in active for run in team.runs if run not in trained and run.has_all_steps]
-        self.trainers.reconcile({run.id: run.steps_done for run in trained}, models, finished)
+        self.trainers.reconcile({run.id: run.steps_done for run in trained}, models, finishing)
         await self._set_targets(active)
         admitted = [rollout for team in active for rollout in await self._admit(team)]
         await self._line.enqueue(queued, admitted)

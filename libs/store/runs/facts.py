@@ -161,6 +161,18 @@ _EVALUATIONS = text("""
         (SELECT max(version) FROM policy_versions WHERE run_id = e.run_id), 0))
 """)
 
+# Runs that ended long ago are left out at once: they are almost all, and their last step is older.
+_AT_LAST_STEP = text("""
+    SELECT r.id, r.config::text AS document, last.number
+    FROM run_status s
+    JOIN runs r ON r.id = s.run_id
+    JOIN policies p ON p.id = r.id
+    JOIN runs lead ON lead.id = p.run_id
+    CROSS JOIN LATERAL (SELECT number, created_at FROM steps WHERE run_id = r.id ORDER BY number DESC LIMIT 1) last
+    WHERE coalesce(s.finished_at, 'infinity') > clock_timestamp() - make_interval(secs => :seconds)
+        AND last.created_at > clock_timestamp() - make_interval(secs => :seconds) AND lead.intent <> 'deleted'
+""")
+
 
 async def load_runs(session: ReadSession, finished_evaluations: Iterable[str] = ()) -> LoadedRuns:
     """Every run that is not over, and completed ones that have an unfinished evaluation, oldest first.
@@ -179,6 +191,16 @@ async def load_runs(session: ReadSession, finished_evaluations: Iterable[str] = 
         else:
             loaded.runs.append(_run(row, config, evaluations.get(row.id, [])))
     return loaded
+
+
+async def finishing_runs(session: ReadSession, seconds: float) -> frozenset[str]:
+    """Runs and policies, over or not, whose last step was made within this time: their trainers may still write it. A
+    deleted run's need not."""
+    rows = await session.execute(_AT_LAST_STEP, {"seconds": seconds})
+    found = [(row.id, row.number, _parsed(row.document)) for row in rows]
+    return frozenset(
+        one for one, step, config in found if isinstance(config, RunConfig) and step >= config.training.steps
+    )
 
 
 async def run_configs(session: ReadSession, run_ids: Iterable[str]) -> dict[str, RunConfig | BrokenDocument]:

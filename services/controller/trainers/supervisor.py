@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 
@@ -41,7 +40,7 @@ POLL_SECONDS = 0.2
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 FINISH_SECONDS = 900.0
-"""How long a trainer may take to write the checkpoint of its last step, and to prune and publish."""
+"""How long after its last step a trainer may write the checkpoint of it, prune and publish."""
 
 
 class EndJournal(Protocol):
@@ -91,8 +90,7 @@ class TrainerSupervisor:
         self._planned: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._steps: dict[str, int] = {}
-        self._finishing: dict[str, float] = {}
-        """Runs that have all of their steps, and the time until which their trainers may still write the last one."""
+        self._finishing: frozenset[str] = frozenset()
         self._models: Mapping[str, TrainerModels] = {}
         self._waiting: dict[str, str] = {}
         self._failures: dict[str, str] = {}
@@ -102,26 +100,22 @@ class TrainerSupervisor:
         self,
         steps_done: dict[str, int],
         models: Mapping[str, TrainerModels] | None = None,
-        finished: Collection[str] = (),
+        finishing: Collection[str] = (),
     ) -> None:
         """Starts and stops trainers, so that exactly these runs have one.
 
         Args: steps_done: by run; ends before the last step count no more; models: by run, those that its trainer reads;
-            finished: runs whose last step is made: their trainers write its checkpoint, and end by themselves
+            finishing: runs whose last step was made within `FINISH_SECONDS`: a trainer that they have, also of an
+            earlier leader, writes its checkpoint and ends by itself
         """
         self._models = models or {}
         self._steps = dict(steps_done)
-        now = time.monotonic()
-        self._finishing |= {run_id: now + FINISH_SECONDS for run_id in finished if run_id not in self._finishing}
-        for run_id in self._tasks.keys() - steps_done.keys():
-            if now < self._finishing.get(run_id, 0.0):
-                continue
-            self._finishing.pop(run_id, None)
+        self._finishing = frozenset(finishing)
+        for run_id in self._tasks.keys() - steps_done.keys() - self._finishing:
             # Once: a second time it would no longer wait for the end of its trainer.
             if not self._tasks[run_id].cancelling():
                 self._tasks[run_id].cancel()
         self._tasks = {run_id: task for run_id, task in self._tasks.items() if not task.done()}
-        self._finishing = {run_id: until for run_id, until in self._finishing.items() if run_id in self._tasks}
         for run_id in steps_done.keys() - self._tasks.keys() - self._failures.keys():
             self._tasks[run_id] = asyncio.create_task(self._supervise(run_id), name=f"trainer {run_id}")
         if self._inherited is None:
@@ -151,9 +145,19 @@ class TrainerSupervisor:
             unneeded = [attempt for attempt in live if attempt.run_id not in self._steps]
             log.info("trainers of an earlier leader", live=len(live), unneeded=[one.name for one in unneeded])
             # At once: one that takes long to end keeps no other one's GPUs.
-            await asyncio.gather(*map(self._stop, unneeded))
+            await asyncio.gather(*map(self._stop_finished, unneeded))
         except TrainerRefused as error:
             log.error("trainers of an earlier leader may still run", cause=str(error))
+
+    async def _stop_finished(self, attempt: TrainerAttempt) -> None:
+        """Stops a trainer that no run needs, once its last step's checkpoint has had its time."""
+        while attempt.run_id in self._finishing:
+            if (await self._backend.status(attempt)).state.is_over:
+                return
+            await asyncio.sleep(POLL_SECONDS)
+        # A version that was lost meanwhile needs it again.
+        if attempt.run_id not in self._steps:
+            await self._stop(attempt)
 
     async def _stop(self, attempt: TrainerAttempt) -> None:
         """Stops a trainer that no run needs."""

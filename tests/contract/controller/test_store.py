@@ -23,6 +23,7 @@ from leyden.libs.store.engines import Pool, read_pools, write_pools
 from leyden.libs.store.read.results import list_evaluations
 from leyden.libs.store.runs import actions
 from leyden.libs.store.runs.admission import solve_rates
+from leyden.libs.store.runs.facts import finishing_runs
 from leyden.libs.store.runs.retention import prune_run
 from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.controller.engines.targets import TargetVersion
@@ -70,6 +71,7 @@ class NoTrainers(TrainerSupervisor):
 
     def __init__(self) -> None:
         self.wanted: dict[str, int] = {}
+        self.finishing: set[str] = set()
         self.models: Mapping[str, TrainerModels] = {}
         self.failures: dict[str, str] = {}
         self.reason: str | None = None
@@ -78,9 +80,9 @@ class NoTrainers(TrainerSupervisor):
         self,
         steps_done: dict[str, int],
         models: Mapping[str, TrainerModels] | None = None,
-        finished: Collection[str] = (),
+        finishing: Collection[str] = (),
     ) -> None:
-        self.wanted, self.models = steps_done, models or {}
+        self.wanted, self.models, self.finishing = steps_done, models or {}, set(finishing)
 
     def pop_failures(self) -> dict[str, str]:
         failures, self.failures = self.failures, {}
@@ -237,6 +239,27 @@ async def test_a_run_proceeds_from_its_first_group_to_completed(scene: Scene) ->
     assert await scene.phase(run) == ("completed", None)
     assert len(await scene.groups(run)) == 4
     assert scene.trainers.wanted == {}
+
+
+async def test_every_leader_gives_a_trainer_time_to_write_the_last_steps_checkpoint(scene: Scene) -> None:
+    run = await add_run(scene)
+    await scene.tick(2)
+    await scene.finish_all(run)
+    await scene.tick()
+    await scene.credit_and_train(run, 1)
+    await scene.tick()
+    assert scene.trainers.finishing == set()
+    await scene.credit_and_train(run, 2)
+    for leader in (scene.controller, scene.another_controller()):
+        await leader.tick()
+        assert await scene.phase(run) == ("completed", None)
+        assert (scene.trainers.wanted, scene.trainers.finishing) == ({}, {run.id})
+    async with scene.database.read() as session:
+        assert await finishing_runs(session, 0.0) == frozenset()
+    # Its deletion waits for the trainer, whose files nobody needs.
+    await scene.intend(run, "deleted")
+    await scene.tick()
+    assert scene.trainers.finishing == set()
 
 
 async def test_rollouts_are_enqueued_for_the_runners_that_their_run_names(scene: Scene, redis_url: str) -> None:

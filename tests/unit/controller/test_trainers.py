@@ -73,7 +73,7 @@ class Cluster:
     """A backend whose trainers outlive the controller; tests set their statuses. `beginning`: of every new attempt."""
 
     def __init__(self, beginning: TrainerStatus = AT_WORK) -> None:
-        self.beginning = beginning
+        self.beginning, self.asked = beginning, 0
         self.statuses: dict[TrainerAttempt, TrainerStatus] = {}
         self.journal: list[str] = []
 
@@ -89,6 +89,7 @@ class Cluster:
             self.statuses[attempt] = self.beginning
 
     async def status(self, attempt: TrainerAttempt) -> TrainerStatus:
+        self.asked += 1
         return self.statuses[attempt]
 
     async def stop(self, attempt: TrainerAttempt) -> None:
@@ -378,35 +379,76 @@ async def test_a_trainer_that_still_ends_is_followed_by_none(monkeypatch: pytest
     await made.close()
 
 
-async def test_a_trainer_ends_by_itself_after_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_trainer_ends_by_itself_after_the_last_step() -> None:
     """It writes the last checkpoint meanwhile; one that never ends is stopped."""
     cluster, attempt = Cluster(), TrainerAttempt("run-a", 1)
     made = TrainerSupervisor(Settings(), cluster, RememberedEnds())
-    made.reconcile({"run-a": 2})
-    await eventually(lambda: cluster.journal)
-    made.reconcile({}, finished=["run-a"])
-    for _ in range(3):
-        made.reconcile({})
-        await asyncio.sleep(0.02)
-    cluster.statuses[attempt] = TrainerStatus(TrainerState.DONE, "")
-    await eventually(lambda: made.reconcile({}) or not made._tasks)
-    assert cluster.journal == ["start trainer-run-a-1"] and made.pop_failures() == {}
-    monkeypatch.setattr(trainers, "FINISH_SECONDS", 0.05)
-    made.reconcile({"run-b": 2})
+    made.reconcile({"run-a": 2, "run-b": 2})
     await eventually(lambda: len(cluster.journal) == 2)
-    made.reconcile({}, finished=["run-b"])
-    await eventually(lambda: made.reconcile({}) or "stop trainer-run-b-1" in cluster.journal)
+    cluster.journal.clear()
+    made.reconcile({}, finishing=["run-a", "run-b"])
+    cluster.statuses[attempt] = TrainerStatus(TrainerState.DONE, "")
+    await eventually(lambda: made.reconcile({}, finishing=["run-a", "run-b"]) or len(made._tasks) == 1)
+    assert cluster.journal == [] and made.pop_failures() == {}
+    made.reconcile({})
+    await eventually(lambda: cluster.journal == ["stop trainer-run-b-1"])
     await made.close()
 
 
 async def test_the_process_of_a_trainer_lives_until_its_last_checkpoint_is_written(tmp_path: Path) -> None:
-    code = NOTE + "time.sleep(1); open('checkpoint', 'w').close()"
-    async with supervised(tmp_path, code) as made:
+    async with supervised(tmp_path, SAVING) as made:
         made.reconcile({"run-a": 1})
         await eventually(lambda: pids(tmp_path))
-        made.reconcile({}, finished=["run-a"])
-        await eventually(lambda: made.reconcile({}) or not made._tasks)
+        made.reconcile({}, finishing=["run-a"])
+        (tmp_path / "go").touch()
+        await eventually(lambda: made.reconcile({}, finishing=["run-a"]) or not made._tasks)
         assert (tmp_path / "checkpoint").exists() and len(pids(tmp_path)) == 1
+
+
+SAVING = NOTE + "exec('while not os.path.exists(\"go\"): time.sleep(0.01)'); open('checkpoint', 'w').close()"
+
+
+class Outliving(ProcessTrainers):
+    """Trainers that stay at work when their leader goes, as those of a cluster do."""
+
+    async def close(self) -> None:
+        """Leaves them to the next leader."""
+
+
+@pytest.mark.parametrize("is_needed", [False, True])
+async def test_a_new_leader_lets_a_trainer_write_its_last_checkpoint(tmp_path: Path, is_needed: bool) -> None:
+    """Also where a lost version needs the trainer again meanwhile, which is then supervised."""
+    command = [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {SAVING}"]
+    settings = Settings(log_folder=tmp_path, trainer_stop_seconds=0.3, trainer_command=command)
+    backend = Outliving(settings)
+    former, leader = (TrainerSupervisor(settings, backend, RememberedEnds()) for _ in range(2))
+    former.reconcile({"run-a": 1, "run-b": 1})
+    await eventually(lambda: len(pids(tmp_path)) == 2)
+    await former.close()
+    leader.reconcile({}, finishing=["run-a"])
+    # The other one has no time left: its run's last step was made long ago.
+    await eventually(lambda: sum(map(alive, pids(tmp_path))) == 1)
+    if is_needed:
+        leader.reconcile({"run-a": 1}, finishing=["run-a"])
+        leader.reconcile({"run-a": 1})
+    assert [one.run_id for one in await backend.live_attempts()] == ["run-a"]
+    (tmp_path / "go").touch()
+    await eventually(lambda: (tmp_path / "checkpoint").exists())
+    leader.reconcile({}, finishing=["run-a"])
+    await eventually(lambda: not any(map(alive, pids(tmp_path))))
+    await leader.close()
+
+
+async def test_a_new_leader_stops_a_trainer_that_never_ends() -> None:
+    cluster, attempt = Cluster(), TrainerAttempt("run-a", 1)
+    cluster.statuses[attempt] = AT_WORK
+    made = TrainerSupervisor(Settings(), cluster, RememberedEnds())
+    made.reconcile({}, finishing=["run-a"])
+    await eventually(lambda: cluster.asked)
+    assert cluster.journal == []
+    made.reconcile({})
+    await eventually(lambda: cluster.journal == ["stop trainer-run-a-1"])
+    await made.close()
 
 
 async def test_graceful_ends_with_steps_in_between_fail_no_run() -> None:
