@@ -56,6 +56,11 @@ class Pods:
         self.api.running(name)
         self.api.pod(name, podIP="127.0.0.1")
 
+    def cannot_start(self, job: Object) -> None:
+        name = job["metadata"]["name"]
+        waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+        self.api.pod(name, phase="Pending", containerStatuses=[{"name": "agent", "state": waiting}])
+
 
 @pytest.fixture
 async def pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pods]:
@@ -176,13 +181,21 @@ async def test_a_lost_pod_fails_its_attempts_and_the_next_one_gets_another(
     await eventually(lambda: pods.api.objects["jobs"] == {})
 
 
-async def test_a_pod_that_cannot_start_says_why(pods: Pods, backend: KubernetesBackend) -> None:
-    def cannot_start(job: Object) -> None:
-        name = job["metadata"]["name"]
-        waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
-        pods.api.pod(name, phase="Pending", containerStatuses=[{"name": "agent", "state": waiting}])
+async def test_a_shared_pod_ends_after_its_last_attempt_also_without_its_runner(
+    pods: Pods, backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_pods, "OPEN_SECONDS", 0.0)
+    await backend.run(spec("a", ["true"], timeout_seconds=600))
+    [job] = pods.api.objects["jobs"].values()
+    # 20 s to start, an hour of new attempts, 600 s of the last one, two minutes to end it, two grace periods.
+    assert job["spec"]["activeDeadlineSeconds"] == 20 + 3600 + 600 + 120 + 1
+    pods.api.on_job = pods.cannot_start
+    with pytest.raises(BackendError, match="ImagePullBackOff"):
+        await backend.run(spec("b", ["true"], timeout_seconds=600))
 
-    pods.api.on_job = cannot_start
+
+async def test_a_pod_that_cannot_start_says_why(pods: Pods, backend: KubernetesBackend) -> None:
+    pods.api.on_job = pods.cannot_start
     with pytest.raises(BackendError, match="ImagePullBackOff: no such image"):
         await backend.run(spec("a", ["true"]))
 

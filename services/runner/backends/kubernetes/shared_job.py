@@ -25,6 +25,10 @@ PROGRAM_FOLDER = "/opt/leyden-server"
 """The chart's init container copies the server into this volume."""
 IDLE_SECONDS = 60.0
 """A pod ends by itself after so long without a connection, as where its runner is gone."""
+OPEN_SECONDS = 3600.0
+"""A pod gets new attempts for so long, and its Job's time limit comes after the last one's."""
+SPARE_SECONDS = 60.0
+"""An attempt's end takes no longer after its time limit: its processes are killed and its files removed."""
 TOKEN_KEY = "token"  # noqa: S105  # a key of the Secret
 
 
@@ -45,6 +49,14 @@ def shared_job(
         metadata=client.V1ObjectMeta(name=name, labels=labels),
         spec=client.V1JobSpec(
             backoff_limit=0,
+            # Without its runner a pod that has not started would wait for its Secret for ever.
+            active_deadline_seconds=math.ceil(
+                settings.start_seconds
+                + OPEN_SECONDS
+                + runner.timeout_seconds
+                + 2 * SPARE_SECONDS
+                + 2 * settings.grace_seconds
+            ),
             ttl_seconds_after_finished=LEFTOVER_SECONDS,
             pod_failure_policy=fail_on_disruption(),
             template=pod,

@@ -31,7 +31,14 @@ from leyden.libs.telemetry import logger
 from leyden.services.runner.backends.base import AttemptSpec, BackendError
 from leyden.services.runner.backends.kubernetes.job import CONTAINER
 from leyden.services.runner.backends.kubernetes.secret import secret_of
-from leyden.services.runner.backends.kubernetes.shared_job import SHARED, TOKEN_KEY, memory_limit, shared_job
+from leyden.services.runner.backends.kubernetes.shared_job import (
+    OPEN_SECONDS,
+    SHARED,
+    SPARE_SECONDS,
+    TOKEN_KEY,
+    memory_limit,
+    shared_job,
+)
 from leyden.services.runner.settings import Settings
 
 if TYPE_CHECKING:
@@ -52,8 +59,6 @@ MEMORY_POLLS_A_SECOND = 100
 CONNECT_SECONDS = 20.0
 """Longer than the pause of a pod whose node has no CPU left: a pod that does not answer is lost to all attempts."""
 CLEAN_UP_SECONDS = 20.0
-SPARE_SECONDS = 60.0
-"""An attempt's end takes no longer after its time limit: its processes are killed and its files removed."""
 REPORT_BYTES = 2 * MAX_LINE_BYTES
 """Most bytes of a report without stdout and stderr, which base64 makes longer by a third."""
 NAMES = Names(
@@ -67,7 +72,7 @@ NAMES = Names(
 
 
 class _Pod:
-    """One pod. Attributes: used: attempts that have it; lost: it gets no more of them"""
+    """One pod. Attributes: used: attempts that have it; lost, or later than open_until: it gets no more of them"""
 
     def __init__(self, job: client.V1Job, runner: KubernetesRunner) -> None:
         self.job = job
@@ -76,6 +81,7 @@ class _Pod:
         self.slots = runner.attempts_per_pod
         self.used = 0
         self.lost = False
+        self.open_until = time.monotonic() + OPEN_SECONDS
         self.opening: asyncio.Task[str] | None = None
         self.ending: asyncio.TimerHandle | None = None
         memory = memory_limit(job)
@@ -87,7 +93,7 @@ class _Pod:
 
     @property
     def has_room(self) -> bool:
-        return not self.lost and self.used < self.slots
+        return not self.lost and self.used < self.slots and time.monotonic() < self.open_until
 
 
 class SharedPods:
