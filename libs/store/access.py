@@ -30,10 +30,20 @@ class StoredAnswer:
 
 async def find_token(session: ReadSession, secret: str) -> Token | None:
     """The token with this secret, unless it has expired or was revoked."""
-    digest = hashlib.sha256(secret.encode()).digest()
     table = tables.ApiToken
-    row = await session.scalar(select(table).where(table.token_sha256 == digest, *_lives(table)))
+    row = await session.scalar(select(table).where(table.token_sha256 == _digest(secret), *_lives(table)))
     return None if row is None else Token.model_validate(row, from_attributes=True)
+
+
+async def has_secret(session: ReadSession, token_id: str, secret: str) -> bool:
+    """Whether the token with this id has this secret; it may have ended."""
+    table = tables.ApiToken
+    found = await session.scalar(select(table.id).where(table.id == token_id, table.token_sha256 == _digest(secret)))
+    return found is not None
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
 
 
 def _lives(table: type[tables.ApiToken]) -> tuple[ColumnElement[bool], ...]:
@@ -50,11 +60,10 @@ async def add_token(
     expires_at: datetime | None = None,
 ) -> Token:
     """Stores a new token; only its hash."""
-    digest = hashlib.sha256(secret.encode()).digest()
     row = tables.ApiToken(
         id=token_id,
         name=name,
-        token_sha256=digest,
+        token_sha256=_digest(secret),
         scopes=[str(scope) for scope in scopes],
         expires_at=expires_at,
     )

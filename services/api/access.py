@@ -28,7 +28,10 @@ router = APIRouter(prefix="/v1/tokens", tags=["tokens"], route_class=GuardedRout
 async def create_token(
     request: Request, asked: TokenRequest, caller: Admin, idempotency_key: IdempotencyKey = None
 ) -> Response:
-    """Make a bearer token. Its secret is in this answer alone; only a repeat with the same key shows it again."""
+    """Make a bearer token. Its secret is in this answer alone; only a repeat with the same key shows it again.
+
+    409 for a repeat by the first administrator, whose own token has changed since: the secret is lost.
+    """
     life = asked.expires_seconds
     end = None if life is None else datetime.now(UTC) + timedelta(seconds=life)
 
@@ -48,7 +51,8 @@ async def rotate_token(
 ) -> Response:
     """Replace a token: the answer is a new one with its name, scopes and life; the old one ends, after the grace.
 
-    409 for a token that has ended or was rotated before; only a repeat with the same key shows the secret again.
+    409 for a token that has ended or was rotated before; only a repeat with the same key shows the secret again, or
+    409 where the first administrator's own token has changed since.
     """
     asked = asked or RotateRequest()
 
@@ -64,7 +68,11 @@ async def rotate_token(
 
 
 async def _issue_once(request: Request, create: Create, issue: Callable[[Session, str], Awaitable[Token]]) -> Response:
-    """201 with a new token and its secret; a repeated key gets the first one."""
+    """201 with a new token and its secret; a repeated key gets the first one.
+
+    Raises: Problem: the caller signs in with another secret than when it sent the key first, so that nobody can compute
+        the token's again
+    """
     secret = _secret(request, create)
     async with changing(request) as change:
         stored = None
@@ -76,6 +84,12 @@ async def _issue_once(request: Request, create: Create, issue: Callable[[Session
             change.made(token)
             stored = access.StoredAnswer(201, token.model_dump(mode="json"))
             await store_answer(change.session, create, stored)
+        elif not await access.has_secret(change.session, stored.body["id"], secret):
+            message = (
+                f"this request made token {stored.body['id']!r} when the caller signed in with another secret, and the"
+                " token's own cannot be shown again: rotate that token with a new Idempotency-Key"
+            )
+            raise Problem(409, message, cause="state")
     return JsonResponse({**stored.body, "token": secret}, stored.status_code)
 
 

@@ -7,6 +7,7 @@ from datetime import datetime
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from openapi_spec_validator import validate
 from sqlalchemy import func, select
 
@@ -103,6 +104,31 @@ async def test_a_repeated_token_request_gets_the_same_secret_and_another_key_ano
     assert len((await api_http.get("/v1/tokens")).json()["items"]) == 2
     headers = {"authorization": f"Bearer {first.json()['token']}"}
     assert (await api_http.get("/v1/runs", headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("is_rotated", [False, True])
+async def test_a_repeat_after_the_first_administrators_token_changed_shows_no_wrong_secret(
+    postgres_dsn: str, is_rotated: bool
+) -> None:
+    old, new = [create_app(Settings(database_url=postgres_dsn, admin_token=secret)) for secret in ("old", "new")]
+    async with old.router.lifespan_context(old), new.router.lifespan_context(new):
+        path, body, key = "/v1/tokens", {"name": "ci", "scopes": ["read"]}, {"idempotency-key": "a"}
+        async with signed_in(old, "old") as http:
+            if is_rotated:
+                path, body = f"/v1/tokens/{(await http.post(path, json=body)).json()['id']}/rotate", {}
+            made = (await http.post(path, json=body, headers=key)).json()
+        async with signed_in(new, "new") as http:
+            again = await http.post(path, json=body, headers=key)
+            renewed = await http.post(f"/v1/tokens/{made['id']}/rotate", headers={"idempotency-key": "b"})
+    assert (again.status_code, again.json()["cause"]) == (409, "state")
+    assert f"token '{made['id']}'" in again.json()["detail"]
+    assert "rotate that token with a new Idempotency-Key" in again.json()["detail"]
+    assert (renewed.status_code, "token" in again.json()) == (201, False)
+
+
+def signed_in(app: FastAPI, secret: str) -> httpx.AsyncClient:
+    headers = {"authorization": f"Bearer {secret}"}
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api", headers=headers)
 
 
 def test_the_openapi_document_is_valid_and_describes_every_route() -> None:
