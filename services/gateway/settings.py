@@ -16,6 +16,16 @@ from leyden.services.gateway.prompt.reasoning import ReasoningParserName
 from leyden.services.gateway.prompt.tools.parsers import ToolParserName
 
 
+class ModelProvider(Provider):
+    """A server whose models play roles of runs or make their embeddings.
+
+    Args: extra_parameters: whether it takes `top_k`, `min_p` and `repetition_penalty`, as vLLM, SGLang and OpenRouter
+        do. OpenAI's API has none of them and refuses a request with one.
+    """
+
+    extra_parameters: bool = False
+
+
 class Settings(HttpSettings):
     """Settings of the gateway, prefix `GATEWAY_`."""
 
@@ -48,7 +58,7 @@ class Settings(HttpSettings):
     """API key of the server of embeddings, sent as a bearer token."""
     embeddings_api_key_file: Path | None = None
     """File that holds that key, instead of `embeddings_api_key`."""
-    providers: dict[str, Provider] = Field(default_factory=dict)
+    providers: dict[str, ModelProvider] = Field(default_factory=dict)
     """Servers of OpenAI's API whose models play roles of runs or make their embeddings (`policies` and `embeddings` in
     a run's document), as a JSON object by name:
     `{"openai": {"url": "https://api.openai.com/v1", "api_key_file": "/secrets/openai"}}`. None is `conversation`,
@@ -92,7 +102,7 @@ class Settings(HttpSettings):
 
     @field_validator("providers")
     @classmethod
-    def _no_server_has_the_platforms_name(cls, providers: dict[str, Provider]) -> dict[str, Provider]:
+    def _no_server_has_the_platforms_name(cls, providers: dict[str, ModelProvider]) -> dict[str, ModelProvider]:
         if CONVERSATION in providers:
             raise ValueError(
                 f"{CONVERSATION!r} is the platform itself, which answers with a task's own messages: give the server"

@@ -61,13 +61,16 @@ class ProvidedAnswer:
     completion_tokens: int
 
 
-def request_document(request: ModelRequest, model: str, *, limit_name: str) -> Json:
+def request_document(request: ModelRequest, model: str, *, limit_name: str, takes_extras: bool = False) -> Json:
     """Returns the body of a request in any wire format as one of chat completions, for a model of this name.
 
-    Args: limit_name: the parameter that limits the tokens of an answer; a body of chat completions has its own
+    A body of chat completions goes on as its agent wrote it, whatever the provider takes.
+
+    Args: limit_name: the parameter that limits the tokens of an answer
+        takes_extras: whether the provider takes parameters of sampling that OpenAI's API does not have
     """
     is_chat = request.dialect is Dialect.CHAT_COMPLETIONS
-    parameters = request.parameters if is_chat else _parameters(request, limit_name)
+    parameters = request.parameters if is_chat else _parameters(request, limit_name, takes_extras=takes_extras)
     document: Json = {name: value for name, value in parameters.items() if name not in NOT_SENT}
     if request.tools:
         document["tools"] = [tool.document for tool in request.tools]
@@ -99,13 +102,17 @@ def read_answer(body: bytes, count: int, request_id: str) -> ProvidedAnswer:
     return ProvidedAnswer(tuple(answers), usage.prompt_tokens or 0, usage.completion_tokens or 0)
 
 
-def _parameters(request: ModelRequest, limit_name: str) -> Json:
+def _parameters(request: ModelRequest, limit_name: str, *, takes_extras: bool) -> Json:
     sampling = request.sampling
     sent: Json = {limit_name: sampling.max_tokens, "seed": sampling.seed, "temperature": sampling.temperature}
     sent["stop"] = list(sampling.stop) or None
     sent["top_p"] = sampling.top_p if sampling.top_p != 1.0 else None
     sent["frequency_penalty"] = sampling.frequency_penalty or None
     sent["presence_penalty"] = sampling.presence_penalty or None
+    if takes_extras:
+        sent["top_k"] = sampling.top_k if sampling.top_k > 0 else None
+        sent["min_p"] = sampling.min_p or None
+        sent["repetition_penalty"] = sampling.repetition_penalty if sampling.repetition_penalty != 1.0 else None
     sent["n"] = request.choices if request.choices > 1 else None
     if request.tools:
         choice = _choice(request)

@@ -12,7 +12,6 @@ import numpy as np
 import orjson
 
 from leyden.libs.contracts.config import Policy
-from leyden.libs.service.providers import Provider
 from leyden.libs.service.secrets import read_secret
 from leyden.services.gateway.calls.context import Answer, Attempt, CallContext, ModelRequest, Prompt, SampledTokens
 from leyden.services.gateway.dialects.chat_client import ProvidedAnswer, read_answer, request_document
@@ -20,6 +19,7 @@ from leyden.services.gateway.errors import BadRequest, Unavailable
 from leyden.services.gateway.prompt.models import ServedModel
 from leyden.services.gateway.prompt.prefix import Conversation, IndexedPrompt
 from leyden.services.gateway.samplers.base import Answered
+from leyden.services.gateway.settings import ModelProvider
 
 MAX_ANSWER_BYTES = 32 * 1024**2
 REFUSALS = frozenset({400, 413, 422})
@@ -32,7 +32,7 @@ class Providers:
     Args: silence_seconds: how long a provider may take for an answer
     """
 
-    def __init__(self, providers: Mapping[str, Provider], *, silence_seconds: float) -> None:
+    def __init__(self, providers: Mapping[str, ModelProvider], *, silence_seconds: float) -> None:
         self._providers = providers
         self._keys = {name: read_secret(None, one.api_key_file) for name, one in providers.items()}
         # The gateway limits its calls itself: a wait for a connection would not count as waiting.
@@ -57,7 +57,12 @@ class Providers:
             raise Unavailable(message, code="provider_unknown")
         key = self._keys[provider]
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
-        document = request_document(request, model or request.model, limit_name=known.max_tokens_name)
+        document = request_document(
+            request,
+            model or request.model,
+            limit_name=known.max_tokens_name,
+            takes_extras=known.extra_parameters,
+        )
         url = f"{known.url.rstrip('/')}/chat/completions"
         try:
             async with self._http.stream("POST", url, content=orjson.dumps(document), headers=headers) as response:

@@ -149,6 +149,17 @@ async def test_a_provider_may_know_another_name_of_the_token_limit(tmp_path: Pat
     assert "max_completion_tokens" not in bodies[0]
 
 
+@pytest.mark.parametrize(("entry", "sent"), [({}, None), ({"extra_parameters": True}, 40)])
+async def test_a_provider_may_take_more_parameters_than_openai(
+    tmp_path: Path, database: Database, entry: dict[str, Any], sent: int | None
+) -> None:
+    async with provider((200, completion("Fine."))) as (url, _, bodies):
+        stage_of = scene(tmp_path, database, run=RUN, providers={"elsewhere": {"url": url, **entry}})
+        async with stage_of as stage, stage.anthropic() as client:
+            await client.messages.create(model="judge-1", messages=HI, max_tokens=9, extra_body={"top_k": 40})
+    assert bodies[0].get("top_k") == sent
+
+
 async def test_a_provider_answers_more_calls_than_a_pool_has_connections(tmp_path: Path, database: Database) -> None:
     everyone = asyncio.Barrier(120)
 

@@ -26,6 +26,7 @@ RESPONSES_TOOLS = {**RESPONSES, "tools": [{"type": "function", "name": "f", "par
 GEMINI = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}
 GEMINI_TOOLS = {**GEMINI, "tools": [{"functionDeclarations": [{"name": "f"}, {"name": "g"}]}]}
 OLLAMA = {"model": "m", "messages": [TURN], "tools": [{"type": "function", "function": {"name": "f"}}]}
+EXTRAS = {"top_k": 40, "min_p": 0.1, "repetition_penalty": 1.2}
 CHOICES = ("n", "tool_choice", "parallel_tool_calls", "frequency_penalty", "presence_penalty")
 
 
@@ -33,6 +34,31 @@ def sent(wire_format: WireFormat, body: Json) -> Json:
     request = wire_format.parse(json.dumps(body).encode(), max_choices=4)
     document = request_document(request, "other", limit_name="max_tokens")
     return {name: document[name] for name in CHOICES if name in document}
+
+
+@pytest.mark.parametrize(
+    ("wire_format", "body", "written"),
+    [
+        (Messages(), MESSAGES | {"top_k": 40}, {"top_k": 40}),
+        (Gemini("m"), GEMINI | {"generationConfig": {"topK": 40}}, {"top_k": 40}),
+        (OllamaChat(), OLLAMA | {"options": {"top_k": 40, "min_p": 0.1, "repeat_penalty": 1.2}}, EXTRAS),
+        (OllamaChat(), OLLAMA | {"options": {"top_k": 0, "min_p": 0, "repeat_penalty": 1.0}}, {}),
+    ],
+)
+def test_a_provider_gets_extra_parameters_where_it_takes_them(
+    wire_format: WireFormat, body: Json, written: Json
+) -> None:
+    request = wire_format.parse(json.dumps(body).encode(), max_choices=4)
+    for takes_extras in (True, False):
+        document = request_document(request, "other", limit_name="max_tokens", takes_extras=takes_extras)
+        assert {name: document[name] for name in EXTRAS if name in document} == (written if takes_extras else {})
+
+
+def test_a_body_of_chat_completions_keeps_its_extra_parameters() -> None:
+    body = {"model": "m", "messages": [TURN], "min_tokens": 3, "seed": 5, "stop": ["a"], "logit_bias": {"1": 2}}
+    request = ChatCompletions().parse(json.dumps(body | EXTRAS).encode(), max_choices=4)
+    document = request_document(request, "other", limit_name="max_tokens")
+    assert document == body | EXTRAS | {"model": "other"}
 
 
 def calling(**config: Any) -> Json:
