@@ -249,7 +249,8 @@ class Answer:
     """One finished choice: the assistant's turn as it is stored, and its finish reason.
 
     `finish_reason` is stop, length or tool_calls. `logprobs` is None where the request does not ask for them. `stop` is
-    the stop string that ended the text.
+    the stop string that ended the text. `reasoning_tokens` of the answer's tokens are its reasoning and the marks
+    around it; None where their number is unknown.
     """
 
     index: int
@@ -257,6 +258,7 @@ class Answer:
     finish_reason: str
     logprobs: tuple[TokenLogprob, ...] | None
     stop: str | None = None
+    reasoning_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +277,12 @@ class Completion:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Those of all answers; None where one has an unknown number."""
+        counts = [answer.reasoning_tokens for answer in self.answers]
+        return None if None in counts else sum(filter(None, counts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,9 +42,14 @@ class _Choice(BaseModel):
     finish_reason: str | None = None
 
 
+class _Details(BaseModel):
+    reasoning_tokens: int | None = None
+
+
 class _Usage(BaseModel):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    completion_tokens_details: _Details | None = None
 
 
 class _Completion(BaseModel):
@@ -98,7 +103,10 @@ def read_answer(body: bytes, count: int, request_id: str) -> ProvidedAnswer:
     if len(completion.choices) < count:
         raise ValueError(f"{len(completion.choices)} choices instead of {count}")
     usage = completion.usage or _Usage()
-    answers = (_answer(completion.choices[index], index, request_id) for index in range(count))
+    # Of several answers a provider counts the tokens together.
+    details = usage.completion_tokens_details if count == 1 else None
+    reasoning = details.reasoning_tokens if details else None
+    answers = (_answer(completion.choices[index], index, request_id, reasoning) for index in range(count))
     return ProvidedAnswer(tuple(answers), usage.prompt_tokens or 0, usage.completion_tokens or 0)
 
 
@@ -138,7 +146,7 @@ def _message(turn: Turn) -> Json:
     return {name: value for name, value in message.items() if value is not None}
 
 
-def _answer(choice: _Choice, index: int, request_id: str) -> Answer:
+def _answer(choice: _Choice, index: int, request_id: str, reasoning_tokens: int | None) -> Answer:
     message = choice.message
     calls = tuple(
         ToolCall(call.id or f"call_{request_id}_{number}", call.function.name, call.function.arguments)
@@ -147,4 +155,5 @@ def _answer(choice: _Choice, index: int, request_id: str) -> Answer:
     turn = Turn("assistant", message.content or "", tool_calls=calls, reasoning=message.reasoning_content or None)
     # A provider may say `stop` where it was told which tool to call.
     called = "tool_calls" if calls else "stop"
-    return Answer(index, turn, "length" if choice.finish_reason == "length" else called, None)
+    finish = "length" if choice.finish_reason == "length" else called
+    return Answer(index, turn, finish, None, reasoning_tokens=reasoning_tokens)

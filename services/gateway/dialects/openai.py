@@ -69,11 +69,13 @@ def _envelope(kind: str, answer_id: str, model: str, created: int, weight_versio
 
 
 def _usage(completion: Completion) -> Json:
+    count = completion.reasoning_tokens
     return {
         "prompt_tokens": completion.prompt_tokens,
         "completion_tokens": completion.completion_tokens,
         "total_tokens": completion.prompt_tokens + completion.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
+        **({} if count is None else {"completion_tokens_details": {"reasoning_tokens": count}}),
     }
 
 

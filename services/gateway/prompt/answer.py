@@ -7,7 +7,14 @@ from collections.abc import Sequence
 
 from leyden.libs.contracts.conversation import ToolCall, Turn
 from leyden.services.gateway.calls.context import Answer, ModelRequest, Prompt, SampledTokens, TokenLogprob
-from leyden.services.gateway.prompt.reasoning import REASONING_PARSERS, THINK, Piece, Splitter, mark_position
+from leyden.services.gateway.prompt.reasoning import (
+    REASONING_PARSERS,
+    THINK,
+    Piece,
+    Splitter,
+    is_analysis,
+    mark_position,
+)
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tools.parsers import TOOL_PARSERS, ToolParser
 
@@ -34,7 +41,34 @@ def finish_answer(model: ChatModel, request: ModelRequest, prompt: Prompt, sampl
     )
     finish = "tool_calls" if calls and finish == "stop" else finish
     turn = Turn("assistant", content, tool_calls=calls, reasoning=reasoning if splitter.has_reasoned else None)
-    return Answer(sampled.index, turn, finish, token_logprobs(model, request, sampled), stop)
+    logprobs = token_logprobs(model, request, sampled)
+    return Answer(sampled.index, turn, finish, logprobs, stop, reasoning_tokens(model, turn, sampled.ids))
+
+
+def reasoning_tokens(model: ChatModel, turn: Turn, sampled_ids: Sequence[int]) -> int | None:
+    """Returns how many sampled tokens of an answer are its reasoning and the marks around it.
+
+    None where other text follows and the mark between them is no token of its own.
+    """
+    if turn.reasoning is None:
+        return 0
+    ids = model.tokenizer.visible(sampled_ids)
+    if model.reasoning_parser.name == "gpt_oss":
+        return _analysis_tokens(model, ids)
+    closing = model.tokenizer.id_of(model.reasoning_marks.closing)
+    if closing in ids:
+        return ids.index(closing) + 1
+    return None if turn.content or turn.tool_calls else len(ids)
+
+
+def _analysis_tokens(model: ChatModel, ids: Sequence[int]) -> int:
+    """Counts the tokens of gpt-oss' messages of reasoning; each message but the first begins with `<|start|>`."""
+    start, messages = model.tokenizer.id_of("<|start|>"), list[list[int]]([[]])
+    for token in ids:
+        if token == start:
+            messages.append([])
+        messages[-1].append(token)
+    return sum(len(message) for message in messages if is_analysis(model.tokenizer.decode(message)))
 
 
 def tool_parser(model: ChatModel, request: ModelRequest) -> ToolParser | None:

@@ -189,6 +189,11 @@ class _ChannelSplitter:
         return True
 
 
+def is_analysis(message: str) -> bool:
+    """Whether a message of gpt-oss, with its header, is reasoning."""
+    return _kind(message.partition(MESSAGE)[0]) == "reasoning"
+
+
 def _kind(header: str) -> Literal["reasoning", "content", "call"]:
     if "to=" in header:
         return "call"

@@ -16,7 +16,7 @@ from leyden.libs.store.records.chains import FullCall
 from leyden.libs.store.tables import ModelCall
 from leyden.services.gateway.calls.context import Answer, Attempt, Completion, ModelRequest, SampledTokens
 from leyden.services.gateway.errors import BadRequest
-from leyden.services.gateway.prompt.answer import text_and_stop, token_logprobs
+from leyden.services.gateway.prompt.answer import reasoning_tokens, text_and_stop, token_logprobs
 from leyden.services.gateway.prompt.prefix import Conversation, StoredCall
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.records.reader import Reader
@@ -91,8 +91,11 @@ class StoredCalls:
         ]
 
     async def _stored_answer(self, row: ModelCall, full: FullCall) -> StoredAnswer:
-        answer = Answer(row.choice, _answer_turn(row), row.finish_reason or "stop", None)
-        completion = _completion(row.request["model"], [row], [answer], await self._policy_id(row))
+        policy_id = await self._policy_id(row)
+        count = _reasoning_tokens(await self._model_of(policy_id), row)
+        finish = row.finish_reason or "stop"
+        answer = Answer(row.choice, _answer_turn(row), finish, None, reasoning_tokens=count)
+        completion = _completion(row.request["model"], [row], [answer], policy_id)
         return StoredAnswer(row.request, _conversation(row, full), completion)
 
     async def _policy_id(self, row: ModelCall) -> str:
@@ -139,7 +142,14 @@ def answer_of(model: ChatModel, request: ModelRequest, row: ModelCall) -> Answer
         row.finish_reason or "stop",
         token_logprobs(model, request, sampled),
         text_and_stop(model, request, sampled)[1],
+        reasoning_tokens=_reasoning_tokens(model, row),
     )
+
+
+def _reasoning_tokens(model: ChatModel, row: ModelCall) -> int | None:
+    """None for another provider's answer, which has no sampled tokens."""
+    sampled_ids = np.frombuffer(row.sampled_ids, dtype="<i4").tolist()
+    return reasoning_tokens(model, _answer_turn(row), sampled_ids) if sampled_ids else None
 
 
 def _answer_turn(row: ModelCall) -> Turn:

@@ -172,10 +172,11 @@ class ChatModel:
 
     def shows_reasoning(self, turn: Turn, text: str) -> tuple[bool, str]:
         """Returns whether a rendered answer begins with the turn's reasoning, and the text after it."""
-        return self._marks.shows(turn.reasoning, text)
+        return self.reasoning_marks.shows(turn.reasoning, text)
 
     @property
-    def _marks(self) -> ReasoningParser:
+    def reasoning_marks(self) -> ReasoningParser:
+        """The marks around reasoning; those of most families where the parser has none."""
         return self.reasoning_parser if self.reasoning_parser.closing else THINK
 
     def _message(self, turn: Turn) -> Json:
@@ -185,10 +186,10 @@ class ChatModel:
             call["function"]["arguments"] = _spelled(call["function"]["arguments"], self._spell_answer)
         if turn.reasoning is None:
             return message
-        if self._reasoning_field is None and not self._marks.opening:
+        if self._reasoning_field is None and not self.reasoning_marks.opening:
             return message
         if self._reasoning_field is None:
-            return message | {"content": self._marks.spell(turn.reasoning, turn.content)}
+            return message | {"content": self.reasoning_marks.spell(turn.reasoning, turn.content)}
         if self._reasoning_field == "thinking" and turn.tool_calls:
             # The template of gpt-oss has one place for both.
             return message | {"content": "", "thinking": turn.reasoning or turn.content}

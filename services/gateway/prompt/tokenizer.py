@@ -110,6 +110,11 @@ class ModelTokenizer:
         ends = zip([0, *places], [*places, len(text)], strict=True)
         return [text[begin:end] for begin, end in ends if begin < end]
 
+    def id_of(self, token: str) -> int | None:
+        """Returns the id of a token; None where it is none of the model's."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes tokens, special ones included; invalid UTF-8 becomes U+FFFD."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from openai.types.responses import Response
 
+from tests.contract.gateway.test_gemini import ask as ask_gemini
 from tests.contract.gateway.test_turns import SAMPLED_CALL, TOOLS, begins_with, tokens_of
 from tests.fakes.gateway import Scene, scene
-from tests.fakes.model_families import FAMILIES, published_template
+from tests.fakes.model_families import FAMILIES, ModelFamily, published_template
 
 SAYS = [
     f"<think>\nWhere?\n</think>\n\n{SAMPLED_CALL}",
@@ -171,3 +172,57 @@ async def test_gpt_oss_calls_a_tool_and_answers_in_every_dialect(tmp_path, datab
         first, second = await stage.calls()
     assert begins_with(second, first)
     assert [call.continuation for call in (first, second)] == ["fresh", "extend"]
+
+
+THINKING = ModelFamily("qwen3", "hermes", ["<|im_end|>"], plain_marks=("<think>", "</think>"))
+LATER = (
+    "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary<|message|>b<|end|>"
+    "<|start|>assistant<|channel|>analysis<|message|>cd<|end|><|start|>assistant<|channel|>final<|message|>e<|return|>"
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "says", "reasoning"),
+    [
+        (THINKING, "<think>\nSo.\n</think>\n\nRain.", ["<think>\nSo.\n</think>"]),
+        (THINKING, "<think>\nSo.", ["<think>\nSo."]),
+        (THINKING, "Rain.", []),
+        (FAMILIES["qwen3"], "Rain.", []),
+        (FAMILIES["gpt_oss"], GPT_OSS[1], ["<|channel|>analysis<|message|>So.<|end|>"]),
+        (
+            FAMILIES["gpt_oss"],
+            LATER,
+            [
+                "<|channel|>analysis<|message|>a<|end|>",
+                "<|start|>assistant<|channel|>analysis<|message|>cd<|end|>",
+            ],
+        ),
+    ],
+)
+async def test_the_tokens_of_reasoning_are_counted_in_every_dialect(tmp_path, database, family, says, reasoning):
+    async with scene(tmp_path, database, says=says, family=family) as stage, stage.client() as client:
+        asked: Any = {"model": "m", "messages": [{"role": "user", "content": "weather?"}]}
+        chat = await client.chat.completions.create(**asked)
+        stream = [chunk async for chunk in await client.chat.completions.create(
+            **asked, stream=True, stream_options={"include_usage": True}
+        )]  # fmt: skip
+        response = await client.responses.create(model="m", input="weather?")
+        again = await client.responses.retrieve(response.id)
+        gemini = (await ask_gemini(stage)).json()
+        encode = stage.model.tokenizer.encode
+        [first, *_] = await stage.calls()
+    count = sum(len(encode(text)) for text in reasoning)
+    assert chat.usage.completion_tokens_details.reasoning_tokens == count
+    assert stream[-1].usage.completion_tokens_details.reasoning_tokens == count
+    assert response.usage.output_tokens_details.reasoning_tokens == count
+    assert again.usage.output_tokens_details.reasoning_tokens == count
+    usage = gemini["usageMetadata"]
+    assert usage["thoughtsTokenCount"] == count
+    assert usage["candidatesTokenCount"] + count == first.completion_tokens == chat.usage.completion_tokens
+
+
+async def test_no_number_of_reasoning_is_told_where_letters_end_it(tmp_path, database):
+    template = published_template("qwen3")
+    async with scene(tmp_path, database, says=SAYS[1], template=template) as stage, stage.client() as client:
+        answer = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "weather?"}])
+    assert answer.usage.completion_tokens_details is None

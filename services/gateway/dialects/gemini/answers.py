@@ -59,10 +59,12 @@ def logprobs_of(logprobs: Sequence[TokenLogprob] | None) -> Json:
 
 
 def usage_of(completion: Completion) -> Json:
-    """Returns the numbers of tokens; those of thoughts are among the candidates'."""
+    """Returns the numbers of tokens; an unknown number of thoughts' is among the candidates'."""
+    thoughts = completion.reasoning_tokens or 0
     return {
         "promptTokenCount": completion.prompt_tokens,
-        "candidatesTokenCount": completion.completion_tokens,
+        "candidatesTokenCount": completion.completion_tokens - thoughts,
+        "thoughtsTokenCount": thoughts,
         "totalTokenCount": completion.prompt_tokens + completion.completion_tokens,
         "cachedContentTokenCount": completion.cached_tokens,
     }

@@ -377,12 +377,12 @@ def response_of(parameters: Json, tools: Sequence[Tool], completion: Completion)
 
 
 def usage_of(completion: Completion) -> Json:
-    """Returns the `usage` object of an answer."""
+    """Returns the `usage` object of an answer; an unknown number of reasoning tokens is 0, because clients need one."""
     return {
         "input_tokens": completion.prompt_tokens,
         "input_tokens_details": {"cached_tokens": completion.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": completion.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": completion.reasoning_tokens or 0},
         "total_tokens": completion.prompt_tokens + completion.completion_tokens,
     }
 

@@ -118,3 +118,13 @@ def test_an_answer_with_calls_ends_with_them_whatever_the_provider_says(reason: 
 def test_without_tools_a_provider_gets_no_choice_of_them() -> None:
     body = {"model": "m", "messages": [TURN], "tool_choice": "none", "parallel_tool_calls": False}
     assert sent(ChatCompletions(), body) == {}
+
+
+@pytest.mark.parametrize(
+    ("count", "details", "told"), [(1, {"reasoning_tokens": 5}, 5), (1, None, None), (2, {"reasoning_tokens": 5}, None)]
+)
+def test_a_provider_counts_the_reasoning_of_one_answer(count: int, details: Json | None, told: int | None) -> None:
+    choices = [{"message": {"content": "hi"}, "finish_reason": "stop"}] * count
+    usage = {"prompt_tokens": 1, "completion_tokens": 9, "completion_tokens_details": details}
+    answers = read_answer(json.dumps({"choices": choices, "usage": usage}).encode(), count, "r").answers
+    assert [answer.reasoning_tokens for answer in answers] == [told] * count
