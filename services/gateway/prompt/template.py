@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
@@ -41,10 +41,21 @@ _UNRENDERABLE = (
 )  # fmt: skip
 """Exceptions of templates that refuse a conversation or do not support its shape."""
 _ANSWER, _NEXT = "the-answer-of-a-probe", "the-next-message-of-a-probe"
+_PROBE_CALL = ToolCall("call_0000000001", "f", json.dumps({"x": _ANSWER}))
 _MARK = f"mark-{secrets.token_hex(16)}"
 _BRACKETED = re.compile(r"\W.*\w.*\W", re.DOTALL)
 PROBE_SECONDS = 5.0
-"""CPU time of all the renderings that find out how a new template writes conversations."""
+"""CPU time of the renderings that find out the marks of a new template; and again of those that find out its forms."""
+_PROBES = (
+    (Turn("system", "x"), Turn("user", "x"), Turn("assistant", "x"), Turn("user", "x")),
+    (Turn("user", "x"), Turn("assistant", "x"), Turn("user", "x")),
+    (
+        Turn("user", "x"),
+        Turn("assistant", "", tool_calls=(_PROBE_CALL,)),
+        Turn("tool", "x", tool_call_id=_PROBE_CALL.id),
+    ),
+)
+"""Conversations in which every role speaks; some templates know no system message, others no tools."""
 
 
 class ChatModel:
@@ -73,8 +84,10 @@ class ChatModel:
         self._has_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
         texts = {name: token_text(value) for name, value in settings.items() if name.endswith("_token")}
         self._specials = {name: text for name, text in texts.items() if text is not None}
+        with cpu_limit(PROBE_SECONDS):
+            written = "\n".join([source, *self._probed()])
         self.tokenizer = ModelTokenizer(
-            folder, context_length=context_length, is_mark=lambda name: _is_mark(name, source)
+            folder, context_length=context_length, is_mark=lambda name: _is_mark(name, written)
         )
         self.tool_parser = (
             tool_parser_of(source, lists_tools=self._has_tools) if tool_parser is None else TOOL_PARSERS[tool_parser]
@@ -115,15 +128,8 @@ class ChatModel:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        # Some templates (GLM) list the arguments one by one, which malformed ones do not allow; others (DeepSeek)
-        # expect them as text.
-        functions = [call["function"] for message in messages for call in message.get("tool_calls", ())]
         try:
-            for repair in (_wrap_malformed_arguments, _write_arguments) if functions else ():
-                with suppress(*_UNRENDERABLE):
-                    return self._template.render(**variables, messages=messages)
-                repair(functions)
-            return self._template.render(**variables, messages=messages)
+            return self._fill(messages, variables)
         except RenderingSlow as error:
             raise BadRequest(
                 f"The model's chat template renders these messages too slowly: {error}. Send fewer or shorter messages,"
@@ -137,6 +143,27 @@ class ChatModel:
                 param="messages",
                 code="template_error",
             ) from error
+
+    def _fill(self, messages: list[Json], variables: Json) -> str:
+        """Raises: RenderingSlow, and those of _UNRENDERABLE."""
+        # Some templates (GLM) list the arguments one by one, which malformed ones do not allow; others (DeepSeek)
+        # expect them as text.
+        functions = [call["function"] for message in messages for call in message.get("tool_calls", ())]
+        for repair in (_wrap_malformed_arguments, _write_arguments) if functions else ():
+            with suppress(*_UNRENDERABLE):
+                return self._template.render(**variables, messages=messages)
+            repair(functions)
+        return self._template.render(**variables, messages=messages)
+
+    def _probed(self) -> Iterator[str]:
+        """Yields conversations as the template writes them, with the marks that it makes from a role's name.
+
+        It writes no marks of one that it refuses.
+        """
+        variables = {**self._specials, "tools": None, "documents": None, "add_generation_prompt": True}
+        for turns in _PROBES:
+            with suppress(*_UNRENDERABLE, RenderingSlow):
+                yield self._fill(list(map(_template_message, turns)), variables)
 
     def start_of_turn(
         self, index: int, turns: Sequence[Turn], tools: tuple[Tool, ...], options: Json, text: str
@@ -258,11 +285,10 @@ class ChatModel:
     def _find_call_closing(self) -> str | None:
         """Returns the mark that ends an answer with a tool call, where a template (gpt-oss, Gemma 4) ends others
         differently."""
-        call = ToolCall("call_0000000001", "f", json.dumps({"x": _ANSWER}))
         turns = (
             Turn("user", "x"),
-            Turn("assistant", "", tool_calls=(call,)),
-            Turn("tool", _NEXT, tool_call_id=call.id),
+            Turn("assistant", "", tool_calls=(_PROBE_CALL,)),
+            Turn("tool", _NEXT, tool_call_id=_PROBE_CALL.id),
         )
         try:
             at_end = self.render(turns[:2], (), {}, add_generation_prompt=False).rpartition(_ANSWER)[2]
@@ -292,12 +318,13 @@ class ChatModel:
         return "".join(first for first, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) or None
 
 
-def _is_mark(name: str, source: str) -> bool:
+def _is_mark(name: str, written: str) -> bool:
     """Whether an added token stands in the template as a mark, as DeepSeek's `<｜User｜>`, which is no special token.
 
+    `written` is the template with what it writes: some make the mark from the role's name.
     A mark is a word in brackets or the like: words alone, punctuation and white space are none.
     """
-    return bool(_BRACKETED.fullmatch(name)) and name in source and name not in TEXT_TAGS
+    return bool(_BRACKETED.fullmatch(name)) and name in written and name not in TEXT_TAGS
 
 
 def _texts(turn: Turn) -> str:
