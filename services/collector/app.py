@@ -23,7 +23,7 @@ from leyden.libs.store.schema import check_schema
 from leyden.services.collector.batch import telemetry_commit
 from leyden.services.collector.langsmith_routes import langsmith_router
 from leyden.services.collector.quotas import Quotas
-from leyden.services.collector.routes import router, status_response
+from leyden.services.collector.routes import OVERLOADED, router, status_response
 from leyden.services.collector.settings import Settings
 
 REFUSED = Counter("collector_refused_requests", "Requests answered with an error of the collector's own.", ["cause"])
@@ -134,7 +134,7 @@ async def _on_unavailable(request: Request, error: StoreAway | Overloaded) -> Re
     away = isinstance(error, StoreAway)
     problem = Problem(
         503,
-        "the store cannot be reached: send again" if away else "too much is waiting to be stored: send again",
+        "the store cannot be reached: send again" if away else OVERLOADED,
         cause="store_away" if away else "overloaded",
         retry_after_seconds=1,
     )

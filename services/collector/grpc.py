@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import grpc
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
@@ -13,42 +15,62 @@ from starlette.datastructures import State
 
 from leyden.libs.capability import CapabilityError, Cause, key_from_headers, verify
 from leyden.libs.contracts.capability import Capability, Scope
-from leyden.libs.service import Overloaded, Problem
+from leyden.libs.service import Overloaded, Problem, Share
 from leyden.libs.service.errors import CannotListen
+from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Refused, StoreAway
 from leyden.libs.store.records.spans import AttemptEnded
 from leyden.services.collector.decode import Decode, Rows, decode_logs, decode_traces
-from leyden.services.collector.routes import confirmed, decoded_and_stored, export_response
+from leyden.services.collector.routes import BODY_SECONDS, OVERLOADED, confirmed, decoded_and_stored, export_response
+from leyden.services.collector.settings import Settings
 
 PACKAGE = "opentelemetry.proto.collector"
 STOP_SECONDS = 5.0
+MAX_MESSAGE_BYTES = 16 * 2**20
+"""Twice the longest span, and four times what OpenTelemetry's own collector takes."""
+ATTEMPT_MESSAGES = 2
+"""Messages of one attempt that are read at once: its traces and its logs."""
+CONNECTION_CALLS = 100
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
 
 
-class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Refuses a call whose key is bad before its message is read."""
+class Messages:
+    """Reads the messages of calls.
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    - Nothing of a message is read before its key is verified and its attempt is known to run.
+    - gRPC tells the length of a message once all of it is in memory. Until then it counts as the longest one, so that
+      the budget of HTTP's bodies bounds messages, too.
+    - Calls of one attempt take turns, so that those which send nothing keep little of the budget.
+    """
 
-    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
-        """The handler of the call, or one that refuses it."""
+    def __init__(self, settings: Settings) -> None:
+        self.most_bytes = min(MAX_MESSAGE_BYTES, settings.max_body_bytes, settings.max_bytes_in_flight)
+        self._turns: WeakValueDictionary[AttemptKey, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def read(self, context: Any, capability: Capability, share: Share) -> bytes:
+        """The one message of a call, counted against the share.
+
+        Raises: Overloaded; Problem: 400 there is none, 408 too slow
+        """
+        attempt = AttemptKey(capability.rollout_id, capability.attempt)
+        turn = self._turns.setdefault(attempt, asyncio.Semaphore(ATTEMPT_MESSAGES))
         try:
-            _capability(self._state, details.invocation_metadata)
-        except CapabilityError as error:
-            cause = error
-
-            async def refuse(_message: object, context: Any) -> None:
-                await context.abort(CODES[cause.status], str(cause))
-
-            return grpc.unary_unary_rpc_method_handler(refuse)
-        return await continuation(details)
+            async with asyncio.timeout(BODY_SECONDS), turn:
+                share.acquire(self.most_bytes)
+                message = await context.read()
+        except TimeoutError as error:
+            raise Problem(408, f"the message did not arrive within {BODY_SECONDS:g} s", cause="too_slow") from error
+        if message is grpc.aio.EOF:
+            raise Problem(400, "the call has no message: send one export request", cause="bad_body")
+        share.acquire(len(message) - self.most_bytes)
+        return bytes(message)
 
 
 async def start_grpc(state: State, host: str, port: int) -> tuple[grpc.aio.Server, int]:
@@ -57,12 +79,19 @@ async def start_grpc(state: State, host: str, port: int) -> tuple[grpc.aio.Serve
     Args: state: of the application, for which HTTP keeps its settings, keys, budget and writer
     Raises: CannotListen
     """
-    limit = ("grpc.max_receive_message_length", state.settings.max_body_bytes)
-    server = grpc.aio.server(interceptors=[Guard(state)], options=[limit])
+    messages = Messages(state.settings)
+    options = [
+        ("grpc.max_receive_message_length", messages.most_bytes),
+        # Clients wait with further calls by themselves: none is lost.
+        ("grpc.max_concurrent_streams", CONNECTION_CALLS),
+        # Else the window of each call grows with the speed of the network, and unread calls take megabytes.
+        ("grpc.http2.bdp_probe", 0),
+    ]
+    server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers(
         [
-            _service(f"{PACKAGE}.trace.v1.TraceService", partial(_traces, state)),
-            _service(f"{PACKAGE}.logs.v1.LogsService", partial(_logs, state)),
+            _service(f"{PACKAGE}.trace.v1.TraceService", partial(_traces, state, messages)),
+            _service(f"{PACKAGE}.logs.v1.LogsService", partial(_logs, state, messages)),
         ]
     )
     try:
@@ -73,23 +102,24 @@ async def start_grpc(state: State, host: str, port: int) -> tuple[grpc.aio.Serve
     return server, bound
 
 
-def _service(name: str, export: Callable[[bytes, Any], Awaitable[bytes]]) -> grpc.GenericRpcHandler:
-    return grpc.method_handlers_generic_handler(name, {"Export": grpc.unary_unary_rpc_method_handler(export)})
+def _service(name: str, export: Callable[[Any, Any], Awaitable[bytes]]) -> grpc.GenericRpcHandler:
+    """A service whose handler reads the message itself: that of a unary call starts with all of it in memory."""
+    return grpc.method_handlers_generic_handler(name, {"Export": grpc.stream_unary_rpc_method_handler(export)})
 
 
-async def _traces(state: State, body: bytes, context: Any) -> bytes:
-    return export_response(ExportTraceServiceResponse(), await _store(state, body, context, decode_traces))
+async def _traces(state: State, messages: Messages, _requests: object, context: Any) -> bytes:
+    return export_response(ExportTraceServiceResponse(), await _store(state, messages, context, decode_traces))
 
 
-async def _logs(state: State, body: bytes, context: Any) -> bytes:
-    return export_response(ExportLogsServiceResponse(), await _store(state, body, context, decode_logs))
+async def _logs(state: State, messages: Messages, _requests: object, context: Any) -> bytes:
+    return export_response(ExportLogsServiceResponse(), await _store(state, messages, context, decode_logs))
 
 
-async def _store(state: State, body: bytes, context: Any, decode: Decode) -> Rows:
+async def _store(state: State, messages: Messages, context: Any, decode: Decode) -> Rows:
     try:
         capability = await confirmed(state, _capability(state, context.invocation_metadata()))
         with state.budget.share() as share:
-            share.acquire(len(body))
+            body = await messages.read(context, capability, share)
             return await decoded_and_stored(state, capability, body, share, decode, json=False)
     except CapabilityError as error:
         status, detail = error.status, str(error)
@@ -99,8 +129,10 @@ async def _store(state: State, body: bytes, context: Any, decode: Decode) -> Row
         status, detail = 403, str(CapabilityError(Cause.ENDED))
     except Refused as error:
         status, detail = 400, str(error)
-    except (StoreAway, Overloaded) as error:
+    except StoreAway as error:
         status, detail = 503, f"send again: {error}"
+    except Overloaded:
+        status, detail = 503, OVERLOADED
     await context.abort(CODES.get(status, grpc.StatusCode.UNKNOWN), detail)
     raise AssertionError("abort raises")
 

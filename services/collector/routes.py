@@ -46,6 +46,7 @@ THREAD_BYTES = 256 * 1024
 MAX_REWARD_BYTES = 256 * 1024
 # JSON takes twenty times its size to read.
 MAX_JSON_BYTES = 4 * 2**20
+OVERLOADED = "too much is waiting to be stored: send again"
 BODY_SECONDS = 30.0
 """A hundred rewards with the longest names take half of it."""
 ROW_BYTES = 1024

@@ -19,9 +19,11 @@ class Settings(HttpSettings):
     """Port of OTLP over gRPC, 4317 by convention; unset, the collector speaks HTTP alone. Several processes of one
     machine share it."""
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
-    """Largest request, counted after decompression; beyond it 413."""
+    """Largest request, counted after decompression; beyond it 413. A message of gRPC has 16 MiB at most; beyond it
+    RESOURCE_EXHAUSTED."""
     max_bytes_in_flight: int = Field(default=256 * 2**20, ge=1024)
-    """Bytes of all requests not yet durable; beyond it 503 with Retry-After, and exporters send again."""
+    """Bytes of all requests not yet durable; beyond it 503 with Retry-After, or UNAVAILABLE, and exporters
+    send again. A message of gRPC counts as 16 MiB until it has arrived."""
     write_seconds: float = Field(default=10.0, gt=0)
     """How long one transaction may take before its requests are answered with 503."""
     max_batch_rows: int = Field(default=5_000, ge=1)

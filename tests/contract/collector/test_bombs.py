@@ -1,4 +1,4 @@
-"""Decompression bombs and repeated fields: the collector's memory stays within its limits for any body."""
+"""Decompression bombs, repeated fields, long messages: the collector's memory stays within its limits for any body."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import zlib
 from collections import Counter
 from pathlib import Path
 
+import grpc
 import httpx
 
 from leyden.libs.capability import KeyRing, sign, write_keys
 from leyden.libs.contracts.capability import Capability, Scope
 from leyden.libs.store.database import Database
+from leyden.services.collector.grpc import MAX_MESSAGE_BYTES
+from tests.contract.collector.test_grpc import TRACES
 from tests.contract.collector.test_otlp import body as spans_of
 from tests.contract.gateway.test_process import free_port
 from tests.support import builders
@@ -40,9 +43,16 @@ def peak_bytes(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
+async def exported(port: int, bearer: str, content: bytes) -> grpc.StatusCode:
+    """The answer to a call of gRPC, on a connection of its own."""
+    options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+        return await channel.unary_unary(TRACES)(content, metadata=(("authorization", bearer),)).code()
+
+
 @long_only
 async def test_bombs_cost_the_bound_and_not_their_size(database: Database, tmp_path: Path) -> None:
-    keys, port = tmp_path / "keys.json", free_port()
+    keys, port, grpc_port = tmp_path / "keys.json", free_port(), free_port()
     write_keys(keys)
     _, [rollout, _] = await builders.add_group(database, await builders.add_run(database))
     await builders.add_attempt(database, rollout)
@@ -50,10 +60,12 @@ async def test_bombs_cost_the_bound_and_not_their_size(database: Database, tmp_p
     capability = Capability(
         run_id=rollout.run_id, rollout_id=rollout.id, attempt=1, scopes=frozenset(Scope), expires_at=expires
     )
-    headers = {"authorization": f"Bearer {sign(KeyRing(keys), capability)}", "content-type": "application/x-protobuf"}
+    bearer = f"Bearer {sign(KeyRing(keys), capability)}"
+    headers = {"authorization": bearer, "content-type": "application/x-protobuf"}
     environment = {
         "PATH": os.environ["PATH"],
         "COLLECTOR_PORT": str(port),
+        "COLLECTOR_GRPC_PORT": str(grpc_port),
         "LEYDEN_DATABASE_URL": database.dsn,
         "LEYDEN_CAPABILITY_KEYS_FILE": str(keys),
     }
@@ -88,6 +100,10 @@ async def test_bombs_cost_the_bound_and_not_their_size(database: Database, tmp_p
             json = {"content-type": "application/json"}
             assert set(await at_once(gzip.compress(lists), 2, **packed, **json)) <= {400, 503}
             assert set(await at_once(bytes(BODY - 16), 4)) <= {400, 503}
+            too_long = [exported(grpc_port, bearer, bytes(BODY - MIB)) for _ in range(30)]
+            assert {*await asyncio.gather(*too_long)} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+            longest = [exported(grpc_port, bearer, bytes(MAX_MESSAGE_BYTES)) for _ in range(30)]
+            assert {*await asyncio.gather(*longest)} <= {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAVAILABLE}
             # What all requests may hold, one body being unpacked and one being decoded, and the allocator's slack.
             assert peak_bytes(process.pid) - before < IN_FLIGHT + BODY + 512 * MIB
             assert await send(spans_of({"name": "after"})) == 200
