@@ -22,6 +22,7 @@ from leyden.libs.store.records.spans import AttemptEnded, RewardConflict
 from leyden.libs.store.schema import check_schema
 from leyden.services.collector.batch import telemetry_commit
 from leyden.services.collector.langsmith_routes import langsmith_router
+from leyden.services.collector.places import Places
 from leyden.services.collector.quotas import Quotas
 from leyden.services.collector.routes import OVERLOADED, router, status_response
 from leyden.services.collector.settings import Settings
@@ -78,7 +79,7 @@ async def _resources(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     app.state.key_ring.clock = liveness.clock.now
     await liveness.start()
     app.state.commit, app.state.liveness = commit, liveness
-    app.state.database, app.state.quotas = database, Quotas(settings, database)
+    app.state.places, app.state.quotas = Places(database), Quotas(settings, database)
     app.state.checks.add("database", database.ping)
     app.state.checks.add("schema", lambda: check_schema(database))
     writing = asyncio.create_task(commit.run(), name="group commit")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -41,6 +41,13 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.spans) + len(self.rewards)
+
+    def leave_out(self, rewards: Sequence[NewReward], reason: str) -> None:
+        """Leaves out these rewards. Those of log records count as rejected; a span of which one is lost is stored."""
+        left_out = set(rewards)
+        kept = [one for one in self.rewards if one not in left_out]
+        self.rejected += 0 if self.spans else len(self.rewards) - len(kept)
+        self.rewards, self.message = kept, self.message or reason
 
 
 class Decode(Protocol):

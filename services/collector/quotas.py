@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
+from cachetools import LRUCache
 from prometheus_client import Counter
 
 from leyden.libs.service import Problem
-from leyden.libs.service.quota import Amount, Limit, Quota
+from leyden.libs.service.quota import ATTEMPTS, Amount, Limit, Quota
 from leyden.libs.store.database import Database
 from leyden.libs.store.records.spans import NewReward, NewSpan, stored_rewards, stored_spans
 from leyden.services.collector.batch import TelemetryCommit
@@ -40,6 +41,8 @@ class Quotas:
         of_rewards = Amount(settings.max_attempt_rewards, settings.max_attempt_rewards * REWARD_BYTES)
         names = "COLLECTOR_MAX_ATTEMPT_REWARDS", "1000 a reward"
         self._rewards = Quota(Limit(of_rewards, "rewards", names), rewards)
+        self._max_misplaced = settings.max_attempt_rewards
+        self._misplaced: LRUCache[Sender, int] = LRUCache(ATTEMPTS)
 
     async def submit(self, commit: TelemetryCommit, sender: Sender, rows: Rows) -> None:
         """Stores the rows of a request that fit; the others leave `rows`, which counts them with the reason."""
@@ -57,6 +60,21 @@ class Quotas:
         if len(rows):
             with self._spans.storing(sender, list(map(_size, rows.spans))), self._storing_rewards(sender, rows.rewards):
                 await commit.submit([*rows.spans, *rows.rewards])
+
+    async def look_up_refusal(self, sender: Sender) -> str | None:
+        """The reason to refuse a reward for an answer or a tool call before the store looks for that; else None."""
+        if not await self._rewards.room(sender, [REWARD_BYTES]):
+            return self._rewards.limit.message()
+        if self._misplaced.get(sender, 0) >= self._max_misplaced:
+            return (
+                f"{self._max_misplaced} requests of this attempt (COLLECTOR_MAX_ATTEMPT_REWARDS) named answers or tool"
+                " calls that it lacks, so no more are looked up: send rewards of the rollout, without an id"
+            )
+        return None
+
+    def count_misplaced(self, sender: Sender) -> None:
+        """Counts a request with a reward for an answer or a tool call that its attempt lacks."""
+        self._misplaced[sender] = self._misplaced.get(sender, 0) + 1
 
     async def submit_rewards(self, commit: TelemetryCommit, sender: Sender, rewards: Sequence[NewReward]) -> None:
         """Stores all rewards of a request. Raises: Problem: 422: they do not fit."""

@@ -29,12 +29,12 @@ from leyden.libs.queue.attempt_liveness import AttemptEnded, AttemptLiveness
 from leyden.libs.service import Budget, JsonResponse, Problem, Share
 from leyden.libs.service.body import read_body
 from leyden.libs.service.json_body import JsonRoute
-from leyden.libs.store.database import Database
-from leyden.libs.store.records.spans import ENDPOINT, FEEDBACK, NewReward, unknown_places
+from leyden.libs.store.records.spans import ENDPOINT, FEEDBACK, NewReward
 from leyden.services.collector.batch import TelemetryCommit
 from leyden.services.collector.conventions import Sender
 from leyden.services.collector.decode import Decode, Rows, decode_logs, decode_traces
-from leyden.services.collector.quotas import Quotas
+from leyden.services.collector.places import Places
+from leyden.services.collector.quotas import REFUSED_ROWS, Quotas
 from leyden.services.collector.settings import Settings
 from leyden.services.collector.wire import BadBody, TooMany
 
@@ -160,10 +160,11 @@ async def _reward(request: Request, attempt: Named, idempotency_key: str | None)
         content = await read_body(request.stream(), "", share, max_bytes=MAX_REWARD_BYTES, seconds=BODY_SECONDS)
     body = _reward_body(content)
     key = body.key or idempotency_key or hashlib.sha256(body.model_dump_json().encode()).hexdigest()[:32]
-    rewards = _reward_rows(body, key, _sender(capability))
-    await _check_place(request.app.state, rewards[0])
+    sender = _sender(capability)
+    rewards = _reward_rows(body, key, sender)
+    await _check_place(request.app.state, sender, rewards[0])
     quotas: Quotas = request.app.state.quotas
-    await quotas.submit_rewards(request.app.state.commit, _sender(capability), rewards)
+    await quotas.submit_rewards(request.app.state.commit, sender, rewards)
     return JsonResponse({"key": key, "rewards": len(rewards)})
 
 
@@ -205,16 +206,17 @@ async def decoded_and_stored(
     Raises: Problem; Overloaded; StoreAway; Refused; AttemptEnded
     """
     commit: TelemetryCommit = state.commit
+    sender = _sender(capability)
     granted = not capability.scopes.isdisjoint((Scope.REWARD, Scope.FEEDBACK))
-    read = partial(decode, body, json=json, sender=_sender(capability), rewards_granted=granted)
+    read = partial(decode, body, json=json, sender=sender, rewards_granted=granted)
     rows = await _decoded(read, len(body), state.decoding)
     if Scope.REWARD not in capability.scopes:
         rows.rewards = [one._replace(source=FEEDBACK) for one in rows.rewards]
-    await _leave_out_misplaced(state, rows)
+    await _leave_out_misplaced(state, sender, rows)
     # Rows wait for their commit longer than they take to decode.
     share.acquire(len(rows) * ROW_BYTES)
     quotas: Quotas = state.quotas
-    await quotas.submit(commit, _sender(capability), rows)
+    await quotas.submit(commit, sender, rows)
     return rows
 
 
@@ -291,34 +293,49 @@ def _reward_rows(body: RewardBody, key: str, sender: Sender) -> list[NewReward]:
     ]
 
 
-async def _leave_out_misplaced(state: State, rows: Rows) -> None:
+async def _leave_out_misplaced(state: State, sender: Sender, rows: Rows) -> None:
     """Leaves out rewards for an answer or a tool call which the attempt does not have, and counts them.
 
     A span names them for its rewards, too: one of another model's answer is no answer of the attempt.
     """
-    named = [one for one in rows.rewards if one.response_id is not None or one.tool_call_id is not None]
+    quotas: Quotas = state.quotas
+    named = [one for one in rows.rewards if _has_place(one)]
     if not named:
         return
-    database: Database = state.database
-    async with database.read() as session:
-        unknown = await unknown_places(session, named)
-    kept = [one for one in rows.rewards if unknown.of(one) is None]
-    if len(kept) < len(rows.rewards):
-        MISPLACED.inc(len(rows.rewards) - len(kept))
-        rows.rejected += 0 if rows.spans else len(rows.rewards) - len(kept)
-        first = next(filter(None, map(unknown.of, rows.rewards)))
-        rows.rewards, rows.message = kept, rows.message or _no_answer(first)
+    if reason := await quotas.look_up_refusal(sender):
+        REFUSED_ROWS.labels("reward").inc(len(named))
+        rows.leave_out(named, reason)
+        return
+    places: Places = state.places
+    unknown = await places.unknown(sender, named)
+    if misplaced := [one for one in named if unknown.of(one) is not None]:
+        MISPLACED.inc(len(misplaced))
+        quotas.count_misplaced(sender)
+        rows.leave_out(misplaced, _no_answer(next(filter(None, map(unknown.of, misplaced)))))
+
+
+def _has_place(reward: NewReward) -> bool:
+    return reward.response_id is not None or reward.tool_call_id is not None
 
 
 def _no_answer(has: str) -> str:
     return f"no answer of this attempt has {has}: send an id of one, or none for a reward of the rollout"
 
 
-async def _check_place(state: State, reward: NewReward) -> None:
-    """Raises: Problem: 422: no answer of the attempt has an id that the reward names."""
-    database: Database = state.database
-    async with database.read() as session:
-        unknown = await unknown_places(session, [reward])
-    named = {"response_id": unknown.response_ids, "tool_call_id": unknown.tool_call_ids}
-    if found := [f"{name} {one!r}" for name, ids in named.items() for one in ids]:
-        raise Problem(422, _no_answer(found[0]), cause="unknown_call")
+async def _check_place(state: State, sender: Sender, reward: NewReward) -> None:
+    """Raises: Problem: 422: no answer of the attempt has an id that the reward names, or none is looked up any more."""
+    quotas: Quotas = state.quotas
+    if not _has_place(reward):
+        return
+    if reason := await quotas.look_up_refusal(sender):
+        REFUSED_ROWS.labels("reward").inc()
+        raise Problem(422, reason, cause="attempt_limit")
+    places: Places = state.places
+    unknown = await places.unknown(sender, [reward])
+    for name, one, ids in (
+        ("response_id", reward.response_id, unknown.response_ids),
+        ("tool_call_id", reward.tool_call_id, unknown.tool_call_ids),
+    ):
+        if one in ids:
+            quotas.count_misplaced(sender)
+            raise Problem(422, _no_answer(f"{name} {one!r}"), cause="unknown_call")

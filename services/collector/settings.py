@@ -33,6 +33,7 @@ class Settings(HttpSettings):
     max_attempt_span_bytes: int = Field(default=64 * 2**20, ge=1024)
     """Bytes of an attempt's spans together."""
     max_attempt_rewards: int = Field(default=1000, ge=1)
-    """Rewards that one attempt may store; beyond it 422 with `attempt_limit`."""
+    """Rewards that one attempt may store, and its requests with rewards for answers or tool calls that it lacks; beyond
+    it 422 with `attempt_limit`."""
     database_pool_size: int = Field(default=2, ge=1)
     """Connections to Postgres; one writes at a time."""

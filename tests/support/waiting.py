@@ -50,6 +50,11 @@ async def eventually(
 
 async def waits_for_a_table(database: Database) -> bool:
     """Whether a transaction waits for a table that another one has locked: a test holds a process inside its own so."""
+    return bool(await waiting_transactions(database))
+
+
+async def waiting_transactions(database: Database) -> int:
+    """The transactions that wait for a table that another one has locked."""
     async with database.read() as session:
         waiting = "locktype = 'relation' AND NOT granted"
-        return bool(await session.scalar(text(f"SELECT count(*) FROM pg_locks WHERE {waiting}")))
+        return await session.scalar(text(f"SELECT count(*) FROM pg_locks WHERE {waiting}")) or 0

@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import Status as SpanStatus
 from opentelemetry.trace import StatusCode
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from leyden.libs.capability import KeyRing, sign, write_keys
 from leyden.libs.contracts.capability import Capability, Scope
@@ -34,10 +34,12 @@ from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.store.records.spans import AttemptEnded, NewReward, write_telemetry
 from leyden.libs.store.runs.retention import prune_run
 from leyden.services.collector import batch as batch_module
+from leyden.services.collector import places as places_module
 from leyden.services.collector.app import create_collector
 from leyden.services.collector.routes import MISPLACED
 from leyden.services.collector.settings import Settings
 from tests.support.builders import add_attempt, add_call, add_group, add_run, end_attempt, end_run
+from tests.support.waiting import eventually, waiting_transactions, waits_for_a_table
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 EVERYTHING = frozenset(Scope)
@@ -513,6 +515,30 @@ async def test_a_reward_for_an_answer_that_the_attempt_does_not_have_is_refused(
     assert len(await collector.rewards()) == 2
 
 
+async def test_a_flood_of_invented_ids_keeps_no_other_attempt_from_the_store(collector: Collector) -> None:
+    """The lock of the table stands for look-ups that take long."""
+    _, (sibling, _) = await add_group(collector.database, await add_run(collector.database))
+    await add_attempt(collector.database, sibling)
+    capability = Capability(
+        run_id=sibling.run_id, rollout_id=sibling.id, attempt=1, scopes=EVERYTHING, expires_at=int(time.time()) + 60
+    )
+    url = collector.url.replace(collector.rollout.id, sibling.id)
+    headers = {"authorization": f"Bearer {sign(collector.ring, capability)}"}
+    async with collector.database.session() as session:
+        await session.execute(text("LOCK TABLE model_calls IN ACCESS EXCLUSIVE MODE"))
+        flood = [asyncio.create_task(give(collector, value=1.0, tool_call_id=f"call_{n}")) for n in range(20)]
+        await eventually(lambda: waits_for_a_table(collector.database), "a look-up waits")
+        for n in range(3):
+            stored = await collector.client.post(f"{url}/reward", json={"value": 1, "key": f"{n}"}, headers=headers)
+            assert stored.status_code == 200
+        assert (await waiting_transactions(collector.database), any(one.done() for one in flood)) == (1, False)
+    refused = await asyncio.gather(*flood)
+    assert {one.json()["cause"] for one in refused} == {"unknown_call"}
+    # Each is told of its own id, though all of them share two look-ups.
+    assert all(f"'call_{n}'" in one.json()["detail"] for n, one in enumerate(refused))
+    assert len(await collector.rewards()) == 3
+
+
 LIMITS = {"max_attempt_spans": 10, "max_attempt_span_bytes": 100_000, "max_attempt_rewards": 3}
 
 
@@ -551,6 +577,33 @@ async def test_bytes_of_spans_and_rewards_of_an_attempt_are_bounded(collector: C
         f"{collector.url}/v1/logs", json=document, headers={"authorization": f"Bearer {collector.key()}"}
     )
     assert log.json()["partialSuccess"]["rejectedLogRecords"] == 1
+
+
+@pytest.mark.parametrize("collector", [LIMITS], indirect=True)
+@pytest.mark.parametrize("spent", ["stored", "invented"])
+async def test_no_place_is_looked_up_for_an_attempt_that_has_spent_its_rewards(
+    collector: Collector, spent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await add_call(collector.database, collector.rollout, request_id="c1")
+    for n in range(3):
+        named = {} if spent == "stored" else {"tool_call_id": f"call_{n}"}
+        assert (await give(collector, value=1.0, key=str(n), **named)).status_code == (
+            200 if spent == "stored" else 422
+        )
+
+    async def unknown_places(*_: object) -> None:
+        raise AssertionError("looked up")
+
+    monkeypatch.setattr(places_module, "unknown_places", unknown_places)
+    refused = await give(collector, value=1.0, key="more", response_id="chatcmpl-c1")
+    assert (refused.status_code, refused.json()["cause"]) == (422, "attempt_limit")
+    assert "COLLECTOR_MAX_ATTEMPT_REWARDS" in refused.json()["detail"]
+    sent = body(with_reward("chat", 0.1, response_id="chatcmpl-c1"), with_reward("invoke_agent", 0.2))
+    partial = ExportTraceServiceResponse.FromString((await collector.post("/v1/traces", sent)).content).partial_success
+    assert "COLLECTOR_MAX_ATTEMPT_REWARDS" in partial.error_message
+    # A reward of the rollout needs no look-up.
+    assert [value for _, value, _, _ in await collector.rewards()] == ([1.0] * 3 if spent == "stored" else [0.2])
+    assert len(await collector.spans()) == 2
 
 
 async def test_repeating_a_reward_key_adds_no_second_reward(collector: Collector) -> None:
