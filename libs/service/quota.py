@@ -6,11 +6,13 @@ itself, and a process that starts again begins at zero: an attempt can store the
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
 
@@ -69,22 +71,29 @@ class Quota(Generic[Key]):
         self._used: LRUCache[Key, Amount] = LRUCache(ATTEMPTS)
         self._waiting: defaultdict[Key, Amount] = defaultdict(Amount)
         self._is_full: LRUCache[Key, bool] = LRUCache(ATTEMPTS)
+        self._reading: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
 
     def fitting(self, key: Key, sizes: Sequence[int]) -> int:
         """The number of the first of these items that the attempt may still store, by this process's own count."""
         return self.limit.room(self._counted(key), sizes)
 
     async def room(self, key: Key, sizes: Sequence[int]) -> int:
-        """The same, but what was really stored is read before an item is refused."""
-        count = self.fitting(key, sizes)
-        if count == len(sizes) or self._stored is None or key in self._is_full:
+        """The same, but what was really stored is read before an item is refused.
+
+        An attempt has one reader at a time, so that its requests at the limit leave the store's connections to others.
+        """
+        if self._stored is None or self.fitting(key, sizes) == len(sizes):
+            return self.fitting(key, sizes)
+        async with self._reading.setdefault(key, asyncio.Lock()):
+            count = self.fitting(key, sizes)
+            if count == len(sizes) or key in self._is_full:
+                return count
+            # A waiting row may be stored by now and counts twice: too much near the limit, never too little.
+            self._used[key] = await self._stored(key)
+            count = self.fitting(key, sizes)
+            if not count:
+                self._is_full[key] = True
             return count
-        # A waiting row may be stored by now and counts twice: too much near the limit, never too little.
-        self._used[key] = await self._stored(key)
-        count = self.fitting(key, sizes)
-        if not count:
-            self._is_full[key] = True
-        return count
 
     @contextmanager
     def storing(self, key: Key, sizes: Sequence[int]) -> Iterator[None]:
