@@ -47,11 +47,14 @@ class Messages:
     - Nothing of a message is read before its key is verified and its attempt is known to run.
     - gRPC tells the length of a message once all of it is in memory. Until then it counts as the longest one, so that
       the budget of HTTP's bodies bounds messages, too.
+    - Calls take turns: all messages that are read count as at most half of the budget, and further calls wait for
+      theirs, because many agents that export at once are no overload.
     - Calls of one attempt take turns, so that those which send nothing keep little of the budget.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.most_bytes = min(MAX_MESSAGE_BYTES, settings.max_body_bytes, settings.max_bytes_in_flight)
+        self._readers = asyncio.Semaphore(max(1, settings.max_bytes_in_flight // (2 * self.most_bytes)))
         self._turns: WeakValueDictionary[AttemptKey, asyncio.Semaphore] = WeakValueDictionary()
 
     async def read(self, context: Any, capability: Capability, share: Share) -> bytes:
@@ -62,14 +65,15 @@ class Messages:
         attempt = AttemptKey(capability.rollout_id, capability.attempt)
         turn = self._turns.setdefault(attempt, asyncio.Semaphore(ATTEMPT_MESSAGES))
         try:
-            async with asyncio.timeout(BODY_SECONDS), turn:
+            async with asyncio.timeout(BODY_SECONDS), turn, self._readers:
                 share.acquire(self.most_bytes)
                 message = await context.read()
+                arrived = 0 if message is grpc.aio.EOF else len(message)
+                share.acquire(arrived - self.most_bytes)
         except TimeoutError as error:
             raise Problem(408, f"the message did not arrive within {BODY_SECONDS:g} s", cause="too_slow") from error
         if message is grpc.aio.EOF:
             raise Problem(400, "the call has no message: send one export request", cause="bad_body")
-        share.acquire(len(message) - self.most_bytes)
         return bytes(message)
 
 

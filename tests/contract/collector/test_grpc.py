@@ -155,19 +155,29 @@ async def test_a_call_is_refused_by_its_key_before_its_message_is_read(collector
             assert (await call.code())[0] is code
 
 
-async def test_messages_that_are_read_count_as_the_longest_and_one_without_room_is_sent_again(
+async def test_a_message_without_room_is_sent_again(collector: GrpcCollector) -> None:
+    with collector.budget.share() as share:
+        share.acquire(2 * MESSAGE_BYTES)
+        async with collector.call(collector.key()) as call:
+            again = "too much is waiting to be stored: send again"
+            assert await call.code() == (grpc.StatusCode.UNAVAILABLE, again)
+        exporting = asyncio.create_task(export(collector, collector.key()))
+    assert await exporting is SpanExportResult.SUCCESS
+    await collector.holds(0)
+
+
+async def test_messages_that_are_read_count_as_the_longest_and_others_wait_for_half_of_the_room(
     collector: GrpcCollector,
 ) -> None:
-    sibling = collector.key(rollout=collector.sibling.id)
-    async with collector.call(collector.key()) as first, collector.call(collector.key()) as second:
-        await collector.holds(2)
-        async with collector.call(sibling) as third:
-            again = "too much is waiting to be stored: send again"
-            assert await third.code() == (grpc.StatusCode.UNAVAILABLE, again)
-        exporting = asyncio.create_task(export(collector, sibling))
-        for number, call in enumerate((first, second)):
-            await call.send(spans_of({"trace_id": bytes([number + 1]) * 16}))
-            assert (await call.code())[0] is grpc.StatusCode.OK
+    async with collector.call(collector.key()) as first:
+        await collector.holds(1)
+        exporting = asyncio.create_task(export(collector, collector.key(rollout=collector.sibling.id)))
+        async with collector.call(collector.key()) as second:
+            await second.send(spans_of({"trace_id": bytes([2]) * 16}))
+            await collector.holds(1)
+            assert await collector.spans() == []
+            await first.send(spans_of({"trace_id": bytes([1]) * 16}))
+            assert {(await call.code())[0] for call in (first, second)} == {grpc.StatusCode.OK}
         assert await exporting is SpanExportResult.SUCCESS
     await collector.holds(0)
     assert len(await collector.spans()) == 3
