@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -63,37 +63,42 @@ class _Answer(BaseModel):
 
 @dataclass(frozen=True)
 class Ranking:
-    """One vote on all texts. Args: scores: by text; ids: that the reason uses, by text"""
+    """One vote on all texts, without them: votes are remembered, and texts are long.
+
+    Args: reason: as a row shows it; scores: by the places of the texts; ids: that the reason uses, by the same places
+    """
 
     reason: str
-    scores: Mapping[str, float]
-    ids: Mapping[str, str]
+    scores: tuple[float, ...]
+    ids: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Comparison:
     """The question for the scores of a group.
 
-    Args: texts: two at least, in order, each once; keeps_order: shows them in this order, else in a new one each time
+    Args: texts: two at least, in order, each once; order: the places of the texts in the order in which they are shown;
+        none: in a new order each time
     """
 
     provider: str
     model: str
     rubric: str
     texts: tuple[str, ...]
-    keeps_order: bool = False
+    order: tuple[int, ...] = ()
 
     def asked(self) -> Asked[Ranking]:
         """The outputs can hold neither the word nor an id."""
         word = secrets.token_hex(16)
-        texts = self.texts if self.keeps_order else random.sample(self.texts, len(self.texts))
-        ids = dict(zip(texts, _ids(len(texts)), strict=True))
+        count = len(self.texts)
+        order = self.order or random.sample(range(count), count)
+        ids = _ids(count)
         system = SYSTEM.format(word=word, rubric=self.rubric)
-        data = "\n\n".join(f"{word} {ids[text]}\n{text}\n{word} {ids[text]}" for text in texts)
+        data = "\n\n".join(f"{word} {ids[place]}\n{self.texts[place]}\n{word} {ids[place]}" for place in order)
 
         def read(body: bytes) -> tuple[Ranking, Usage]:
             answer, usage = answer_of(_Answer, body)
-            return Ranking(answer.reason, _matched(answer, ids), ids), usage
+            return Ranking(cut(answer.reason), _matched(answer, ids), ids), usage
 
         return Asked(request_of(self.model, system, data, _SCHEMA), read)
 
@@ -115,12 +120,13 @@ class Group:
                 self._silent[place] = of_missing(error, least)
         share = min(MAX_JUDGED, MAX_COMPARED // max(1, len(set(self._texts.values()))))
         self._texts = {place: text[-share:] for place, text in self._texts.items()}
+        self._compared = tuple(sorted(set(self._texts.values())))
         self._rubric = next(iter(rubrics), "")
 
     def question(self) -> Comparison | None:
         """Returns None where there are no two texts to compare."""
-        texts = tuple(sorted(set(self._texts.values())))
         one = self._grader
+        texts = self._compared
         return Comparison(one.provider, one.model, self._rubric, texts) if len(texts) > 1 else None
 
     def grades(self, votes: Sequence[Ranking]) -> list[Grade]:
@@ -136,9 +142,7 @@ class Group:
         question = self.question()
         if question is None:
             return ()
-        return tuple(
-            replace(question, texts=texts, keeps_order=True) for texts in (question.texts, question.texts[::-1])
-        )
+        return replace(question, order=(0, 1)), replace(question, order=(1, 0))
 
     def winner(self, votes: Sequence[Sequence[Ranking]]) -> Grade:
         """Returns 1 where the first of two attempts is better in both orders, 0 where it is worse in both, else 0.5.
@@ -163,11 +167,12 @@ class Group:
     def _grade(self, text: str, votes: Sequence[Ranking]) -> Grade:
         if not votes:
             return self._without_votes()
-        scores = [vote.scores[text] for vote in votes]
+        place = self._compared.index(text)
+        scores = [vote.scores[place] for vote in votes]
         shown = ", ".join(f"{one:g}" for one in scores)
         others = len(self._texts) - 1
         first = votes[0]
-        reason = f"{self._grader.model} gave {shown} of 1 beside {others} others, as {first.ids[text]}: {first.reason}"
+        reason = f"{self._grader.model} gave {shown} of 1 beside {others} others, as {first.ids[place]}: {first.reason}"
         return Grade(ComponentState.SCORED, fmean(scores), shown, cut(reason))
 
     def _without_votes(self) -> Grade:
@@ -178,19 +183,19 @@ class Group:
         return Grade(ComponentState.SCORED, 0.5, None, f"all {len(self._texts)} outputs of its group are equal")
 
 
-def _ids(count: int) -> list[str]:
+def _ids(count: int) -> tuple[str, ...]:
     """Distinct random ids of five digits: short, since an answer repeats each."""
-    return [str(one) for one in random.SystemRandom().sample(range(10_000, 100_000), count)]
+    return tuple(str(one) for one in random.SystemRandom().sample(range(10_000, 100_000), count))
 
 
-def _matched(answer: _Answer, ids: Mapping[str, str]) -> dict[str, float]:
-    """Returns scores by text. Raises: ValueError: an id is missing, unknown, or has two scores"""
+def _matched(answer: _Answer, ids: Sequence[str]) -> tuple[float, ...]:
+    """Returns the scores in the order of the ids. Raises: ValueError: an id is missing, unknown, or has two scores"""
     given = [one.id.strip() for one in answer.scores]
     if twice := sorted({one for one in given if given.count(one) > 1}):
         raise ValueError(f"it scored {twice[0][:20]!r} twice")
-    if unknown := sorted(set(given) - set(ids.values())):
+    if unknown := sorted(set(given) - set(ids)):
         raise ValueError(f"it scored {unknown[0][:20]!r}, which it was not given")
     if len(given) < len(ids):
         raise ValueError(f"it scored {len(given)} of {len(ids)} outputs")
     scores = {one.id.strip(): one.score for one in answer.scores}
-    return {text: scores[name] for text, name in ids.items()}
+    return tuple(scores[name] for name in ids)

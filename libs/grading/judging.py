@@ -61,7 +61,7 @@ class Question(Protocol[_Vote_co]):
 
 
 class Vote(BaseModel):
-    """A judge's answer, in the order in which it is written."""
+    """A judge's answer, in the order in which it is written. A remembered one has its reason as a row shows it."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -117,7 +117,7 @@ class ScoreQuestion:
         vote, usage = answer_of(Vote, body)
         if not self.lowest <= vote.score <= self.highest:
             raise ValueError(f"its score {vote.score:g} is not within {self.lowest:g} and {self.highest:g}")
-        return vote, usage
+        return vote.model_copy(update={"reason": cut(vote.reason)}), usage
 
 
 def question_of(grader: graders.ScoreModel, facts: AttemptFacts) -> ScoreQuestion:
