@@ -11,6 +11,7 @@ import json
 import random
 import time
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, TypeVar, cast
 
 import httpx
@@ -51,6 +52,10 @@ class NoVote(Exception):
         self.result = result
         self.repeat = repeat
         self.pause_seconds = pause_seconds
+
+
+class Unread(NoVote):
+    """A call whose question was sent, and whose answer was not read: its provider may charge for both."""
 
 
 class Judge:
@@ -206,14 +211,14 @@ class Judge:
                 f"the grader knows no provider {name!r}: GRADER_PROVIDERS names {known}", "unknown", repeat=False
             )
         asked = question.asked()
-        body = await self._body(name, provider, asked.document)
-        if payer is not None:
-            used = tokens_of(body, len(json.dumps(asked.document)))
-            price = provider.price
-            self.add_use(
-                payer.run_id,
-                JudgeUse(sum(used), price.cost(*used) if price else 0.0, 0 if price else sum(used)),
-            )
+        size = len(json.dumps(asked.document))
+        try:
+            body = await self._body(name, provider, asked.document)
+        except Unread:
+            # The most that the answer may have: else a judge that never answers in time is asked for ever.
+            self._count(payer, provider, (size // 4, MAX_ANSWER_TOKENS))
+            raise
+        self._count(payer, provider, tokens_of(body, size))
         try:
             vote, usage = asked.read(body)
         except ValueError as error:
@@ -222,8 +227,15 @@ class Judge:
         TOKENS.labels(name, "completion").inc(usage.completion_tokens or 0)
         return vote
 
+    def _count(self, payer: Payer | None, provider: JudgeProvider, used: tuple[int, int]) -> None:
+        """Adds a call to what its run has used. Args: used: tokens of the question and of the answer"""
+        if payer is not None:
+            tokens, price = sum(used), provider.price
+            use = JudgeUse(tokens, cost=price.cost(*used)) if price else JudgeUse(tokens, unpriced_tokens=tokens)
+            self.add_use(payer.run_id, use)
+
     async def _body(self, name: str, provider: JudgeProvider, question: Mapping[str, Any]) -> bytes:
-        """Raises: NoVote"""
+        """Raises: NoVote, Unread"""
         document = {**question, provider.max_tokens_name: MAX_ANSWER_TOKENS}
         key = self._keys[name]
         headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -238,9 +250,11 @@ class Judge:
                 async for part in r.aiter_bytes():
                     body += part
                     if len(body) > MAX_ANSWER_BYTES:
-                        raise NoVote(f"provider {name} answers with more than {MAX_ANSWER_BYTES} bytes", "wrong")
+                        raise Unread(f"provider {name} answers with more than {MAX_ANSWER_BYTES} bytes", "wrong")
         except TimeoutError as error:
-            raise NoVote(f"provider {name} gave no answer within {self._seconds:g} s", "away") from error
+            raise Unread(f"provider {name} gave no answer within {self._seconds:g} s", "away") from error
+        except (httpx.ReadTimeout, httpx.ReadError, httpx.RemoteProtocolError) as error:
+            raise Unread(f"provider {name} sends no whole answer ({type(error).__name__})", "away") from error
         except httpx.HTTPError as error:
             raise NoVote(f"provider {name} does not answer ({type(error).__name__})", "away") from error
         _check_status(name, r, bytes(body))
@@ -248,7 +262,7 @@ class Judge:
 
 
 def _check_status(name: str, response: httpx.Response, body: bytes) -> None:
-    """Raises: NoVote"""
+    """Raises: NoVote, Unread"""
     status = response.status_code
     if status == 200:
         return
@@ -259,6 +273,7 @@ def _check_status(name: str, response: httpx.Response, body: bytes) -> None:
     if status in PASSES or status >= 500:
         seconds = response.headers.get("retry-after", "")
         pause = min(float(seconds), MAX_PAUSE_SECONDS) if seconds.isdecimal() else 0.0
-        raise NoVote(f"provider {name} answers {status}", "away", pause_seconds=pause)
+        kind = Unread if status == HTTPStatus.GATEWAY_TIMEOUT else NoVote
+        raise kind(f"provider {name} answers {status}", "away", pause_seconds=pause)
     said = body[:200].decode(errors="replace")
     raise NoVote(f"provider {name} refuses the question ({status}): {said}", "refused", repeat=False)

@@ -15,7 +15,7 @@ from aiohttp import web
 
 @dataclass(frozen=True)
 class Said:
-    """One answer. Args: content: of the message; seconds: before it is sent"""
+    """One answer. Args: content: of the message; seconds: before it is sent; hangs_up: the connection ends instead"""
 
     content: str | None = None
     status: int = 200
@@ -23,6 +23,7 @@ class Said:
     finish_reason: str = "stop"
     headers: dict[str, str] = field(default_factory=dict)
     message: dict[str, Any] = field(default_factory=dict)
+    hangs_up: bool = False
 
 
 def scored(score: object, reason: str = "because") -> Said:
@@ -69,6 +70,8 @@ class ScriptedJudge:
         self.keys.append(request.headers.get("authorization"))
         said = self.answer(self.bodies[-1], len(self.bodies) - 1)
         await asyncio.sleep(said.seconds)
+        if said.hangs_up and request.transport is not None:
+            request.transport.abort()
         message = {"role": "assistant", "content": said.content, **said.message}
         document = {
             "choices": [{"index": 0, "message": message, "finish_reason": said.finish_reason}],

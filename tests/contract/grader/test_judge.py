@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from leyden.libs.store.alarms.gradings import of_rewards
 from leyden.libs.store.database import Database, Session, StoreAway
 from leyden.libs.store.read.runs import get_run
 from leyden.libs.store.runs.grading import add_judge_use
-from leyden.services.grader import sources
+from leyden.services.grader import sources, worker
 from leyden.services.grader.judge import Judge
 from leyden.services.grader.prices import JudgeProvider, Payer
 from tests.contract.grader.test_worker import FORMAT, add_ungraded, grading, gradings, rewards, rows, settled
@@ -271,6 +272,63 @@ def test_a_provider_that_counts_no_tokens_has_used_one_for_each_four_bytes() -> 
     assert tokens_of(json.dumps(counted).encode(), 400) == (7, 2)
     assert tokens_of(b"{}  ", 400) == (100, 1)
     assert tokens_of(b"no j", 400) == (100, 1)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [Said(seconds=60.0), Said(hangs_up=True), Said(status=504), Said("x" * 2**21)],
+    ids=["late", "hangs up", "late behind a proxy", "long"],
+)
+async def test_a_call_whose_answer_is_not_read_counts_as_the_longest(tmp_path: Path, said: Said) -> None:
+    async with scripted_judge() as scripted, judging(scripted, tmp_path, seconds=0.5) as judge:
+        scripted.says(said, scored(5))
+        found = await judge.grade(ScoreModel.model_validate(DOCUMENT), AttemptFacts(TASK, "In France."), Payer("run-a"))
+        assert found.grade.value == 1.0
+        *unread, _ = scripted.bodies
+        assert unread
+        question = {**unread[0]}
+        most = question.pop("max_completion_tokens")
+        # The last call has 120 tokens.
+        tokens = len(unread) * (len(json.dumps(question)) // 4 + most) + 120
+        assert (most, judge.take_use("run-a")) == (4096, JudgeUse(tokens, 0.0, tokens))
+
+
+@pytest.mark.parametrize("status", [400, 401, 429, 503])
+async def test_a_call_without_an_answer_that_costs_counts_nothing(tmp_path: Path, status: int) -> None:
+    async with scripted_judge() as scripted, judging(scripted, tmp_path, patience_seconds=0.1) as judge:
+        scripted.says(Said(status=status))
+        grader = ScoreModel.model_validate(DOCUMENT)
+        await judge.grade(grader, AttemptFacts(TASK, "In France."), Payer("run-a"))
+        assert (len(scripted.bodies) > 0, judge.take_use("run-a")) == (True, None)
+    async with judging(scripted, tmp_path, patience_seconds=0.1) as judge:
+        found = await judge.grade(grader, AttemptFacts(TASK, "In France."), Payer("run-a"))
+        assert (found.grade.explanation, judge.take_use("run-a")) == (
+            "provider judge does not answer (ConnectError)",
+            None,
+        )
+
+
+async def test_a_judge_that_never_answers_in_time_is_not_asked_for_ever(
+    database: Database, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "Judge", partial(Judge, patience_seconds=0.5, pause_seconds=0.05))
+    judged = {"name": "helpful", "grader": {**DOCUMENT, "rubric": "Helpful?"}}
+    price = {"prompt": 1000.0, "completion": 5000.0}
+    async with scripted_judge() as scripted:
+        scripted.says(Said(seconds=60.0))
+        poor, _ = await add_ungraded(database, judged, outputs=["a", "b", "c", "d"], judge_tokens=4000)
+        # An answer of 4,096 tokens costs 20.48.
+        poorer, _ = await add_ungraded(database, judged, outputs=["e", "f"], judge_cost=20.0)
+        rich, _ = await add_ungraded(database, judged, outputs=["g", "h"])
+        providers = {"judge": {"url": scripted.url, "price": price}}
+        async with grading(database, redis_url, providers=providers, judge_calls=1, judge_seconds=0.2):
+            assert [one.total for one in await settled(database, rich, 2)] == [None, None]
+    assert [one.total for run in (poor, poorer) for one in await gradings(database, run)] == [None, None]
+    async with database.read() as session:
+        for run in (poor, poorer):
+            (found,) = [one async for one in of_rewards(session, run.id) if one.name == "judge_budget"]
+            assert found.evidence["tokens"] > 4096
+            assert found.evidence["cost"] > 20.48
 
 
 @pytest.mark.parametrize("bound", ["judge_tokens", "judge_cost"])
