@@ -31,6 +31,7 @@ from leyden.libs.store.runs.grading import (
     heartbeat_gradings,
     lease_gradings,
     lease_groups,
+    lease_suspects,
     postpone_gradings,
     release_gradings,
     settle_gradings,
@@ -97,6 +98,8 @@ async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
         (partial(_lease_each, lane=Lane.CODE), max(1, settings.code_processes)),
         (partial(_lease_each, lane=Lane.CONTAINER), max(1, settings.container_jobs)),
         (lease_groups, settings.judge_calls),
+        # One at a time: if it ends this process, it takes no try from another one that may be innocent.
+        (lease_suspects, 1),
     ]
     graders = [Grader(settings, database, sources, lease, number) for lease, number in most]
     try:

@@ -5,7 +5,8 @@
                                  ├──────────────┴── postpone_gradings ─┘ another try
                                  └───────────────── release_gradings: the same try
 
-An attempt that was leased `MAX_LEASES` times without a result is settled without a total when it is due again.
+An attempt that was leased `SUSPECT_LEASES` times without a result may be what ends its graders: from then on a grader
+has it beside no other such attempt. After `MAX_LEASES` times it is settled without a total when it is due again.
 All times are the database's clock.
 """
 
@@ -29,12 +30,15 @@ from leyden.libs.store.runs.feedback import AWAITS_FEEDBACK, feedback_of
 
 MAX_OUTPUT = 1_000_000
 """Characters of an output that a lease carries, from its end."""
-MAX_LEASES = 10
-"""Leases of an attempt, after which its grading fails: it may be what ends its graders.
+SUSPECT_LEASES = 3
+"""Leases of an attempt without a result, after which it may be what ends its graders.
 
-So many, because a grader that dies takes a try from every attempt that it grades: the others, which are not to blame,
-seldom meet it ten times.
+A grader that dies takes a try from every attempt that it grades. So many, because a store that is away ends leases,
+too, and suspect attempts are graded one after the other. The third lease settles an attempt whose component failed, so
+that one which is leased a fourth time has lost a grader.
 """
+MAX_LEASES = 10
+"""Leases of an attempt, after which its grading fails: it ends its graders."""
 _GRADERS_DIED = f"its grader died {MAX_LEASES} times while it graded, or lost the store"
 
 # Columns over the attempt `leased`.
@@ -97,6 +101,14 @@ def _in_turn(kind: str) -> str:
             PARTITION BY {kind}.run_id, held.is_leased ORDER BY {kind}.created_at, {kind}.id)"""
 
 
+_IS_SUSPECT = f"g.settled_at IS NULL AND g.tries >= {SUSPECT_LEASES}"
+
+# Over group h: one of its attempts is suspect.
+_HAS_SUSPECT = f"""EXISTS (
+    SELECT FROM rollouts s JOIN gradings g ON g.rollout_id = s.id AND g.attempt = s.grading_attempt
+    WHERE s.group_id = h.id AND s.state = 'queued' AND {_IS_SUSPECT})"""
+
+
 # Why one pass over all that wait: a look at each run took 500 ms with 300 runs and 10,000 rollouts; this takes 60.
 _SINGLE = f"""
         SELECT r.id, r.grading_attempt AS attempt, r.run_id FROM (
@@ -108,13 +120,26 @@ _SINGLE = f"""
             CROSS JOIN LATERAL (SELECT coalesce(g.lease_expires_at > clock_timestamp(), false) AS is_leased) AS held
             WHERE r.state = 'queued' AND r.grading_attempt > r.excused_attempt AND g.settled_at IS NULL
             AND NOT {AWAITS_FEEDBACK} AND NOT {BUDGET_SPENT} AND {_LANE} = :lane AND NOT u.compared
+            AND (held.is_leased OR coalesce(g.tries, 0) < {SUSPECT_LEASES})
         ) AS fair JOIN rollouts r ON r.id = fair.id
         WHERE NOT fair.is_leased
         ORDER BY fair.turn, fair.created_at, fair.id LIMIT :count
         FOR NO KEY UPDATE OF r SKIP LOCKED
 """  # noqa: S608  # constants alone
 
-_GROUPS = f"""
+_SUSPECTS = (
+    _DUE.format(source="rollouts r")
+    + f"""
+        AND {_IS_SUSPECT} AND NOT u.compared
+        ORDER BY g.tries, r.created_at, r.id LIMIT :count
+        FOR NO KEY UPDATE OF r SKIP LOCKED
+"""
+)
+
+
+def _of_groups(suspicion: str) -> str:
+    """SQL: the attempts of groups h that are graded whole. Args: suspicion: the condition of such a group"""
+    chosen = f"""
             SELECT fair.id FROM (
                 SELECT h.id, h.created_at, held.is_leased, {_in_turn("h")} AS turn
                 FROM groups h
@@ -123,25 +148,23 @@ _GROUPS = f"""
                     SELECT FROM rollouts s JOIN gradings d ON d.rollout_id = s.id AND d.attempt = s.grading_attempt
                     WHERE s.group_id = h.id AND d.settled_at IS NULL AND d.lease_expires_at > clock_timestamp()
                 ) AS is_leased) AS held
-                WHERE h.state = 'open' AND NOT {BUDGET_SPENT} AND (held.is_leased OR NOT {_IS_INCOMPLETE}) AND EXISTS (
+                WHERE h.state = 'open' AND NOT {BUDGET_SPENT} AND (
+                    held.is_leased OR {suspicion} AND NOT {_IS_INCOMPLETE}) AND EXISTS (
                     SELECT FROM rollouts s
                     LEFT JOIN gradings d ON d.rollout_id = s.id AND d.attempt = s.grading_attempt
                     WHERE s.group_id = h.id AND s.state = 'queued' AND d.settled_at IS NULL)
             ) AS fair
             WHERE NOT fair.is_leased
             ORDER BY fair.turn, fair.created_at, fair.id LIMIT :count
-"""  # noqa: S608  # constants alone
-
-# All rollouts of a group are locked, in the order of their ids: another grader waits, and then finds all leased.
-_OF_GROUPS = (
-    _DUE.format(  # constants alone
-        source=f"({_GROUPS}) AS chosen JOIN rollouts r ON r.group_id = chosen.id"
-    )
-    + """
+    """  # noqa: S608  # constants alone
+    # All rollouts of a group are locked, in the order of their ids: another grader waits, and then finds all leased.
+    return (
+        _DUE.format(source=f"({chosen}) AS chosen JOIN rollouts r ON r.group_id = chosen.id")
+        + """
         ORDER BY r.id
         FOR NO KEY UPDATE OF r
 """
-)
+    )
 
 
 def _leasing(due: str) -> TextClause:
@@ -173,7 +196,9 @@ def _leasing(due: str) -> TextClause:
 
 
 _LEASE_SINGLE = _leasing(_SINGLE)
-_LEASE_GROUPS = _leasing(_OF_GROUPS)
+_LEASE_GROUPS = _leasing(_of_groups(f"NOT {_HAS_SUSPECT}"))
+_LEASE_SUSPECTS = _leasing(_SUSPECTS)
+_LEASE_SUSPECT_GROUPS = _leasing(_of_groups(_HAS_SUSPECT))
 
 _HEARTBEAT = text("""
     UPDATE gradings SET lease_expires_at = clock_timestamp() + make_interval(secs => :seconds)
@@ -267,8 +292,8 @@ async def lease_gradings(
     The run with the fewest attempts at graders is next, so that a run with many of them holds up no other one.
 
     Safe to repeat, and for several graders at once: each attempt has one live lease. An attempt whose run's document
-    does not parse gets no lease: its grading ends with that reason, and the others go on. So does one whose
-    graders have died `MAX_LEASES` times.
+    does not parse gets no lease: its grading ends with that reason, and the others go on. Suspect ones are those of
+    `lease_suspects`.
 
     Args: lane: of the runs of this lane; none of a run with a judge that compares
     """
@@ -281,7 +306,25 @@ async def lease_groups(session: Session, owner: str, count: int, seconds: float)
 
     Args: count: of groups
     """
-    leased = await _lease(session, _LEASE_GROUPS, owner, count, seconds)
+    return _by_group(await _lease(session, _LEASE_GROUPS, owner, count, seconds))
+
+
+async def lease_suspects(session: Session, owner: str, count: int, seconds: float) -> list[list[GradingLease]]:
+    """Leases attempts that had `SUSPECT_LEASES` leases without a result, the fewest leases first: attempts that lost
+    graders to a deadly one are graded before it ends another grader. Groups that a judge compares come after them.
+
+    A grader that has one of them at a time takes no try from another one when it dies. One whose graders have died
+    `MAX_LEASES` times gets no lease: its grading ends with that reason.
+
+    Args: count: of attempts and groups
+    """
+    leased = [[one] for one in await _lease(session, _LEASE_SUSPECTS, owner, count, seconds)]
+    if len(leased) < count:
+        leased += _by_group(await _lease(session, _LEASE_SUSPECT_GROUPS, owner, count - len(leased), seconds))
+    return leased
+
+
+def _by_group(leased: Sequence[GradingLease]) -> list[list[GradingLease]]:
     return [list(siblings) for _, siblings in groupby(leased, lambda one: one.group_id)]
 
 

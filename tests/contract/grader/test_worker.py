@@ -25,6 +25,7 @@ from leyden.libs.store.runs.grading import (
     heartbeat_gradings,
     lease_gradings,
     lease_groups,
+    lease_suspects,
     release_gradings,
     settle_gradings,
 )
@@ -32,6 +33,7 @@ from leyden.services.grader import worker
 from leyden.services.grader.settings import Settings
 from leyden.services.grader.worker import work
 from tests.contract.controller.test_store import LONG_AGO
+from tests.fakes.deadly_grader import DEADLY
 from tests.invariants import violations
 from tests.support import builders
 from tests.support.waiting import eventually, waits_for_a_table
@@ -86,13 +88,15 @@ async def rewards(database: Database, run: tables.Run) -> Sequence[tables.Rollou
     return await rows(database, table, run, table.rollout_id, table.position)
 
 
+async def is_settled(database: Database, run: tables.Run, count: int) -> bool:
+    return [one.settled_at is None for one in await gradings(database, run)] == [False] * count
+
+
 async def settled(database: Database, run: tables.Run, count: int) -> Sequence[tables.Grading]:
     async with asyncio.timeout(60):
-        while True:
-            found = await gradings(database, run)
-            if len(found) == count and all(one.settled_at is not None for one in found):
-                return found
+        while not await is_settled(database, run, count):
             await asyncio.sleep(0.05)
+    return await gradings(database, run)
 
 
 def settings_of(database: Database, redis_url: str, **settings: Any) -> Settings:
@@ -216,11 +220,10 @@ async def test_an_attempt_that_ends_its_graders_is_failed_after_ten_tries(
 
     async def lease() -> dict[str, int]:
         async with database.session() as session:
-            leases = (
-                [one for group in await lease_groups(session, "one", 5, 30.0) for one in group]
-                if is_compared
-                else await lease_gradings(session, "one", 5, 30.0)
-            )
+            groups = await lease_groups(session, "one", 5, 30.0) if is_compared else []
+            singles = [] if is_compared else await lease_gradings(session, "one", 5, 30.0)
+            suspects = await lease_suspects(session, "one", 5, 30.0)
+            leases = [*singles, *(one for group in (*groups, *suspects) for one in group)]
             # The grader gives back one of them in good order before the other one ends it.
             await release_gradings(session, [one.lease_id for one in leases if one.rollout_id == other])
             await session.execute(update(tables.Grading).values(lease_expires_at=LONG_AGO))
@@ -235,6 +238,64 @@ async def test_an_attempt_that_ends_its_graders_is_failed_after_ten_tries(
     reason = "its grader died 10 times while it graded, or lost the store"
     assert found == {deadly: (True, None, reason), other: (False, None, None)}
     assert await rewards(database, run) == []
+
+
+@pytest.mark.parametrize("is_compared", [False, True])
+async def test_suspect_attempts_are_leased_one_by_one(database: Database, *, is_compared: bool) -> None:
+    outputs = ["x", "y"] if is_compared else ["x"]
+    component = BETTER if is_compared else FORMAT
+    runs = [(await add_ungraded(database, component, outputs=outputs))[0].id for _ in range(2)]
+    leasing = lease_groups if is_compared else lease_gradings
+
+    async def lease() -> int:
+        async with database.session() as session:
+            return len(await leasing(session, "one", 5, 30.0))
+
+    async def lease_suspect() -> set[str]:
+        async with database.session() as session:
+            (leases,) = await lease_suspects(session, "one", 1, 30.0) or [()]
+            assert len(leases) in {0, len(outputs)}
+            return {one.run_id for one in leases}
+
+    for _ in range(3):
+        assert (await lease(), await lease_suspect()) == (2, set())
+        async with database.session() as session:
+            await session.execute(update(tables.Grading).values(lease_expires_at=LONG_AGO))
+    assert await lease() == 0
+    assert (await lease_suspect()) | (await lease_suspect()) == set(runs)
+    assert await lease_suspect() == set()
+
+
+@asynccontextmanager
+async def deadly_grader(database: Database, redis_url: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    names = {"LEYDEN_DATABASE_URL": database.dsn, "LEYDEN_REDIS_URL": redis_url, "GRADER_POLL_SECONDS": "0.1"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.fakes.deadly_grader", env={**os.environ, **names}
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def test_attempts_beside_one_that_kills_its_graders_get_their_numbers(database: Database, redis_url: str) -> None:
+    """Each grader starts when the leases of the one before have ended."""
+    run, _ = await add_ungraded(database, FORMAT, outputs=[DEADLY, *["answer: 4"] * 7])
+    deaths = 0
+    while not await is_settled(database, run, 8):
+        async with deadly_grader(database, redis_url) as grader:
+            dies, ends = asyncio.create_task(grader.wait()), asyncio.create_task(settled(database, run, 8))
+            await asyncio.wait({dies, ends}, return_when=asyncio.FIRST_COMPLETED)
+            ends.cancel()
+        deaths += grader.returncode == -signal.SIGKILL
+        async with database.session() as session:
+            await session.execute(update(tables.Grading).values(lease_expires_at=LONG_AGO))
+    deadly, *others = await gradings(database, run)
+    assert (deadly.total, deadly.reason) == (None, "its grader died 10 times while it graded, or lost the store")
+    assert deaths == 10
+    assert [(one.total, one.tries) for one in others] == [(pytest.approx(0.1), 4)] * 7
 
 
 async def test_runs_take_turns_at_graders(database: Database) -> None:
