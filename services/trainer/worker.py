@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
@@ -29,7 +28,7 @@ from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.sender import WeightSender
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.state.assembly import make_accelerator, trainer_device
-from leyden.services.trainer.state.folders import clear_scratch, version_folder
+from leyden.services.trainer.state.folders import DISK_IS_FULL, clear_scratch, version_folder
 from leyden.services.trainer.state.hints import HintWriter
 from leyden.services.trainer.state.resume import RecordedRun
 from leyden.services.trainer.state.saving import lock_check
@@ -186,7 +185,7 @@ class _Leader:
 
 def _passes(error: OSError) -> bool:
     """Whether waiting helps: a lost connection or a full disk, unlike a missing folder or permission."""
-    return isinstance(error, ConnectionError | TimeoutError) or error.errno in {errno.ENOSPC, errno.EDQUOT}
+    return isinstance(error, ConnectionError | TimeoutError) or error.errno in DISK_IS_FULL
 
 
 def _check_families(base: Path, config: RunConfig) -> None:

@@ -12,6 +12,7 @@ recomputes it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -28,6 +29,9 @@ from leyden.libs.faults import fault_point
 
 FILE_BYTES = 2**30
 """The most that is gathered for a version, or written in one file: it lies twice in host memory meanwhile."""
+
+DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT}
+"""Numbers of an OSError that passes once there is room."""
 
 LockCheck = Callable[[], None]
 """Raises where this process may no longer write into the run's folder."""

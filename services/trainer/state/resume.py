@@ -31,8 +31,9 @@ from leyden.services.trainer.rows.batch import Sample
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.rows.reading import read_samples
 from leyden.services.trainer.state.assembly import assemble_learner
-from leyden.services.trainer.state.folders import CheckpointDamaged, LockCheck, no_lock
+from leyden.services.trainer.state.folders import DISK_IS_FULL, CheckpointDamaged, LockCheck, no_lock
 from leyden.services.trainer.state.hints import with_hints
+from leyden.services.trainer.state.pruning import prune
 from leyden.services.trainer.state.reading import check_checkpoint, read_checkpoint
 from leyden.services.trainer.state.saving import begin_checkpoint, save_checkpoint
 from leyden.services.trainer.state.teacher import TeacherDamaged, find_teacher, require_teacher
@@ -143,9 +144,10 @@ class RecordedRun:
             last = await training.last_committed_step(session, self.run_id)
         if last is None:
             return await self._start()
-        learner = await self._restore_newest(last.number, Path(last.checkpoint))
+        checkpoint = Path(last.checkpoint)
+        learner = await self._restore_newest(last.number, checkpoint)
         while learner.step < last.number:
-            await self.remake_step(learner, Path(last.checkpoint), interrupted)
+            await self.remake_step(learner, checkpoint, interrupted)
         return learner
 
     async def _restore_newest(self, last: int, checkpoint: Path) -> Learner:
@@ -212,14 +214,25 @@ class RecordedRun:
             return restore_learner(load, self.accelerator, self.ranks)
 
     async def remake_step(self, learner: Learner, checkpoint: Path, interrupted: Callable[[], bool]) -> None:
-        """Makes the next recorded step again, with the samples on record, and writes its missing checkpoint."""
+        """Makes the next recorded step again, with the samples on record, and writes its missing checkpoint.
+
+        Raises: OSError: it cannot be written; where the disk is full, older files are gone by then
+        """
         step = learner.step + 1
         async with self.database.read() as session:
             samples, zero_variance = await recorded_samples(session, self.run_id, step, self.config)
             samples = await with_hints(session, samples, self.config, self.base)
         await asyncio.to_thread(self._make_step, learner, samples, zero_variance, interrupted)
         folder = checkpoint.with_name(str(step))
-        await asyncio.to_thread(self._adopt_and_save, learner, await self._version(step), folder)
+        version = await self._version(step)
+        try:
+            await asyncio.to_thread(self._adopt_and_save, learner, version, folder)
+        except OSError as error:
+            if error.errno in DISK_IS_FULL:
+                # The next try has the room of what only waits for this checkpoint to be whole.
+                await asyncio.to_thread(self.check_lock)
+                await prune(self.database, self.run_id, checkpoint.parents[1], self.config, step, whole=step - 1)
+            raise
 
     def _make_step(
         self,

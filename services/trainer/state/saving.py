@@ -22,7 +22,6 @@ from torch import Tensor
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.weights import file_sha256
 from leyden.libs.faults import fault_point
-from leyden.libs.store import training
 from leyden.libs.store.database import Database
 from leyden.libs.store.locks import AdvisoryLock
 from leyden.libs.telemetry import SECONDS_BUCKETS
@@ -38,10 +37,9 @@ from leyden.services.trainer.state.folders import (
     named,
     new_scratch,
     no_lock,
-    remove_folder,
     save_tensors,
-    version_folder,
 )
+from leyden.services.trainer.state.pruning import prune
 from leyden.services.trainer.state.publishing import Publisher
 from leyden.services.trainer.state.shards import write_shards
 from leyden.services.trainer.step.learner import Learner
@@ -177,31 +175,7 @@ class Saver:
         await asyncio.wrap_future(written)
         fault_point("trainer.saved")
         await self._lock.check()
-        await self._prune(step)
+        folder = self._settings.folder / self._settings.run_id
+        await prune(self._database, self._settings.run_id, folder, self._config, step, whole=step)
         if self._publisher is not None:
             await self._publisher.reconcile(step)
-
-    async def _prune(self, step: int) -> None:
-        """Removes old files, a killed trainer's too. Rows are marked first, so that nobody reads a vanishing file.
-
-        The files of the step before `step` go only once those of `step` are complete: it might have to be made again.
-        """
-        oldest = max(0, step - self._config.training.keep_checkpoints + 1)
-        # Later steps have a later one as their KL reference.
-        reference = self._config.algorithm.reference_version(oldest)
-        # The oldest that may have sampled a token of the next step, a replayed one too.
-        sampled = step - self._config.sampling.max_policy_lag if step < self._config.training.steps else oldest
-        folder, run_id = self._settings.folder, self._settings.run_id
-        async with self._database.session() as session:
-            retained = await training.prune_versions(session, run_id, oldest, reference, sampled)
-        fault_point("trainer.versions_marked")
-        versions, checkpoints = (folder / run_id / name for name in ("versions", "checkpoints"))
-        gone = [version_folder(folder, run_id, old) for old in _numbers(versions) - retained.versions]
-        gone += [checkpoint_folder(folder, run_id, old) for old in _numbers(checkpoints) - retained.checkpoints]
-        for found in gone:
-            if int(found.name) < oldest:
-                await asyncio.to_thread(remove_folder, found)
-
-
-def _numbers(parent: Path) -> set[int]:
-    return {int(found.name) for found in parent.iterdir() if found.name.isdecimal()}

@@ -1,6 +1,7 @@
 """The trainer on Postgres: consumed samples, written versions, and recovery after a crash."""
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -32,7 +33,7 @@ from leyden.services.trainer.model.families import UnsupportedModel
 from leyden.services.trainer.model.load import read_model
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.settings import Settings
-from leyden.services.trainer.state import saving
+from leyden.services.trainer.state import resume, saving
 from leyden.services.trainer.state.assembly import make_accelerator
 from leyden.services.trainer.state.folders import CheckpointDamaged, LockCheck, remove_folder, version_folder
 from leyden.services.trainer.state.resume import RecordedRun
@@ -788,6 +789,33 @@ async def test_old_files_are_removed_and_the_newest_remain(case: Case) -> None:
     assert {v: row.pruned_at is None for v, row in versions.items()} == {0: True, 1: False, 2: False, 3: True}
     assert {v: Path(row.path).exists() for v, row in versions.items()} == {0: True, 1: False, 2: False, 3: True}
     assert [f.name for f in (case.folder / case.run.id / "checkpoints").iterdir()] == ["3"]
+
+
+async def test_a_trainer_on_a_full_volume_removes_an_older_checkpoint_and_goes_on(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The volume holds the two checkpoints of `keep_checkpoints` and no third one beside them."""
+    await case.open(steps=3)
+    for number in range(6):
+        await case.add_group(number, version=number // 2)
+    refused = []
+
+    def save_where_there_is_room(state: object, progress: Progress, folder: Path, *rest: Any) -> None:
+        if len([found for found in folder.parent.glob("[0-9]*") if found != folder]) == 2:
+            assert refused.count(progress.step) < 2
+            refused.append(progress.step)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
+        save_checkpoint(state, progress, folder, *rest)  # type: ignore[arg-type]
+
+    save_checkpoint = saving.save_checkpoint
+    for module in (saving, resume):
+        monkeypatch.setattr(module, "save_checkpoint", save_where_there_is_room)
+    await case.train()
+    assert refused == [3, 3]
+    folders = sorted(
+        str(path.relative_to(case.folder / case.run.id)) for path in (case.folder / case.run.id).glob("*/*")
+    )
+    assert folders == ["checkpoints/2", "checkpoints/3", "versions/2", "versions/3"]
 
 
 async def test_the_best_version_stays_with_its_checkpoint(case: Case) -> None:
