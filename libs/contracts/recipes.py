@@ -14,7 +14,7 @@ _DECOUPLED = {"type": "decoupled", "weights": "tis_token", "cap": 2.0}
 _ON_A_GPU = {"precision": "bfloat16", "activation_checkpointing": True}
 
 _FULL_8B = (
-    "8 × 48 GB with 30 GB of host memory or 4 × 80 GB with 22 GB of host memory or 2 × 141 GB with 18 GB of host"
+    "8 × 48 GB with 34 GB of host memory or 4 × 80 GB with 22 GB of host memory or 2 × 141 GB with 18 GB of host"
     " memory; engine 1 × 24 GB"
 )
 
@@ -120,7 +120,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "training": {"keep_checkpoints": 5},
             },
             "Qwen2.5-3B",
-            "4 × 48 GB with 12 GB of host memory or 2 × 80 GB with 8 GB of host memory or 1 × 141 GB with 6 GB of"
+            "4 × 48 GB with 17 GB of host memory or 2 × 80 GB with 9 GB of host memory or 1 × 141 GB with 6 GB of"
             " host memory; engine 1 × 24 GB",
         ),
         "sft": Recipe(
@@ -133,7 +133,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "training": {"steps": 50},
             },
             "Qwen2.5-3B",
-            "4 × 48 GB with 12 GB of host memory or 1 × 80 GB with 6 GB of host memory; engine 1 × 24 GB",
+            "4 × 48 GB with 17 GB of host memory or 1 × 80 GB with 6 GB of host memory; engine 1 × 24 GB",
         ),
         "online": Recipe(
             "Groups of one, for traffic in which each task comes once: a moving average is the baseline.",
@@ -143,7 +143,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                 "algorithm": {"type": "ppo_clip", "correction": _DECOUPLED},
             },
             "Qwen2.5-3B",
-            "4 × 48 GB with 12 GB of host memory or 1 × 80 GB with 6 GB of host memory; engine 1 × 24 GB",
+            "4 × 48 GB with 17 GB of host memory or 1 × 80 GB with 6 GB of host memory; engine 1 × 24 GB",
         ),
     }
 )

@@ -40,6 +40,8 @@ CHECKED_LAYERS = 2
 states that the first one's attention has mixed."""
 EXPORT_PARTS = 2 * 2**30
 """Rank 0 gathers a version in parts of 1 GiB, which lie twice in host memory."""
+CHECKPOINT_FILE = 2**30
+"""Ranks write their shards of a checkpoint at once, in files of 1 GiB, each of which lies twice in host memory."""
 RESTORED_PART = 2**30
 """The ranks that divide a copy of the model read a checkpoint in parts of 1 GiB, or of one tensor."""
 
@@ -224,5 +226,18 @@ def _host(run: RunConfig, shape: Shape, machine: Machine) -> Iterator[Need]:
         yield Need("host", "offloaded moments", moments * machine.gpus // machine.shards)
     reading = max(RESTORED_PART, FULL * max(shape.outside, shape.layer)) * machine.gpus // machine.shards
     trying = 2 * FULL * (shape.outside + CHECKED_LAYERS * shape.layer)
-    # One after the other: a run tries and reads, model and checkpoint, before it exports.
-    yield Need("host", "reading the model", max(reading, trying, EXPORT_PARTS))
+    # Only the ranks of the first copy write, all at once.
+    file = min(CHECKPOINT_FILE, _checkpoint_bytes(run, shape) // machine.shards)
+    writing = max(EXPORT_PARTS, 2 * file * min(machine.gpus, machine.shards))
+    # One after the other: a run tries and reads, model and checkpoint, before it exports and saves.
+    parts = {"reading the model": max(reading, trying), "writing the model": writing}
+    largest = max(parts, key=lambda name: parts[name])
+    yield Need("host", largest, parts[largest])
+
+
+def _checkpoint_bytes(run: RunConfig, shape: Shape) -> int:
+    """Moments, a critic's own model, and the weights where versions round them."""
+    critic = _critic_parameters(run, shape)
+    rounded = run.training.lora is None and run.training.export_dtype == "bfloat16"
+    weights = critic + (shape.size if rounded else 0)
+    return _moment_bytes(run, trained_parameters(run, shape) + critic) + FULL * weights

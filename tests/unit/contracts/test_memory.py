@@ -83,14 +83,29 @@ def test_states_of_eight_billion_parameters() -> None:
 
 def test_hosts_hold_no_whole_model() -> None:
     # Embeddings, head and two layers in float64: more than the rows of a tensor that processes read at a time.
-    assert (
-        sizes(BFLOAT16, Machine(gpus=1), "host") == sizes(BFLOAT16, Machine(8), "host") == {"reading the model": 13.0}
-    )
+    assert sizes(BFLOAT16, Machine(gpus=1), "host") == {"reading the model": 13.0}
+    # Each of 8 processes writes 1 GiB, which lies there twice.
+    assert sizes(BFLOAT16, Machine(gpus=8), "host") == {"writing the model": 17.2}
+    # Those of the second copy write nothing.
+    assert sizes(BFLOAT16, Machine(gpus=8, copies=2), "host") == {"reading the model": 13.0}
+    assert sizes(BFLOAT16, Machine(gpus=8, hosts=2, copies=2), "host") == {"writing the model": 17.2}
+    # Moments of adapters are small: 0.7 of all ranks.
+    assert sizes(LORA, Machine(gpus=8), "host") == {"reading the model": 13.0}
     offloaded = {**BFLOAT16, "optimizer": {"offload": True}}
-    assert sizes(offloaded, Machine(gpus=8), "host") == {"offloaded moments": 65.5, "reading the model": 13.0}
+    assert sizes(offloaded, Machine(gpus=8), "host") == {"offloaded moments": 65.5, "writing the model": 17.2}
     assert "moments" not in sizes(offloaded, Machine(gpus=8))
     critic = {"algorithm": {"type": "ppo_clip", "critic": {"trunk": "own"}}, "credit": {"baseline": {"type": "value"}}}
     assert sizes({**offloaded, **critic}, Machine(gpus=8), "host")["offloaded moments"] == 131.1
+
+
+def test_a_rank_writes_no_more_than_its_share_of_a_checkpoint() -> None:
+    # 0.6 billion parameters in 8 bytes of moments, and in 4 bytes of weights where versions round them: 7.2 GB of 8.
+    small = {"training": {**BFLOAT16["training"], "export_dtype": "bfloat16"}}
+    shape, parts = shape_of("Qwen3-0.6B"), sizes(small, Machine(gpus=8), "host", "Qwen3-0.6B")
+    assert parts == {"writing the model": round(2 * 12 * shape.size / GB, 1)}
+    whole = {"training": {**BFLOAT16["training"], "export_dtype": "float32"}}
+    parts = sizes(whole, Machine(gpus=8), "host", "Qwen3-0.6B")
+    assert parts == {"writing the model": round(2 * 8 * shape.size / GB, 1)}
 
 
 def test_without_gpus_offload_frees_nothing() -> None:
@@ -118,7 +133,7 @@ def test_engines_have_their_weights_in_the_type_of_versions() -> None:
         (BFLOAT16, Machine(8, 33 * GB), None, ""),
         # The certain parts have 27.1 GB; activations and the reserve come to 32.9.
         (BFLOAT16, Machine(8, 28 * GB), "warns", "write optimizer.offload true"),
-        (BFLOAT16, Machine(8, 80 * GB, 12 * GB), "cannot", "give the trainer's host 29.0 GB"),
+        (BFLOAT16, Machine(8, 80 * GB, 12 * GB), "cannot", "give the trainer's host 33.2 GB"),
         (LORA, Machine(1, 48 * GB), None, ""),
         (LORA, Machine(1, 24 * GB), "warns", "write training.micro_batch_tokens 1024"),
         (LORA, Machine(1, 18 * GB), "cannot", "give the trainer 4 GPUs"),
