@@ -163,7 +163,7 @@ def _states(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Ite
     if machine.ranks > 1:
         width = _compute_bytes(run, machine)
         yield Need(place, "gathered weights", width * (shape.outside + 2 * shape.layer))
-        if not lora:
+        if critic or not lora:
             yield Need(place, "gathered gradients", (width + FULL) * max(shape.outside, shape.layer))
     if not run.optimizer.offload or place == "host":
         yield Need(place, "moments", _moment_bytes(run, trained) // shards)
@@ -197,8 +197,10 @@ def _passes(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Ite
         yield Need(place, "attention mask", width * tokens * tokens, certain=False)
     yield Need(place, "logits", HEAD_TILES * tile_logits(machine.device.kind) * FULL, certain=False)
     if machine.ranks == 1 and width == HALF:
-        # Autocast keeps its copies of trained weights to the end of a forward pass.
-        yield Need(place, "bfloat16 copies", HALF * trained_parameters(run, shape), certain=False)
+        # Autocast keeps its copies of trained weights to the end of a forward pass; a critic's own model has passes of
+        # its own.
+        trained = max(trained_parameters(run, shape), _critic_parameters(run, shape))
+        yield Need(place, "bfloat16 copies", HALF * trained, certain=False)
 
 
 def activation_bytes_a_token(shape: Shape, width: int) -> int:

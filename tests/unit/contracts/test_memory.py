@@ -81,6 +81,24 @@ def test_states_of_eight_billion_parameters() -> None:
     assert sizes(own, Machine()) == {"weights": 65.5, "gradients": 65.5, "moments": 131.1}
 
 
+def test_a_critic_of_its_own_trains_all_of_its_weights_beside_adapters() -> None:
+    critic = {"algorithm": {"type": "ppo_clip", "critic": {"trunk": "own"}}, "credit": {"baseline": {"type": "value"}}}
+    adapted = {**LORA, **critic}
+    # The adapters' 0.35 and the critic's 32.8 in gradients.
+    assert sizes(adapted, Machine()) == {"weights": 50.7, "gradients": 33.1, "moments": 66.2}
+    assert sizes(adapted, Machine(gpus=8))["gathered gradients"] == 7.5
+    assert "gathered gradients" not in sizes(LORA, Machine(gpus=8))
+
+    def copies(changes: dict[str, Any]) -> int:
+        return next(
+            one.size_bytes for one in memory(run(changes), shape_of("Qwen3-8B"), Machine()) if "copies" in one.name
+        )
+
+    size = shape_of("Qwen3-8B").size
+    assert copies(adapted) == copies({**BFLOAT16, **critic}) == copies(BFLOAT16) == 2 * size
+    assert copies(LORA) == 2 * 87_293_952
+
+
 def test_hosts_hold_no_whole_model() -> None:
     # Embeddings, head and two layers in float64: more than the rows of a tensor that processes read at a time.
     assert sizes(BFLOAT16, Machine(gpus=1), "host") == {"reading the model": 13.0}
