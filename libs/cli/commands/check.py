@@ -24,6 +24,7 @@ from leyden.libs.contracts.judgements import (
     Machine,
     Need,
     Shape,
+    engine_arguments,
     judge,
     judge_model,
     memory,
@@ -77,14 +78,16 @@ def check(
     can_run = all(one.severity != "cannot" for one in found)
     rate = run.optimizer.rate if run else None
     rollouts = run.rollouts_per_step if run and run.algorithm.type != "sft" else None
+    engine = engine_arguments(machine) if needs else None
     result = {
         "can_run": can_run,
         "learning_rate": rate,
         "rollouts_per_step": rollouts,
         "findings": [*map(asdict, found)],
         "memory": [*map(asdict, needs)],
+        "engine_arguments": engine,
     }
-    print_result(as_json, result, *_shown(found, needs, folder, rollouts))
+    print_result(as_json, result, *_shown(found, needs, folder, rollouts, engine))
     if not can_run:
         raise typer.Exit(Exit.REFUSED)
 
@@ -105,11 +108,14 @@ def _model(run: RunConfig | None, context: Context) -> Path | None:
     return Path(record.model_path) if record is not None and record.model_path else None
 
 
-def _shown(found: Sequence[Judgement], needs: Sequence[Need], folder: Path | None, rollouts: int | None) -> list[Part]:
+def _shown(
+    found: Sequence[Judgement], needs: Sequence[Need], folder: Path | None, rollouts: int | None, engine: str | None
+) -> list[Part]:
     unknown = f"{folder} holds no config.json of a dense model" if folder else "name the model's folder with --model"
     kinds, styles = {True: "", False: "estimate"}, {"cannot": "red", "warns": "yellow"}
     rows = [(one.place, one.name, f"{one.size_bytes / GB:.1f} GB", kinds[one.certain]) for one in needs]
     memory_shown = table(("each", "holds", "size", ""), rows) if needs else f"memory is not judged: {unknown}"
     lines = [as_text(f"{one.severity} {one.path}: {one.message}", styles[one.severity]) for one in found]
     sampled = [] if rollouts is None else [f"a step samples up to {rollouts} rollouts"]
-    return [memory_shown, *sampled, *(lines or [as_text("nothing found")])]
+    shares = [] if engine is None else [f'start SGLang beside the trainer with --engine-args "{engine}"']
+    return [memory_shown, *shares, *sampled, *(lines or [as_text("nothing found")])]

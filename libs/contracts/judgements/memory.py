@@ -135,8 +135,18 @@ def _engine(run: RunConfig, shape: Shape, machine: Machine) -> Iterator[Need]:
     cache = 2 * HALF * shape.keys * shape.layers * CACHED_TOKENS
     yield Need(place, "engine weights", width * shape.size // machine.engine_gpus)
     yield Need(place, "engine cache", cache // machine.engine_gpus, certain=False)
-    if place == "engine":
-        yield Need(place, "reserve", RESERVE, certain=False)
+    if machine.gpus:
+        yield Need(place, "engine reserve" if machine.shared else "reserve", RESERVE, certain=False)
+
+
+def engine_arguments(machine: Machine) -> str | None:
+    """SGLang's arguments with which an engine on the trainer's GPUs takes what `memory` counts; None for other ones.
+
+    Without them its cache fills most of the GPU. Why not `--mem-fraction-static`: it is a share of the memory that is
+    free at the engine's start. An engine that starts again beside the trainer's weights would refuse it.
+    """
+    shares = machine.gpus > 0 and machine.shared and machine.engine_gpus is not None
+    return f"--max-total-tokens {CACHED_TOKENS}" if shares else None
 
 
 def trained_parameters(run: RunConfig, shape: Shape) -> int:

@@ -129,6 +129,18 @@ def test_a_run_is_checked_without_a_platform(tmp_path: Path) -> None:
     assert (status, found["findings"]) == (Exit.DONE, [])
 
 
+def test_a_check_says_how_an_engine_shares_the_trainers_gpu(tmp_path: Path) -> None:
+    agent, shared = {"agent": {"command": ["/bin/agent"]}, "recipe": "lora-1gpu"}, ["--gpu-memory", "80GB", "--shared"]
+    argument = "--max-total-tokens 32768"
+    assert check(tmp_path, agent, *shared)[1]["engine_arguments"] == argument
+    words = ["run", "check", str(tmp_path / "run.json"), "--model", str(tmp_path)]
+    line = f'start SGLang beside the trainer with --engine-args "{argument}"'
+    assert line in leyden(tmp_path, *words, *shared).stdout
+    assert "--engine-args" not in leyden(tmp_path, *words).stdout
+    for alone in ([], ["--shared", "--gpus", "0"]):
+        assert check(tmp_path, agent, *alone)[1]["engine_arguments"] is None
+
+
 def test_a_check_names_each_refused_field(tmp_path: Path) -> None:
     status, found = check(tmp_path, {"agent": {"comand": ["x"]}, "training": {"steps": "3"}})
     assert (status, found["memory"]) == (Exit.REFUSED, [])

@@ -27,4 +27,7 @@ def test_the_document_for_one_gpu_is_the_same_experiment_and_fits(one: Taught, t
     result = CliRunner().invoke(app, [*words, "--model", str(tmp_path), "--json", *ONE_GPU])
     found = json.loads(result.stdout)
     assert (result.exit_code, found["can_run"], found["findings"]) == (0, True, [])
+    # The engine that the README starts takes what this check counts.
+    assert found["engine_arguments"] == "--max-total-tokens 32768"
+    assert f'--engine-args "{found["engine_arguments"]}"' in (one.agent / "README.md").read_text()
     assert {"weights", "engine weights"} <= {need["name"] for need in found["memory"] if need["place"] == "gpu"}
