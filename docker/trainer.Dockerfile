@@ -18,9 +18,11 @@ COPY examples examples
 RUN pip wheel --quiet --no-cache-dir --no-deps --wheel-dir /wheel .
 
 # torch's wheels carry the CUDA libraries; the base image carries what the NVIDIA container runtime asks for. Triton
-# compiles with gcc and Python's headers: `training.compile`, and `training.attention: flex`.
+# compiles with gcc and Python's headers: `training.compile`, and `training.attention: flex`. NCCL opens libibverbs and the
+# drivers of network cards where there is RDMA, and takes TCP without them.
 FROM ${CUDA_IMAGE} AS base-cuda
-RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev python3-venv \
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc ibverbs-providers libc6-dev libibverbs1 \
+        python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 
 FROM ${PYTHON_IMAGE} AS base-cpu

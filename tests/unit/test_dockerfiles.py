@@ -50,3 +50,12 @@ def test_trainer_and_engine_share_the_layers_of_torch() -> None:
         return [line for line in text.splitlines() if not line.startswith("#")]
 
     assert layers("trainer.Dockerfile") == layers("engine.Dockerfile")
+
+
+def test_the_trainer_for_cuda_has_the_libraries_by_which_nccl_finds_rdma() -> None:
+    [stage] = re.findall(
+        r"^FROM \S+ AS base-cuda$(.*?)^FROM ",
+        (ROOT / "docker" / "trainer.Dockerfile").read_text(),
+        re.DOTALL | re.MULTILINE,
+    )
+    assert {"libibverbs1", "ibverbs-providers"} <= set(stage.split())

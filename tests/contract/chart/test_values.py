@@ -118,6 +118,7 @@ LISTS: dict[str, list[Any]] = {
     "gatewayFrom": PEER,
     "metricsFrom": PEER,
     "kedaFrom": PEER,
+    "storesFrom": PEER,
     "extraEgress": [{"ports": [{"port": 7}]}],
     "parentRefs": [{"name": "y"}],
     "hostnames": ["y.example"],
