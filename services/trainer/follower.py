@@ -13,11 +13,12 @@ from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.faults import fault_point
 from leyden.libs.telemetry import logger
 from leyden.services.trainer.ranks.collectives import RankFailed, Ranks
-from leyden.services.trainer.ranks.messages import Adopt, Gather, Load, Read, Save, Step
+from leyden.services.trainer.ranks.messages import Adopt, Compare, Gather, Load, Read, Save, Step
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.state.assembly import make_accelerator, trainer_device
 from leyden.services.trainer.state.canaries import read_logprobs
 from leyden.services.trainer.state.checkpoints import checkpoint_state
+from leyden.services.trainer.state.comparing import NotCompared, read_older_logprobs
 from leyden.services.trainer.state.folders import CheckpointDamaged
 from leyden.services.trainer.state.resume import restore_learner
 from leyden.services.trainer.state.shards import write_shards
@@ -70,12 +71,14 @@ def _follow(settings: Settings, ranks: Ranks, asked: Callable[[], bool]) -> None
                 gather_weights(run[1], message.names)
             elif isinstance(message, Read) and run is not None:
                 read_logprobs(run[1], message.token_ids, run[0].config.training.micro_batch_tokens)
+            elif isinstance(message, Compare) and run is not None:
+                read_older_logprobs(run[1], message, run[0].config)
             elif isinstance(message, Save) and run is not None:
                 # Rank 0 waits until all have written, and raises their errors.
                 thread.submit(write_shards, checkpoint_state(run[1]), message.folder, ranks)
             elif isinstance(message, Adopt) and run is not None:
                 _adopt(run[1], message)
-        except (CheckpointDamaged, TeacherDamaged, Interrupted, RankFailed, TrainingDiverged) as error:
+        except (CheckpointDamaged, NotCompared, TeacherDamaged, Interrupted, RankFailed, TrainingDiverged) as error:
             # Rank 0 has raised the same, and decides what follows.
             log.info("message not completed", rank=ranks.rank, cause=str(error))
     thread.shutdown()

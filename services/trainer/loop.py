@@ -26,8 +26,8 @@ from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.rows.reading import read_samples
 from leyden.services.trainer.rows.selection import Selection, select_demonstrations, select_groups
 from leyden.services.trainer.settings import Settings
-from leyden.services.trainer.state.assembly import compare_at
 from leyden.services.trainer.state.canaries import canary_tokens, compute_canary
+from leyden.services.trainer.state.comparing import compare_at
 from leyden.services.trainer.state.folders import checkpoint_folder, version_folder
 from leyden.services.trainer.state.hints import with_hints
 from leyden.services.trainer.state.publishing import Publisher
@@ -235,7 +235,7 @@ class Trainer:
         If that cannot be done, `logprob_gap_tokens` is 0, which is a warning of the run. Other weights say nothing. No
         version of the run sampled demonstrations.
 
-        Why a second model beside canaries: those compare prompts alone. These tokens show how the engine samples, its
+        Why beside canaries: those compare prompts alone. These tokens show how the engine samples, its
         caches, and what the gateway recorded.
         """
         if isinstance(self.config.algorithm, Sft):
@@ -247,7 +247,7 @@ class Trainer:
             version = await training.read_version(session, self.settings.run_id, max(versions))
         if version is not None:
             where = version.version, Path(version.path)
-            found = await asyncio.to_thread(compare_at, *where, samples, self.config, self.learner.accelerator)
+            found = await asyncio.to_thread(compare_at, self.learner, self.base, *where, samples, self.config)
             if found:
                 return found
         return {"logprob_gap_tokens": 0}

@@ -15,7 +15,7 @@ Activations are an estimate by count of the tensors that the backward pass reads
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -33,6 +33,8 @@ RESERVE = 2 * GB
 each process's libraries."""
 HEAD_TILES = 4
 """Those of logits, their exponentials, gradients and products."""
+FREED = {"gradients", "gathered gradients", "activations", "bfloat16 copies"}
+"""Needs of a step that are over at its end."""
 CACHED_TOKENS = 2**15
 """Keys and values of so many tokens, in bfloat16, are counted for an engine: its least useful cache."""
 CHECKED_LAYERS = 2
@@ -121,6 +123,7 @@ def memory(run: RunConfig, shape: Shape, machine: Machine) -> list[Need]:
     place: Place = "gpu" if machine.gpus else "host"
     run = run.computed_as(run.computation(machine.device))
     needs = [*_states(run, shape, machine, place), *_passes(run, shape, machine, place)]
+    needs += _older_version(run, shape, machine, place, needs)
     if machine.gpus:
         needs += [Need("gpu", "reserve", RESERVE, certain=False), *_host(run, shape, machine)]
         needs.append(Need("host", "reserve", RESERVE * machine.gpus, certain=False))
@@ -184,6 +187,22 @@ def _states(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Ite
     shares = teacher is not None and teacher.is_own and (lora or teacher.weights == "newest")
     if teacher is not None and teacher.model is None and not shares:
         yield Need(place, "teacher", FULL * shape.size // shards)
+
+
+def _older_version(
+    run: RunConfig, shape: Shape, machine: Machine, place: Place, needs: Sequence[Need]
+) -> Iterator[Need]:
+    """A version that the trainer compares with the engine, as far as it exceeds what a step frees at its end.
+
+    With LoRA the policy takes the version's adapters.
+    """
+    if run.training.lora is not None or run.algorithm.type == "sft":
+        return
+    narrow = shape.matrices if run.training.export_dtype == "bfloat16" else 0
+    freed = sum(need.size_bytes for need in needs if need.name in FREED)
+    beyond = (FULL * shape.size - (FULL - HALF) * narrow) // machine.shards - freed
+    if beyond > 0:
+        yield Need(place, "older version", beyond, certain=False)
 
 
 def _moment_bytes(run: RunConfig, trained: int) -> int:

@@ -7,10 +7,11 @@ summed over all ranks: no rank holds the whole model. All ranks make the same pa
 from __future__ import annotations
 
 import warnings
+from functools import cache
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -26,10 +27,7 @@ def shard(policy: Policy, device: torch.device, size: int, *, copies: int = 1, b
     Args: copies: so many groups of consecutive processes have a copy each, which they divide, and sum gradients over
         all; bfloat16: compute in bfloat16; parameters, summed gradients and moments stay float32
     """
-    if copies == 1:
-        mesh = init_device_mesh(device.type, (size,))
-    else:
-        mesh = init_device_mesh(device.type, (copies, size // copies), mesh_dim_names=("copy", "shard"))
+    mesh = _mesh(device.type, size, copies)
     precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bfloat16 else MixedPrecisionPolicy()
     layers: list[nn.Module] = [one for one in policy.modules() if isinstance(one, GradientCheckpointingLayer)]
     if policy.value_head is not None:
@@ -45,3 +43,11 @@ def shard(policy: Policy, device: torch.device, size: int, *, copies: int = 1, b
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(enable=True)
     register_fsdp_forward_method(policy, "states")
+
+
+@cache
+def _mesh(kind: str, size: int, copies: int) -> DeviceMesh:
+    """One for all models of a trainer: copies have process groups of their own."""
+    if copies == 1:
+        return init_device_mesh(kind, (size,))
+    return init_device_mesh(kind, (copies, size // copies), mesh_dim_names=("copy", "shard"))

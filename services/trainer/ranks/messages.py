@@ -57,6 +57,18 @@ class Read:
 
 
 @dataclass(frozen=True)
+class Compare:
+    """Compute your share of the log-probabilities of these samples' tokens, with the weights of an older version.
+
+    base: the folder of the run's model.
+    """
+
+    base: Path
+    weights: Path
+    samples: Sequence[Sample]
+
+
+@dataclass(frozen=True)
 class Gather:
     """Send rank 0 your parts of some of the learner's weights."""
 

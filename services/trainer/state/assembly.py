@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,22 +19,15 @@ from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.held import hold_frozen
 from leyden.services.trainer.model.load import freeze, read_model, read_structure
 from leyden.services.trainer.model.lora import adapter_parameters, add_adapters, read_adapter
-from leyden.services.trainer.model.remedies import raising_host_memory
 from leyden.services.trainer.model.sharding import shard
 from leyden.services.trainer.model.value_model import ValueModel, require_same_tokens
 from leyden.services.trainer.model.weight_files import WeightFiles, place
 from leyden.services.trainer.ranks.collectives import ALONE, Ranks
-from leyden.services.trainer.rows.batch import Sample, trained_tokens
 from leyden.services.trainer.state.teacher import TeacherDamaged, unreadable_teacher
-from leyden.services.trainer.step.gradients import batch_logprobs, plan_batch
 from leyden.services.trainer.step.learner import BasePolicy, Learner, Reference, copied
-from leyden.services.trainer.step.metrics import Metrics, gap_metrics
 from leyden.services.trainer.step.optimizers import make_optimizer
 
 log = logger()
-
-COMPARED_TOKENS = 512
-"""Rows that are computed with an older version's weights end with the one that reaches so many tokens."""
 
 
 def runs_on_cpu(device: str) -> bool:
@@ -85,7 +77,7 @@ def assemble_learner(
         replays=config.training.routing_replay,
         **_kernels(config, accelerator.device),
     )
-    _place(policy, weights if config.training.lora is None else base, config, accelerator, ranks)
+    place_policy(policy, weights if config.training.lora is None else base, config, accelerator, ranks)
     if ranks.size == 1:
         # Autocast.
         policy = accelerator.prepare_model(policy, evaluation_mode=True)
@@ -100,30 +92,6 @@ def assemble_learner(
     return Learner(
         policy, optimizer, accelerator, found, ranks=ranks, value_model=values, export_dtype=dtype, teacher=judge
     )
-
-
-def compare_at(
-    version: int, weights: Path, samples: Sequence[Sample], config: RunConfig, accelerator: Accelerator
-) -> Metrics:
-    """`gap_metrics` of tokens that an older version sampled, with that version's weights; of some rows, to be quick.
-
-    Empty where the weights are gone or cut off, or there is no memory for a second model.
-    """
-    rows, size = list[Sample](), 0
-    for sample in samples:
-        if size < COMPARED_TOKENS and (sample.policy_versions[sample.mask] == version).any():
-            rows, size = [*rows, sample], size + len(sample.token_ids)
-    tokens = trained_tokens(rows)
-    try:
-        with raising_host_memory():
-            policy = _frozen(weights, config, accelerator, replays=config.training.routing_replay)
-            _place(policy, weights, config, accelerator, ALONE)
-            plan = plan_batch(rows, tokens, config.training.micro_batch_tokens)
-            logprobs_K = batch_logprobs(policy, plan, len(tokens), accelerator)
-    except (OSError, SafetensorError, torch.OutOfMemoryError) as error:
-        log.warning("version not compared with the engine", version=version, cause=str(error))
-        return {}
-    return gap_metrics(logprobs_K, tokens, tokens.policy_versions_K == version)
 
 
 def _computation(config: RunConfig, device: torch.device) -> Computation:
@@ -141,7 +109,7 @@ def _value_model(base: Path, critic: Critic, config: RunConfig, accelerator: Acc
     require_same_tokens(base, folder)
     model, checkpointing = _read(folder, config, accelerator.device), config.training.activation_checkpointing
     found = ValueModel(model, activation_checkpointing=checkpointing, **_kernels(config, accelerator.device))
-    _place(found, folder, config, accelerator, ranks)
+    place_policy(found, folder, config, accelerator, ranks)
     return found
 
 
@@ -152,15 +120,15 @@ def _reference(
     if not config.training.lora:
         folder = base if every is None else weights
         # Another model with the same experts: the KL compares two weights on one path.
-        frozen = _frozen(folder, config, accelerator, replays=config.training.routing_replay)
-        _place(frozen, folder, config, accelerator, ranks)
+        frozen = frozen_policy(folder, config, accelerator, replays=config.training.routing_replay)
+        place_policy(frozen, folder, config, accelerator, ranks)
         return Reference(frozen, every, dtype=_export_dtype(config, accelerator.device))
     if every is None:
         return Reference(BasePolicy(policy))
-    return _adapted(base, weights, policy, every)
+    return adapted(base, weights, policy, every)
 
 
-def _adapted(base: Path, weights: Path, policy: Policy, every: int | None = None) -> Reference:
+def adapted(base: Path, weights: Path, policy: Policy, every: int | None = None) -> Reference:
     """The policy with the adapters of another version, which alone are in memory a second time."""
     # Adapters of zeros are the base model.
     own = adapter_parameters(policy.model)
@@ -184,18 +152,34 @@ def _judge(
     with ranks.agreeing_on(TeacherDamaged):
         try:
             if shares:
-                return Reference(BasePolicy(policy)) if teacher == base else _adapted(base, teacher, policy)
-            found = _frozen(teacher, config, accelerator, replays=False)
+                return Reference(BasePolicy(policy)) if teacher == base else adapted(base, teacher, policy)
+            found = frozen_policy(teacher, config, accelerator, replays=False)
         except (OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
             raise unreadable_teacher(teacher, error) from error
-    _place(found, teacher, config, accelerator, ranks)
+    place_policy(found, teacher, config, accelerator, ranks)
     return Reference(found)
 
 
-def _frozen(weights: Path, config: RunConfig, accelerator: Accelerator, *, replays: bool) -> Policy:
-    """A policy that computes log-probabilities alone, before `_place`."""
-    model = _read(weights, config, accelerator.device).requires_grad_(requires_grad=False)
-    return Policy(model, replays=replays, **_kernels(config, accelerator.device))
+def frozen_policy(
+    weights: Path, config: RunConfig, accelerator: Accelerator, *, replays: bool, is_version: bool = False
+) -> Policy:
+    """A policy that computes log-probabilities alone, before `place_policy`.
+
+    Args: is_version: the weights are a run's version, and lie in memory in bfloat16 where versions are
+    """
+    model = _opened(weights).requires_grad_(requires_grad=False)
+    if is_version and _export_dtype(config, accelerator.device) is not None:
+        _hold(model)
+    return Policy(
+        _with_precision(model, config, accelerator.device),
+        replays=replays,
+        **_kernels(config, accelerator.device),
+    )
+
+
+def _hold(model: PreTrainedModel) -> None:
+    hold_frozen(model, model.get_input_embeddings().weight)
+    hold_experts(model)
 
 
 def _kernels(config: RunConfig, device: torch.device) -> dict[str, Any]:
@@ -213,8 +197,7 @@ def _trained_model(base: Path, weights: Path, config: RunConfig, device: torch.d
         if weights != base:
             read_adapter(model, weights)
         if _computation(config, device).base_dtype == "bfloat16":
-            hold_frozen(model, model.get_input_embeddings().weight)
-            hold_experts(model)
+            _hold(model)
     return _with_precision(model, config, device)
 
 
@@ -228,7 +211,7 @@ def _frozen_routers(model: PreTrainedModel, config: RunConfig) -> list[str]:
     return []
 
 
-def _place(policy: Policy, folder: Path, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> None:
+def place_policy(policy: Policy, folder: Path, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> None:
     """Divides a policy among several ranks, and reads its weights from `folder` on the device."""
     device = accelerator.device
     if ranks.size > 1:
@@ -242,7 +225,7 @@ def _read(folder: Path, config: RunConfig, device: torch.device) -> PreTrainedMo
 
 
 def _opened(folder: Path) -> PreTrainedModel:
-    """The model of a folder without its weights, which `_place` reads."""
+    """The model of a folder without its weights, which `place_policy` reads."""
     model = read_structure(folder)
     if WeightFiles(folder).has(model):
         return model

@@ -131,7 +131,7 @@ async def test_a_trainer_of_which_one_process_dies_ends_and_resumes_with_the_wei
     ("part", "words"),
     [
         ("step._prepare", "the step needs too much memory: lower training.micro_batch_tokens (4096)"),
-        ("assembly._place", "the learner needs too much memory: train adapters with training.lora"),
+        ("assembly.place_policy", "the learner needs too much memory: train adapters with training.lora"),
     ],
 )
 async def test_the_settings_that_a_process_without_memory_names_are_the_trainers_last_words(

@@ -99,6 +99,28 @@ def test_a_critic_of_its_own_trains_all_of_its_weights_beside_adapters() -> None
     assert copies(LORA) == 2 * 87_293_952
 
 
+def test_an_older_version_is_counted_where_a_steps_gradients_need_less() -> None:
+    def beyond(changes: dict[str, Any], machine: Machine) -> tuple[int, int]:
+        needs = {need.name: need.size_bytes for need in memory(run(changes), shape_of("Qwen3-8B"), machine)}
+        freed = ("gradients", "gathered gradients", "activations", "bfloat16 copies")
+        return needs.get("older version", 0), sum(needs.get(name, 0) for name in freed)
+
+    assert beyond(BFLOAT16, Machine())[0] == beyond(BFLOAT16, Machine(gpus=8))[0] == 0
+    # The last two layers train. A version has 2 bytes for each number of a matrix, and 4 for embeddings and norms.
+    layers = ["model.layers.[0-9].*", "model.layers.[12][0-9].*", "model.layers.3[0-3].*"]
+    top = overlay(BFLOAT16, {"training": {"frozen": ["model.embed_tokens.weight", *layers]}})
+    shape = shape_of("Qwen3-8B")
+    held = 4 * shape.size - 2 * shape.matrices
+    found, freed = beyond(top, Machine())
+    assert found == held - freed > 0
+    # Two processes have a half of it each.
+    found, freed = beyond(top, Machine(gpus=2))
+    assert found == 0 < held // 2 < freed
+    assert beyond(LORA, Machine())[0] == 0
+    demonstrations = {"algorithm": {"type": "sft", "runs": ["run-1"]}}
+    assert beyond({**top, **demonstrations}, Machine())[0] == 0
+
+
 def test_hosts_hold_no_whole_model() -> None:
     # Embeddings, head and two layers in float64: more than the rows of a tensor that processes read at a time.
     assert sizes(BFLOAT16, Machine(gpus=1), "host") == {"reading the model": 13.0}

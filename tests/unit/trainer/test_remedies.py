@@ -14,7 +14,7 @@ from leyden.services.trainer.ranks.collectives import ALONE
 from leyden.services.trainer.ranks.messages import Load
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.state import reading
-from leyden.services.trainer.state.assembly import assemble_learner, compare_at, make_accelerator
+from leyden.services.trainer.state.assembly import assemble_learner, make_accelerator
 from leyden.services.trainer.state.checkpoints import checkpoint_state
 from leyden.services.trainer.state.resume import restore_learner
 from leyden.services.trainer.state.saving import save_checkpoint
@@ -97,10 +97,3 @@ def test_a_checkpoint_for_which_there_is_no_memory_is_not_damaged(
     load = Load(tiny_model, run_config(), (tiny_model, tmp_path / "checkpoint", progress))
     with pytest.raises(HostOutOfMemory, match=r"the learner .* training.lora"):
         restore_learner(load, CPU, ALONE)
-
-
-def test_a_version_for_which_there_is_no_memory_is_not_compared(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(WeightFiles, "rows", exhaust)
-    assert compare_at(0, tiny_model, agent_samples(0), run_config(), CPU) == {}

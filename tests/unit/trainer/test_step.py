@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from leyden.services.trainer.loop import PoliciesDisagree, require_agreement
 from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.rows.batch import Sample, mini_batches, to_go, trained_tokens, with_whitened_advantages
 from leyden.services.trainer.rows.selection import select_groups
-from leyden.services.trainer.state.assembly import compare_at
 from leyden.services.trainer.step.gradients import Interrupted, batch_logprobs, plan_batch
 from leyden.services.trainer.step.learner import Learner, Reference
 from leyden.services.trainer.step.optimizers import learning_rate, make_optimizer
@@ -137,27 +135,6 @@ def test_logprobs_and_entropies_of_the_steps_start_are_kept_for_each_sample(algo
         assert np.isnan(found[samples[1].id][place]).tolist() == [True]
         np.testing.assert_allclose(found[samples[2].id][place], exact[3:], atol=1e-5)
     step(subject, [], keep_start=kept.update)
-
-
-def test_tokens_of_an_older_version_are_compared_with_its_weights(tmp_path: Path) -> None:
-    subject = learner()
-    model = subject.policy.model
-    model.save_pretrained(tmp_path)
-    samples = agent_samples(1)
-    tokens = trained_tokens(samples)
-    exact_K = batch_logprobs(subject.policy, plan_batch(samples, tokens, 100), len(tokens), CPU)
-    for number, row in enumerate(samples):
-        row.generator_logprobs[row.mask] = exact_K[tokens.rows_K == number]
-        row.policy_versions[row.mask] = 0
-    for _ in range(3):
-        step(subject, samples)
-    config = RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}})
-    found = compare_at(0, tmp_path, samples, config, CPU)
-    assert found["logprob_gap_max"] < 1e-5
-    assert compare_at(0, tmp_path / "gone", samples, config, CPU) == {}
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    assert compare_at(0, tmp_path, samples, config, CPU) == {}
 
 
 def test_a_loss_that_is_not_finite_changes_nothing() -> None:
