@@ -8,15 +8,16 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from leyden.libs.contracts.api.runs import ResumeRequest, Run
-from leyden.libs.contracts.config import RunConfig, Sft
+from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.overlay import overlay
 from leyden.libs.store.engines import Pool
 from leyden.services.api.models import refusal
 
 
-def amended(run: Run, version: int, request: ResumeRequest, pools: Mapping[str, Pool]) -> RunConfig:
+def amended(run: Run, version: int, request: ResumeRequest, pools: Mapping[str, Pool], turns_taken: int) -> RunConfig:
     """Returns the ended run's document with the changes laid over it.
 
+    Args:   turns_taken: of the order of tasks, by the steps that made the version
     Raises: Problem: a field cannot change, or no steps are left; RequestValidationError: the document is refused
     """
     before = run.config
@@ -41,20 +42,15 @@ def amended(run: Run, version: int, request: ResumeRequest, pools: Mapping[str, 
         raise RequestValidationError(problems) from error
     sampling = request.changes.get("sampling")
     if not isinstance(sampling, Mapping) or "skip_groups" not in sampling:
-        further = config.sampling.model_copy(update={"skip_groups": _groups_before(before, config, version)})
+        is_same = (before.dataset, before.sampling.seed) == (config.dataset, config.sampling.seed)
+        skipped = before.sampling.skip_groups + turns_taken if is_same else 0
+        further = config.sampling.model_copy(update={"skip_groups": skipped})
         config = config.model_copy(update={"sampling": further})
     _check_parameters(before, config, pools, "changes.", "changes.training.lora")
     for name in _in_both(run, config):
         path = f"changes.policies.{name}."
         _check_parameters(before.policy_document(name), config.policy_document(name), pools, path, f"{path}lora")
     return config
-
-
-def _groups_before(before: RunConfig, config: RunConfig, version: int) -> int:
-    """The groups of the order of tasks that the steps up to a version had; 0 where the order is another one."""
-    was, now = before.sampling, config.sampling
-    is_same = (before.dataset, was.seed) == (config.dataset, now.seed) and not isinstance(before.algorithm, Sft)
-    return was.skip_groups + version * was.groups_per_step if is_same else 0
 
 
 def continued_policies(run: Run, config: RunConfig, request: ResumeRequest) -> dict[str, int | None]:

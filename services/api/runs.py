@@ -243,7 +243,8 @@ async def resume_run(
 
     async def work(session: Session) -> tuple[BaseModel, bool]:
         ended, version = await actions.resumable_version(session, run_id, asked.from_version)
-        config = amended(ended, version, asked, await read_pools(session))
+        turns = await actions.turns_taken(session, run_id, version)
+        config = amended(ended, version, asked, await read_pools(session), turns)
         _check_services(request, config)
         check_judgements(config, "changes.")
         warnings = await _check_references(request, session, config)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -28,6 +29,8 @@ PACKAGE = "opentelemetry.proto.collector"
 STOP_SECONDS = 5.0
 MAX_MESSAGE_BYTES = 16 * 2**20
 """Twice the longest span, and four times what OpenTelemetry's own collector takes."""
+MESSAGE_SECONDS = 10.0
+"""A message arrives within this time once its turn has come: exporters send it with the call."""
 ATTEMPT_MESSAGES = 2
 """Messages of one attempt that are read at once: its traces and its logs."""
 CONNECTION_CALLS = 100
@@ -64,17 +67,30 @@ class Messages:
         """
         attempt = AttemptKey(capability.rollout_id, capability.attempt)
         turn = self._turns.setdefault(attempt, asyncio.Semaphore(ATTEMPT_MESSAGES))
-        try:
-            async with asyncio.timeout(BODY_SECONDS), turn, self._readers:
-                share.acquire(self.most_bytes)
-                message = await context.read()
-                arrived = 0 if message is grpc.aio.EOF else len(message)
-                share.acquire(arrived - self.most_bytes)
-        except TimeoutError as error:
-            raise Problem(408, f"the message did not arrive within {BODY_SECONDS:g} s", cause="too_slow") from error
+        async with self._turn(turn), self._turn(self._readers):
+            share.acquire(self.most_bytes)
+            try:
+                message = await asyncio.wait_for(context.read(), MESSAGE_SECONDS)
+            except TimeoutError as error:
+                detail = f"the message did not arrive within {MESSAGE_SECONDS:g} s"
+                raise Problem(408, detail, cause="too_slow") from error
+            arrived = 0 if message is grpc.aio.EOF else len(message)
+            share.acquire(arrived - self.most_bytes)
         if message is grpc.aio.EOF:
             raise Problem(400, "the call has no message: send one export request", cause="bad_body")
         return bytes(message)
+
+    @asynccontextmanager
+    async def _turn(self, turn: asyncio.Semaphore) -> AsyncIterator[None]:
+        """Raises: Overloaded: the turn does not come"""
+        try:
+            await asyncio.wait_for(turn.acquire(), BODY_SECONDS)
+        except TimeoutError as error:
+            raise Overloaded from error
+        try:
+            yield
+        finally:
+            turn.release()
 
 
 async def start_grpc(state: State, host: str, port: int) -> tuple[grpc.aio.Server, int]:

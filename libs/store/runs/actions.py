@@ -133,6 +133,19 @@ async def resumable_version(session: Session, run_id: str, version: int | None) 
     return run, chosen
 
 
+async def turns_taken(session: ReadSession, run_id: str, version: int) -> int:
+    """The turns of the order of tasks up to the last group of the steps that made a version: those that other groups
+    replaced, as without variance, among them. A group that samples a lost one's task again has no turn of its own."""
+    used = select(tables.StepGroup.group_id).where(
+        tables.StepGroup.run_id == run_id, tables.StepGroup.step <= version, tables.StepGroup.step.is_not(None)
+    )
+    groups = tables.Group
+    of_run = (groups.run_id == run_id, groups.evaluation_id.is_(None))
+    last = select(func.max(groups.number)).where(*of_run, groups.id.in_(used)).scalar_subquery()
+    turns = select(func.count()).where(*of_run, groups.number <= last, groups.replaces.is_(None))
+    return await session.scalar(turns) or 0
+
+
 async def policy_parents(
     session: Session, run: Run, version: int, chosen: Mapping[str, int | None]
 ) -> dict[str, RunParent]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -42,14 +43,17 @@ class _Choice(BaseModel):
     finish_reason: str | None = None
 
 
-class _Details(BaseModel):
-    reasoning_tokens: int | None = None
-
-
 class _Usage(BaseModel):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    completion_tokens_details: _Details | None = None
+    completion_tokens_details: Any = None
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """The number of reasoning tokens among the answer's; None where a provider counts them apart, or not."""
+        details, total = self.completion_tokens_details, self.completion_tokens
+        count = details.get("reasoning_tokens") if isinstance(details, dict) else None
+        return count if isinstance(count, int) and 0 <= count <= (total or 0) else None
 
 
 class _Completion(BaseModel):
@@ -104,8 +108,7 @@ def read_answer(body: bytes, count: int, request_id: str) -> ProvidedAnswer:
         raise ValueError(f"{len(completion.choices)} choices instead of {count}")
     usage = completion.usage or _Usage()
     # Of several answers a provider counts the tokens together.
-    details = usage.completion_tokens_details if count == 1 else None
-    reasoning = details.reasoning_tokens if details else None
+    reasoning = usage.reasoning_tokens if count == 1 else None
     answers = (_answer(completion.choices[index], index, request_id, reasoning) for index in range(count))
     return ProvidedAnswer(tuple(answers), usage.prompt_tokens or 0, usage.completion_tokens or 0)
 

@@ -204,7 +204,14 @@ async def test_a_call_without_its_message_ends(collector: GrpcCollector, monkeyp
     async with collector.call(collector.key()) as call:
         await call.export.done_writing()
         assert (await call.code())[0] is grpc.StatusCode.INVALID_ARGUMENT
-    monkeypatch.setattr(grpc_module, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(grpc_module, "MESSAGE_SECONDS", 0.05)
     async with collector.call(collector.key()) as call:
         assert (await call.code())[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+    monkeypatch.undo()
+    # One whose turn does not come is sent again.
+    async with collector.call(collector.key()):
+        await collector.holds(1)
+        monkeypatch.setattr(grpc_module, "BODY_SECONDS", 0.05)
+        async with collector.call(collector.key(rollout=collector.sibling.id)) as call:
+            assert (await call.code())[0] is grpc.StatusCode.UNAVAILABLE
     await collector.holds(0)

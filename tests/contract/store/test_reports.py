@@ -155,3 +155,13 @@ async def test_a_number_that_a_step_did_not_measure_is_unknown_in_reports(
         of_runs = [connection.execute(query, (run.id,)).fetchall() for run in runs]
     nothing = (None,) * len(numbers)
     assert of_runs == [[(*[0.0] * 5, None, 0.0, 0.0), nothing], [(0.0,) * len(numbers), nothing]]
+
+
+async def test_reports_show_the_entropy_of_a_step_without_variance(database: Database, postgres_dsn: str) -> None:
+    run, metrics = await add_run(database), {"computed_tokens": 0, "trainable_tokens": 5, "entropy": 0.25, "loss": 0.0}
+    async with database.session() as session:
+        session.add(
+            tables.Step(run_id=run.id, number=1, metrics=metrics, checkpoint="", started_at=datetime.now(tz=UTC))
+        )
+    with psycopg.connect(postgres_dsn) as connection:
+        assert connection.execute("SELECT entropy, loss FROM reports.steps").fetchall() == [(0.25, None)]

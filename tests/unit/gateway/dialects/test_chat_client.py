@@ -121,9 +121,20 @@ def test_without_tools_a_provider_gets_no_choice_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "details", "told"), [(1, {"reasoning_tokens": 5}, 5), (1, None, None), (2, {"reasoning_tokens": 5}, None)]
+    ("count", "details", "told"),
+    [
+        (1, {"reasoning_tokens": 5}, 5),
+        (2, {"reasoning_tokens": 5}, None),
+        (1, None, None),
+        # A provider that counts reasoning beside the answer's tokens, and shapes that OpenAI's API does not have.
+        (1, {"reasoning_tokens": 94}, None),
+        (1, {"reasoning_tokens": -1}, None),
+        (1, {"reasoning_tokens": 1.5}, None),
+        (1, [], None),
+        (1, "none", None),
+    ],
 )
-def test_a_provider_counts_the_reasoning_of_one_answer(count: int, details: Json | None, told: int | None) -> None:
+def test_a_provider_counts_the_reasoning_of_one_answer(count: int, details: Any, told: int | None) -> None:
     choices = [{"message": {"content": "hi"}, "finish_reason": "stop"}] * count
     usage = {"prompt_tokens": 1, "completion_tokens": 9, "completion_tokens_details": details}
     answers = read_answer(json.dumps({"choices": choices, "usage": usage}).encode(), count, "r").answers
