@@ -63,8 +63,8 @@ class _Following:
         self._logs: dict[str | None, Log] = {}
         self._read: dict[str | None, tuple[int, bool]] = {}
         self._datasets: dict[str, str] = {}
-        # A run that has ended before is not waited for.
-        self._late_until = 0.0
+        self._alive_at: float | None = None
+        """The last time at which the run had not ended; None where it never was so."""
 
     def catch_up(self) -> bool:
         """Writes the missing points; returns whether no more will come."""
@@ -92,18 +92,11 @@ class _Following:
         return False
 
     def _is_settled(self, run: Run) -> bool:
-        """Whether the numbers of the run's last steps grow no more: it has ended, and so have the loads of its last
-        version, as far as a short wait shows."""
+        """Whether the numbers of the run's last steps grow no more: it ended before, or engines had the time to load
+        its last version since."""
         if run.phase not in ENDED:
-            self._late_until = time.monotonic() + LATE_SECONDS
-            return False
-        return time.monotonic() >= self._late_until or all(
-            step == 0 or self._has_late(policy, step) for policy, _, step in _subjects(run)
-        )
-
-    def _has_late(self, policy: str | None, step: int) -> bool:
-        series = self._leyden.metrics(self.run_id, sorted(LATE), policy=policy).series
-        return any(number == step for one in series for number, _, _ in one.points)
+            self._alive_at = time.monotonic()
+        return run.phase in ENDED and (self._alive_at is None or time.monotonic() >= self._alive_at + LATE_SECONDS)
 
     def _of_steps(self, policy: str | None) -> Iterator[Point]:
         first = next(self._leyden.steps(self.run_id, policy=policy), None)

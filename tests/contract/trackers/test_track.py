@@ -16,7 +16,9 @@ import pytest
 
 from leyden.libs.client import Client
 from leyden.libs.contracts import ids
+from leyden.libs.contracts.api.runs import Run
 from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.states import RunPhase
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import record_swap
@@ -148,15 +150,42 @@ async def test_the_pause_of_engines_is_written_once_it_grows_no_more(
     await add_step(database, run, 3)
     await followed(api_url, tmp_path, run)
     assert pauses(tmp_path) == [(1, 3.0)]
-    with tracking(api_url, run.id, "--to", f"tensorboard:{tmp_path}") as process:
-        await add_step(database, run, 4)
-        await eventually(lambda: 4 in steps_of(tmp_path, "loss"))
-        await swap(database, run, 3, 1.5)
-        await builders.end_run(database, run)
-        # It waits for engines that load the last version after the run's end.
-        await swap(database, run, 4, 5.0)
-        assert await asyncio.to_thread(process.wait, 120) == 0
+    await swap(database, run, 3, 1.5)
+    await add_step(database, run, 4)
+    await swap(database, run, 4, 5.0)
+    await builders.end_run(database, run)
+    await followed(api_url, tmp_path, run)
     assert pauses(tmp_path) == [(1, 3.0), (2, 1.0), (3, 1.5), (4, 5.0)]
+
+
+async def test_engines_that_load_the_last_version_after_their_run_count(
+    api_url: str, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow_module, "LATE_SECONDS", 3600.0)
+    run, phases = await builders.add_run(database), list[RunPhase]()
+    await add_step(database, run, 1)
+    await swap(database, run, 1, 2.0)
+
+    class Watched(Client):
+        def run(self, run_id: str) -> Run:
+            found = super().run(run_id)
+            phases.append(found.phase)
+            return found
+
+    def work() -> None:
+        with Watched(api_url, TOKEN) as leyden:
+            follow(leyden, [run.id], TensorBoard(tmp_path), lambda _: None, poll_seconds=0.05)
+
+    following = asyncio.create_task(asyncio.to_thread(work))
+    await eventually(lambda: phases)
+    await builders.end_run(database, run)
+    # The second of them comes after all that the first one had written.
+    await eventually(lambda: phases.count(RunPhase.COMPLETED) >= 2)
+    assert pauses(tmp_path) == []
+    await swap(database, run, 1, 4.0)
+    monkeypatch.setattr(follow_module, "LATE_SECONDS", 0.0)
+    await following
+    assert pauses(tmp_path) == [(1, 3.0)]
 
 
 async def test_a_run_whose_engines_never_load_its_last_version_is_not_waited_for_long(
