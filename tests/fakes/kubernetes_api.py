@@ -27,7 +27,7 @@ class FakeKubernetes:
     """The objects of one namespace by kind and name.
 
     Attributes: refuse: answers a POST or PATCH with a status and a message instead; down: the number of requests that
-    get 503; requests: counted by method and kind.
+    get the answer `outage`; requests: counted by method and kind.
     """
 
     def __init__(self) -> None:
@@ -37,6 +37,7 @@ class FakeKubernetes:
         self.requests: Counter[str] = Counter()
         self.deleted: list[str] = []
         self.down = 0
+        self.outage = 503, "the server is starting"
         self.refuse: Callable[[str, Object], tuple[int, str] | None] = lambda kind, body: None
         self.on_job: Callable[[Object], None] = lambda job: None
         self.port = 0
@@ -173,7 +174,7 @@ class FakeKubernetes:
         self.requests[f"{request.method} {kind[-1] if len(kind) == 3 else kind[0]}"] += 1
         if self.down:
             self.down -= 1
-            return _refusal(503, "the server is starting")
+            return _refusal(*self.outage)
         try:
             answer: web.StreamResponse = await handler(request)
         except kubernetes_validate.ValidationError as error:

@@ -93,7 +93,8 @@ class KubernetesTrainers:
         job = snapshot.jobs.get(attempt.name)
         if job is None:
             # The list may be older than the Job.
-            made = await self._cluster.job(attempt.name)
+            with _refusals():
+                made = await self._cluster.job(attempt.name)
             if made is None:
                 return TrainerStatus(TrainerState.KILLED, f"the Job {attempt.name} was deleted")
             job = job_status(made)
@@ -102,10 +103,11 @@ class KubernetesTrainers:
     async def stop(self, attempt: TrainerAttempt) -> None:
         # The kubelet sends SIGTERM, and SIGKILL after the template's `terminationGracePeriodSeconds`.
         self._without_quota.pop(attempt, None)
-        await self._cluster.delete_job(attempt.name)
-        log.info("trainer ends", trainer=attempt.name)
-        while attempt.name in (await self._poll.next()).jobs:
-            pass
+        with _refusals():
+            await self._cluster.delete_job(attempt.name)
+            log.info("trainer ends", trainer=attempt.name)
+            while attempt.name in (await self._poll.next()).jobs:
+                pass
 
     async def close(self) -> None:
         await self._poll.close()

@@ -152,12 +152,20 @@ class TrainerSupervisor:
     async def _stop_finished(self, attempt: TrainerAttempt) -> None:
         """Stops a trainer that no run needs, once its last step's checkpoint has had its time."""
         while attempt.run_id in self._finishing:
-            if (await self._backend.status(attempt)).state.is_over:
+            if await self._is_over(attempt):
                 return
             await asyncio.sleep(POLL_SECONDS)
         # A version that was lost meanwhile needs it again.
         if attempt.run_id not in self._steps:
             await self._stop(attempt)
+
+    async def _is_over(self, attempt: TrainerAttempt) -> bool:
+        """Whether a trainer has ended; a refused answer does not say so."""
+        try:
+            return (await self._backend.status(attempt)).state.is_over
+        except TrainerRefused as error:
+            limited_log.warning("a trainer's state is not known", trainer=attempt.name, cause=str(error))
+            return False
 
     async def _stop(self, attempt: TrainerAttempt) -> None:
         """Stops a trainer that no run needs."""

@@ -375,6 +375,37 @@ async def test_a_trainer_survives_its_controller(server: FakeKubernetes, make: M
     await leader.close()
 
 
+FORBIDDEN = 403, "cannot list jobs"
+
+
+async def test_a_refused_request_is_a_refused_trainer(server: FakeKubernetes, make: Make) -> None:
+    backend = make()
+    await backend.start(FIRST, MODELS)
+    server.outage, server.down = FORBIDDEN, 2
+    for ask in (backend.stop, backend.status):
+        with pytest.raises(TrainerRefused, match=r"cannot list jobs: the chart's Role"):
+            await ask(FIRST)
+    assert (await backend.status(FIRST)).state is TrainerState.WAITING
+
+
+async def test_a_leader_asks_again_after_a_refusal_about_a_trainer_that_finishes(
+    server: FakeKubernetes, make: Make, tmp_path: Path
+) -> None:
+    former, leader = (TrainerSupervisor(settings(tmp_path), make(), RememberedEnds()) for _ in range(2))
+    former.reconcile({"run-abc": 1})
+    await eventually(lambda: FIRST.name in server.objects["jobs"])
+    await former.close()
+    server.requests.clear()
+    leader.reconcile({}, finishing=["run-abc"])
+    await eventually(lambda: server.requests["GET pods"])
+    server.outage, server.down = FORBIDDEN, 3
+    await eventually(lambda: server.down == 0)
+    assert server.deleted == []
+    leader.reconcile({})
+    await eventually(lambda: server.deleted == [FIRST.name])
+    await leader.close()
+
+
 def endpoint(address: str, **conditions: bool) -> dict[str, Any]:
     return {"addresses": [address], "conditions": conditions}
 
