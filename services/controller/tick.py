@@ -76,7 +76,7 @@ class Controller:
             expired = await _expire_leases(session)
             active, moved = await self._move_runs(session)
             queued = await queued_rollouts(session)
-            finishing = await finishing_runs(session, FINISH_SECONDS)
+            finishing = await finishing_runs(session, FINISH_SECONDS, self.trainers.supervised)
         if complete:
             fault_point("controller.committed")
         await self._report(resolutions, ungraded, complete, moved)

@@ -169,8 +169,9 @@ _AT_LAST_STEP = text("""
     JOIN policies p ON p.id = r.id
     JOIN runs lead ON lead.id = p.run_id
     CROSS JOIN LATERAL (SELECT number, created_at FROM steps WHERE run_id = r.id ORDER BY number DESC LIMIT 1) last
-    WHERE coalesce(s.finished_at, 'infinity') > clock_timestamp() - make_interval(secs => :seconds)
-        AND last.created_at > clock_timestamp() - make_interval(secs => :seconds) AND lead.intent <> 'deleted'
+    WHERE lead.intent <> 'deleted' AND (s.run_id = ANY(:supervised)
+            OR coalesce(s.finished_at, 'infinity') > clock_timestamp() - make_interval(secs => :seconds))
+        AND (s.run_id = ANY(:supervised) OR last.created_at > clock_timestamp() - make_interval(secs => :seconds))
 """)
 
 
@@ -193,10 +194,13 @@ async def load_runs(session: ReadSession, finished_evaluations: Iterable[str] = 
     return loaded
 
 
-async def finishing_runs(session: ReadSession, seconds: float) -> frozenset[str]:
-    """Runs and policies, over or not, whose last step was made within this time: their trainers may still write it. A
-    deleted run's need not."""
-    rows = await session.execute(_AT_LAST_STEP, {"seconds": seconds})
+async def finishing_runs(session: ReadSession, seconds: float, supervised: Iterable[str] = ()) -> frozenset[str]:
+    """Runs and policies, over or not, with all of their steps, whose trainers may still write the last one. A deleted
+    run's need not.
+
+    Args: seconds: since the last step; supervised: runs whose trainers may write it whenever it was made
+    """
+    rows = await session.execute(_AT_LAST_STEP, {"seconds": seconds, "supervised": list(supervised)})
     found = [(row.id, row.number, _parsed(row.document)) for row in rows]
     return frozenset(
         one for one, step, config in found if isinstance(config, RunConfig) and step >= config.training.steps

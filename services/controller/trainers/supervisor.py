@@ -8,7 +8,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 
@@ -40,7 +42,8 @@ POLL_SECONDS = 0.2
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 FINISH_SECONDS = 900.0
-"""How long after its last step a trainer may write the checkpoint of it, prune and publish."""
+"""How long a trainer may write the last step's checkpoint, prune and publish: after that step and, where lost files of
+the version needed it again, after they did."""
 
 
 class EndJournal(Protocol):
@@ -90,6 +93,8 @@ class TrainerSupervisor:
         self._planned: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._steps: dict[str, int] = {}
+        self._until: dict[str, float] = {}
+        """Runs that need their trainer no longer, and the end of `FINISH_SECONDS` since then."""
         self._finishing: frozenset[str] = frozenset()
         self._models: Mapping[str, TrainerModels] = {}
         self._waiting: dict[str, str] = {}
@@ -105,11 +110,13 @@ class TrainerSupervisor:
         """Starts and stops trainers, so that exactly these runs have one.
 
         Args: steps_done: by run; ends before the last step count no more; models: by run, those that its trainer reads;
-            finishing: runs whose last step was made within `FINISH_SECONDS`: a trainer that they have, also of an
-            earlier leader, writes its checkpoint and ends by itself
+            finishing: runs with all of their steps, `supervised` or with the last one made within `FINISH_SECONDS`: a
+            trainer that they have, also of an earlier leader, writes its checkpoint and ends by itself
         """
         self._models = models or {}
         self._steps = dict(steps_done)
+        until = time.monotonic() + FINISH_SECONDS
+        self._until = {run_id: self._until.get(run_id, until) for run_id in self._tasks if run_id not in steps_done}
         self._finishing = frozenset(finishing)
         for run_id in self._tasks.keys() - steps_done.keys() - self._finishing:
             # Once: a second time it would no longer wait for the end of its trainer.
@@ -120,6 +127,12 @@ class TrainerSupervisor:
             self._tasks[run_id] = asyncio.create_task(self._supervise(run_id), name=f"trainer {run_id}")
         if self._inherited is None:
             self._inherited = asyncio.create_task(self._stop_inherited(), name="inherited trainers")
+
+    @property
+    def supervised(self) -> frozenset[str]:
+        """Runs with a trainer that they need, or needed within `FINISH_SECONDS`."""
+        now = time.monotonic()
+        return frozenset(run_id for run_id in self._tasks if now < self._until.get(run_id, math.inf))
 
     def pop_failures(self) -> dict[str, str]:
         """Returns the runs given up since the last call, with the reason."""

@@ -25,6 +25,7 @@ from leyden.libs.store.runs import actions
 from leyden.libs.store.runs.admission import solve_rates
 from leyden.libs.store.runs.facts import finishing_runs
 from leyden.libs.store.runs.retention import prune_run
+from leyden.services.controller import tick
 from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.controller.engines.targets import TargetVersion
 from leyden.services.controller.settings import PoolSettings, Settings
@@ -72,6 +73,7 @@ class NoTrainers(TrainerSupervisor):
     def __init__(self) -> None:
         self.wanted: dict[str, int] = {}
         self.finishing: set[str] = set()
+        self.alive: frozenset[str] = frozenset()
         self.models: Mapping[str, TrainerModels] = {}
         self.failures: dict[str, str] = {}
         self.reason: str | None = None
@@ -83,6 +85,10 @@ class NoTrainers(TrainerSupervisor):
         finishing: Collection[str] = (),
     ) -> None:
         self.wanted, self.models, self.finishing = steps_done, models or {}, set(finishing)
+
+    @property
+    def supervised(self) -> frozenset[str]:
+        return self.alive
 
     def pop_failures(self) -> dict[str, str]:
         failures, self.failures = self.failures, {}
@@ -257,6 +263,36 @@ async def test_every_leader_gives_a_trainer_time_to_write_the_last_steps_checkpo
     async with scene.database.read() as session:
         assert await finishing_runs(session, 0.0) == frozenset()
     # Its deletion waits for the trainer, whose files nobody needs.
+    await scene.intend(run, "deleted")
+    await scene.tick()
+    assert scene.trainers.finishing == set()
+
+
+async def test_a_trainer_that_lost_files_needed_has_time_however_old_the_last_step_is(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tick, "FINISH_SECONDS", 0.0)
+    run = await add_run(scene)
+    scene.trainers.alive = frozenset({run.id})
+    await scene.tick(2)
+    await scene.finish_all(run)
+    await scene.tick()
+    await scene.credit_and_train(run, 1)
+    await scene.tick()
+    # The last step is not made yet.
+    assert scene.trainers.finishing == set()
+    await scene.credit_and_train(run, 2)
+    await scene.tick()
+    assert (scene.trainers.wanted, scene.trainers.finishing) == ({}, {run.id})
+    # Ended long ago as well.
+    async with scene.database.session() as session:
+        await session.execute(update(tables.RunStatus).values(finished_at=LONG_AGO))
+    await scene.tick()
+    assert scene.trainers.finishing == {run.id}
+    scene.trainers.alive = frozenset()
+    await scene.tick()
+    assert scene.trainers.finishing == set()
+    scene.trainers.alive = frozenset({run.id})
     await scene.intend(run, "deleted")
     await scene.tick()
     assert scene.trainers.finishing == set()

@@ -395,6 +395,26 @@ async def test_a_trainer_ends_by_itself_after_the_last_step() -> None:
     await made.close()
 
 
+async def test_a_trainer_has_time_since_its_run_needed_it_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that restored lost files of the last version, long after its step."""
+    cluster = Cluster()
+    made = TrainerSupervisor(Settings(), cluster, RememberedEnds())
+    made.reconcile({"run-a": 2, "run-b": 2})
+    await eventually(lambda: len(cluster.journal) == 2)
+    cluster.journal.clear()
+    made.reconcile({"run-b": 2}, finishing=made.supervised)
+    # Only the other one's time is over at once.
+    monkeypatch.setattr(trainers, "FINISH_SECONDS", 0.0)
+    for _ in range(2):
+        made.reconcile({}, finishing=made.supervised)
+    assert made.supervised == {"run-a"}
+    await eventually(lambda: cluster.journal == ["stop trainer-run-b-1"])
+    cluster.statuses[TrainerAttempt("run-a", 1)] = TrainerStatus(TrainerState.DONE, "")
+    await eventually(lambda: made.reconcile({}, finishing=made.supervised) or not made._tasks)
+    assert cluster.journal == ["stop trainer-run-b-1"] and made.pop_failures() == {}
+    await made.close()
+
+
 async def test_the_process_of_a_trainer_lives_until_its_last_checkpoint_is_written(tmp_path: Path) -> None:
     async with supervised(tmp_path, SAVING) as made:
         made.reconcile({"run-a": 1})
