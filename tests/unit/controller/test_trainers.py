@@ -445,13 +445,17 @@ async def test_a_new_leader_lets_a_trainer_write_its_last_checkpoint(tmp_path: P
     former.reconcile({"run-a": 1, "run-b": 1})
     await eventually(lambda: len(pids(tmp_path)) == 2)
     await former.close()
+
+    async def is_alone() -> bool:
+        return [one.run_id for one in await backend.live_attempts()] == ["run-a"]
+
     leader.reconcile({}, finishing=["run-a"])
     # The other one has no time left: its run's last step was made long ago.
-    await eventually(lambda: sum(map(alive, pids(tmp_path))) == 1)
+    await eventually(is_alone)
     if is_needed:
         leader.reconcile({"run-a": 1}, finishing=["run-a"])
         leader.reconcile({"run-a": 1})
-    assert [one.run_id for one in await backend.live_attempts()] == ["run-a"]
+    assert await is_alone()
     (tmp_path / "go").touch()
     await eventually(lambda: (tmp_path / "checkpoint").exists())
     leader.reconcile({}, finishing=["run-a"])
