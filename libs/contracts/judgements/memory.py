@@ -232,6 +232,24 @@ def _passes(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Ite
         yield Need(place, "bfloat16 copies", HALF * trained, certain=False)
 
 
+def forward_bytes(
+    shape: Shape, width: int, device: str, tokens: int, before: int, prefixes: int, *, dense: bool
+) -> int:
+    """Bounds what one of several processes needs beside its weights for forward passes without gradients.
+
+    Gathered weights lie there a second time while they are copied out of the collective's buffer. A dense mask is made
+    by way of positions and truth values; models with windows have two.
+
+    Args: width: bytes of a number in matrix products; tokens: of the largest pass; before: those of the prefixes before
+        it; prefixes: tokens of all prefixes, whose keys, values and states stay, in float32 as well; dense: masks are
+    """
+    gathered = 2 * width * (shape.outside + 2 * shape.layer)
+    layer = activation_bytes_a_token(shape, width) * (before + tokens)
+    masks = (2 * width + 10) * tokens * (before + tokens) if dense else 0
+    states = (width + FULL) * (2 * shape.keys * shape.layers + shape.hidden) * prefixes
+    return gathered + layer + masks + states + HEAD_TILES * tile_logits(device) * FULL
+
+
 def activation_bytes_a_token(shape: Shape, width: int) -> int:
     """One layer's tensors for its backward pass: two norms, attention, and the gated feed-forward layer.
 

@@ -10,7 +10,7 @@ import pytest
 from docs.shapes import PUBLISHED
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.judgements import GB, Machine, Shape, engine_arguments, judge_memory, judge_model, memory
-from leyden.libs.contracts.judgements.memory import activation_bytes_a_token, trained_parameters
+from leyden.libs.contracts.judgements.memory import activation_bytes_a_token, forward_bytes, trained_parameters
 from leyden.libs.contracts.overlay import overlay
 from tests.support.builders import run_document
 
@@ -51,6 +51,18 @@ def test_adapters_and_frozen_layers_count_what_trains() -> None:
     assert shape.adapters(32, ["q_proj", "o_proj"], ()) == 36 * 32 * 2 * 8192
     assert shape.trained(["model.layers.*", "lm_head.weight"]) == 151936 * 4096 + 4096
     assert shape.adapters(32, ["q_proj"], ["model.layers.[0-9].*"]) == 26 * 32 * 8192
+
+
+def test_a_pass_of_eight_billion_parameters_without_gradients() -> None:
+    shape = shape_of("Qwen3-8B")
+    # Twice 1.24 billion outside and two layers of 0.19, in 2 bytes; four tiles of 64 MB.
+    fixed = 2 * 2 * (2 * 151936 * 4096 + 4096 + 2 * 192_946_432) + 4 * 4 * 2**24
+    token = activation_bytes_a_token(shape, 2)
+    assert forward_bytes(shape, 2, "cuda", 1000, 0, 0, dense=False) == fixed + 1000 * token
+    # Keys and values of 1024 in 36 layers, and states of 4096, in 2 and 4 bytes.
+    behind = fixed + 1500 * token + 500 * 6 * (2 * 1024 * 36 + 4096)
+    assert forward_bytes(shape, 2, "cuda", 1000, 500, 500, dense=False) == behind
+    assert forward_bytes(shape, 2, "cuda", 1000, 500, 500, dense=True) == behind + 14 * 1000 * 1500
 
 
 def test_states_of_eight_billion_parameters() -> None:

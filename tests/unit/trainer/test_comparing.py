@@ -1,5 +1,6 @@
 """Trainer and engine at an older version: its log-probabilities, and the memory that they need."""
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from leyden.libs.contracts.config import RunConfig
+from leyden.services.trainer.model.forward import Policy
 from leyden.services.trainer.model.weight_files import WeightFiles
 from leyden.services.trainer.ranks.messages import Compare
 from leyden.services.trainer.rows.batch import Sample, trained_tokens
+from leyden.services.trainer.state import comparing
 from leyden.services.trainer.state.assembly import assemble_learner, frozen_policy, make_accelerator, place_policy
 from leyden.services.trainer.state.comparing import NotCompared, compare_at, read_older_logprobs
 from leyden.services.trainer.state.versions import Export, export_version
@@ -120,6 +123,11 @@ def test_versions_in_bfloat16_lie_in_memory_as_such_and_compute_the_same(tiny_mo
     assert np.array_equal(*found)
 
 
+def models_in_memory() -> int:
+    # Not `isinstance`, which asks lazy modules for their class.
+    return sum(issubclass(type(one), Policy) for one in gc.get_objects())
+
+
 def _compare(rank: int, port: int, folder: Path) -> None:
     ranks = ranked.join(rank, 2, port)
     found = {}
@@ -134,11 +142,17 @@ def _compare(rank: int, port: int, folder: Path) -> None:
             )
             found["in bfloat16"] = torch.from_numpy(read_older_logprobs(learner, message, held))
     learner, config = start("llama", ranks)
-    if rank == 1:
-        # For the life of this process.
-        WeightFiles.rows = exhaust  # type: ignore[method-assign]
-    with pytest.raises(NotCompared):
-        read_older_logprobs(learner, Compare(folder / "base", folder / "llama", agent_samples(1)), config)
+    gc.collect()
+    policies = models_in_memory()
+    # For the life of this process.
+    patches = (comparing, "forward_bytes", lambda *_, **__: 2**60), (WeightFiles, "rows", exhaust)
+    for of, name, lack in patches:
+        if rank == 1:
+            setattr(of, name, lack)
+        with pytest.raises(NotCompared, match="allocate"):
+            read_older_logprobs(learner, Compare(folder / "base", folder / "llama", agent_samples(1)), config)
+        # It is gone at once: the next step has its memory.
+        assert models_in_memory() == policies
     torch.save(found, folder / f"{rank}.pt")
     ranks.close()
 
