@@ -55,7 +55,7 @@ _RULES = (
         "A setting of the document does not mean what it says.",
         "settings that `leyden run check` warns of",
         *(0, 1, "documents", 1),
-        "continue the run with the setting changed (`leyden run resume RUN --set FIELD=VALUE`)",
+        "cancel the run and continue it with the setting changed (`leyden run resume RUN --set FIELD=VALUE`)",
     ),
     AlarmRule(
         "stalled",
@@ -367,8 +367,8 @@ _RULES = (
         "The run's judges have used all tokens or money that they may, and attempts wait for their grades.",
         "tokens of the run's judges above `reward.judge_tokens`, or their cost above `reward.judge_cost`",
         *(0, 1, "runs", 1),
-        "continue the run with more (`leyden run resume RUN --set reward.judge_tokens=N`, or `reward.judge_cost=N`), or"
-        " cancel it",
+        "cancel the run, which gives the waiting attempts up, and continue it with more (`leyden run resume RUN --set"
+        " reward.judge_tokens=N`, or `reward.judge_cost=N`)",
         lasts=False,
     ),
     AlarmRule(
@@ -377,7 +377,7 @@ _RULES = (
         "The document's reward for a failure is above what other attempts earn, so that crashes are worth learning.",
         "sampling.failure_reward above the smallest reward of the run so far",
         *(0, 1, "runs", 1),
-        "continue the run with sampling.failure_reward null (the smallest so far, at most 0)",
+        "cancel the run and continue it with sampling.failure_reward null (the smallest so far, at most 0)",
     ),
     AlarmRule(
         "trainer_ends",

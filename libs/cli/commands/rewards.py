@@ -95,7 +95,7 @@ def duel(
 @app.command("duels")
 def list_duels(
     ctx: typer.Context,
-    run: Annotated[str, typer.Argument(help="Id of the run whose evaluations were compared.")],
+    run: Annotated[str, typer.Argument(help="Id or name of the run whose evaluations were compared.")],
     as_json: AsJson = False,
 ) -> None:
     """Print the stored duels of a run's evaluations, the newest first.
@@ -103,7 +103,7 @@ def list_duels(
     Example: leyden reward duels run-4hq2
     """
     with context_of(ctx).client() as leyden:
-        found = list(leyden.duels(run))
+        found = list(leyden.duels(leyden.find_run(run).id))
     rows = [(one.evaluation_id, one.against_id, *_row(rate)) for one in found for rate in one.rates]
     print_result(as_json, found, table(("evaluation", "against", *HEAD), rows))
 

@@ -210,7 +210,7 @@ def check_policies(
     if not has_own:
         raise ValueError(
             "policies: no call trains the run's own model: give a role without a policy its calls, or make a trained"
-            " policy the run's own model and this one a policy with frozen true"
+            " policy the run's own model and this one a policy with frozen true; training.steps 0 only records calls"
         )
     if idle := sorted(name for name, policy in policies.items() if policy.trains and name not in trained):
         raise ValueError(f"train: no role of the policies {idle} trains: add one to train, or set their frozen to true")

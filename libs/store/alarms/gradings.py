@@ -71,7 +71,7 @@ async def of_rewards(session: ReadSession, run_id: str) -> AsyncIterator[Finding
             f"sampling.failure_reward {high.given:g} is above the smallest reward of the run so far"
             f" ({high.smallest:g}), so that crashes are worth learning",
             {"failure_reward": high.given, "smallest_reward": high.smallest},
-            f"continue the run with null (the smallest so far, at most 0), or at most {high.smallest:g}",
+            f"cancel the run and continue it with null (the smallest so far, at most 0), or at most {high.smallest:g}",
         )
     waiting = (await session.execute(_WAITING, scope)).one()
     spent = (await session.execute(_SPENT, scope)).one_or_none()

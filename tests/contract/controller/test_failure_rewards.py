@@ -110,7 +110,7 @@ async def test_a_number_for_failures_above_other_rewards_is_a_warning(scene: Sce
     assert await _rewards(scene, run) == [("succeeded", -1.0), ("agent_error", 0.0)]
     assert await alarm_lines(scene.database, run.id) == [
         "sampling.failure_reward 0 is above the smallest reward of the run so far (-1), so that crashes are worth"
-        " learning: continue the run with null (the smallest so far, at most 0), or at most -1"
+        " learning: cancel the run and continue it with null (the smallest so far, at most 0), or at most -1"
     ]
 
 

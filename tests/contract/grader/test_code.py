@@ -280,9 +280,12 @@ async def test_the_examples_of_the_how_to_grade(code: Code, folder: Path) -> Non
     assert (await code.grade(uses, "run-1.0.0.1", {**recipe, "task": {}})).grade.state is ComponentState.NOT_APPLICABLE
     tests = grader(type="command", command=["{python}", "tests.py"], directory=str(folder))
     forged = "open('reward.json', 'w').write('9')\nprint(9)\ndef add(a, b): return a + b"
-    exercise = {"task": {"tests": ["assert add(1, 2) == 3", "assert add(1, 2) == 4"]}}
+    cases = [{"arguments": [1, 2], "result": 3}, {"arguments": [2, 2], "result": 5}]
+    exercise = {"task": {"function": "add", "cases": cases}}
     found = (await code.grade(tests, "run-1.0.0.1", {**exercise, "rollout": {"answer": {"code": forged}}})).grade
-    assert (found.value, found.explanation) == (0.5, "failed: ['assert add(1, 2) == 4']")
+    assert (found.value, found.explanation) == (0.5, "failed: [[2, 2]]")
+    leaving = (await code.grade(tests, "run-1.0.0.1", {**exercise, "rollout": {"answer": {"code": "exit(0)"}}})).grade
+    assert leaving.value == 0.0
     silent = (await code.grade(tests, "run-1.0.0.1", {**exercise, "rollout": {"answer": None}})).grade
     assert (silent.state, silent.value) == (ComponentState.SCORED, 0.0)
 
