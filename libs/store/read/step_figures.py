@@ -173,7 +173,7 @@ def known(metrics: Mapping[str, float | None], *, has_reference: bool) -> dict[s
     unknown = set[str]() if has_reference else {"kl_reference"}
     if metrics.get("computed_tokens") == 0:
         unknown |= OF_COMPUTED_TOKENS
-        # Of tokens whose groups have no variance; trainers of version 0.1 left these out and wrote 0.
+        # Such a step's entropy is that of groups without variance. Trainers up to 0.2.0 left these out and wrote 0.
         unknown |= set() if metrics.get("entropy") else {"entropy"}
     if metrics.get("trainable_tokens") == 0:
         unknown |= OF_TRAINABLE_TOKENS

@@ -107,7 +107,7 @@ def read_answer(body: bytes, count: int, request_id: str) -> ProvidedAnswer:
     if len(completion.choices) < count:
         raise ValueError(f"{len(completion.choices)} choices instead of {count}")
     usage = completion.usage or _Usage()
-    # Of several answers a provider counts the tokens together.
+    # A provider has one count for all of its answers.
     reasoning = usage.reasoning_tokens if count == 1 else None
     answers = (_answer(completion.choices[index], index, request_id, reasoning) for index in range(count))
     return ProvidedAnswer(tuple(answers), usage.prompt_tokens or 0, usage.completion_tokens or 0)

@@ -82,6 +82,16 @@ async def followed(url: str, folder: Path, *runs: tables.Run) -> list[str]:
     return told
 
 
+async def to_its_end(client: Client, folder: Path, run: tables.Run, told: list[str]) -> None:
+    """Follows a run in this process until it has ended."""
+
+    def work() -> None:
+        with client as leyden:
+            follow(leyden, [run.id], TensorBoard(folder), told.append, poll_seconds=0.05)
+
+    await asyncio.to_thread(work)
+
+
 def steps_of(folder: Path, name: str) -> list[int]:
     return [step for path in folder.glob("*/") for tag, step, _ in shown(path) if tag == name]
 
@@ -172,11 +182,7 @@ async def test_engines_that_load_the_last_version_after_their_run_count(
             phases.append(found.phase)
             return found
 
-    def work() -> None:
-        with Watched(api_url, TOKEN) as leyden:
-            follow(leyden, [run.id], TensorBoard(tmp_path), lambda _: None, poll_seconds=0.05)
-
-    following = asyncio.create_task(asyncio.to_thread(work))
+    following = asyncio.create_task(to_its_end(Watched(api_url, TOKEN), tmp_path, run, []))
     await eventually(lambda: phases)
     await builders.end_run(database, run)
     # The second of them comes after all that the first one had written.
@@ -194,12 +200,7 @@ async def test_a_run_whose_engines_never_load_its_last_version_is_not_waited_for
     monkeypatch.setattr(follow_module, "LATE_SECONDS", 0.5)
     run, told = await builders.add_run(database), list[str]()
     await add_step(database, run, 1)
-
-    def work() -> None:
-        with Client(api_url, TOKEN) as leyden:
-            follow(leyden, [run.id], TensorBoard(tmp_path), told.append, poll_seconds=0.05)
-
-    following = asyncio.create_task(asyncio.to_thread(work))
+    following = asyncio.create_task(to_its_end(Client(api_url, TOKEN), tmp_path, run, told))
     await eventually(lambda: told)
     await builders.end_run(database, run)
     await following

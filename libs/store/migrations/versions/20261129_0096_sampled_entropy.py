@@ -12,7 +12,7 @@ depends_on = None
 
 COMPUTED = "COALESCE((steps.metrics ->> 'computed_tokens'::text)::double precision, 1::double precision) <> 0::double precision"
 ENTROPY = "(steps.metrics ->> 'entropy'::text)::double precision"
-# A trainer of version 0.1 wrote 0 where it had computed nothing.
+# Trainers up to 0.2.0 wrote 0 where they had computed nothing.
 MEASURED = f"{COMPUTED} OR ({ENTROPY}) <> 0::double precision"
 
 
