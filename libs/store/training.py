@@ -388,16 +388,17 @@ async def weights_bytes(session: ReadSession, run_id: str) -> int | None:
 
 
 class Retained(NamedTuple):
-    """The steps of a run whose files stay."""
+    """The steps of a run whose files stay, and those that are to be marked as removed."""
 
     versions: set[int]
     checkpoints: set[int]
+    unmarked: set[int]
 
 
-async def prune_versions(
-    session: Session, run_id: str, before: int, reference: int | None = None, sampled: int | None = None
+async def retained_steps(
+    session: ReadSession, run_id: str, before: int, reference: int | None = None, sampled: int | None = None
 ) -> Retained:
-    """Marks versions from 1 up to `before` as removed and returns the steps whose files stay.
+    """The steps whose files stay when versions from 1 up to `before` are removed.
 
     The best version stays, the KL reference, those that an unfinished evaluation names, those that a run which
     continues this one has yet to copy, and those that teach another one. Without their checkpoints, versions
@@ -405,26 +406,30 @@ async def prune_versions(
     that they sampled.
     """
     table = tables.PolicyVersion
-    # A request for an evaluation, a continued or a taught run locks the run's row: either it is seen below, or it finds
-    # the version removed.
-    run = await _run_of(session, run_id)
-    await session.execute(select(tables.Run.id).where(tables.Run.id == run).with_for_update(read=True))
     wanted = {
-        *await session.scalars(_PENDING_VERSIONS, {"run": run}),
+        *await session.scalars(_PENDING_VERSIONS, {"run": await _run_of(session, run_id)}),
         *await session.scalars(_UNCOPIED_VERSIONS, {"run": run_id}),
         *await teaching_versions(session, run_id),
         *{(await best_version(session, run_id)).version, reference} - {None},
     }
-    await session.execute(
-        update(table)
-        .where(
-            table.run_id == run_id,
-            table.version >= 1,
-            table.version < min(before, before if sampled is None else sampled),
-            table.pruned_at.is_(None),
-            table.version.not_in(wanted | await undecided_versions(session, run_id)),
-        )
-        .values(pruned_at=func.now())
-    )
-    stay = set(await session.scalars(select(table.version).where(table.run_id == run_id, table.pruned_at.is_(None))))
-    return Retained(stay, {version for version in stay if version >= before or version in wanted})
+    kept = wanted | await undecided_versions(session, run_id)
+    found = set(await session.scalars(select(table.version).where(table.run_id == run_id, table.pruned_at.is_(None))))
+    oldest = min(before, before if sampled is None else sampled)
+    unmarked = {version for version in found if 1 <= version < oldest} - kept
+    stay = found - unmarked
+    return Retained(stay, {version for version in stay if version >= before or version in wanted}, unmarked)
+
+
+async def prune_versions(
+    session: Session, run_id: str, before: int, reference: int | None = None, sampled: int | None = None
+) -> Retained:
+    """Marks as removed the versions that `retained_steps` does not retain, and returns those that stay."""
+    # A request for an evaluation, a continued or a taught run locks the run's row: either it is seen below, or it finds
+    # the version removed.
+    run = await _run_of(session, run_id)
+    await session.execute(select(tables.Run.id).where(tables.Run.id == run).with_for_update(read=True))
+    retained = await retained_steps(session, run_id, before, reference, sampled)
+    table = tables.PolicyVersion
+    gone = table.run_id == run_id, table.version.in_(retained.unmarked)
+    await session.execute(update(table).where(*gone).values(pruned_at=func.now()))
+    return retained

@@ -104,7 +104,8 @@ class Trainer:
         """
         try:
             await self._add_lacking_canary()
-            await self._publisher.reconcile(self.learner.step)
+            # A trainer killed right after the last step's checkpoint has removed nothing, and no later step would.
+            await self.saver.remove_old(self.learner.step)
             while self.learner.step < self.config.training.steps and not stop.is_set():
                 self.saver.raise_failure()
                 selection = await self._select()

@@ -25,8 +25,13 @@ async def prune(database: Database, run_id: str, folder: Path, config: RunConfig
     reference = config.algorithm.reference_version(oldest)
     # The oldest that may have sampled a token of the next step, a replayed one too.
     sampled = step - config.sampling.max_policy_lag if step < config.training.steps else oldest
-    async with database.session() as session:
-        retained = await training.prune_versions(session, run_id, oldest, reference, sampled)
+    asked = run_id, oldest, reference, sampled
+    async with database.read() as session:
+        retained = await training.retained_steps(session, *asked)
+    # Marked rows need no commit: a trainer whose commits lose their answers would try it for ever.
+    if retained.unmarked:
+        async with database.session() as session:
+            retained = await training.prune_versions(session, *asked)
     fault_point("trainer.versions_marked")
     gone = _others(folder / "versions", retained.versions) + _others(folder / "checkpoints", retained.checkpoints)
     for found in gone:

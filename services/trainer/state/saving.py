@@ -174,6 +174,13 @@ class Saver:
     async def _follow(self, written: Future[None], step: int) -> None:
         await asyncio.wrap_future(written)
         fault_point("trainer.saved")
+        await self.remove_old(step)
+
+    async def remove_old(self, step: int) -> None:
+        """Removes what the run no longer needs after `step`, whose files are complete: here and in the object store.
+
+        Raises: LockLost: another trainer may have the run
+        """
         await self._lock.check()
         folder = self._settings.folder / self._settings.run_id
         await prune(self._database, self._settings.run_id, folder, self._config, step, whole=step)

@@ -791,6 +791,19 @@ async def test_old_files_are_removed_and_the_newest_remain(case: Case) -> None:
     assert [f.name for f in (case.folder / case.run.id / "checkpoints").iterdir()] == ["3"]
 
 
+async def test_a_trainer_started_after_the_last_step_removes_what_a_killed_one_left(case: Case) -> None:
+    await case.open(steps=2, keep_checkpoints=1)
+    for number in range(4):
+        await case.add_group(number, version=number // 2)
+    await case.train()
+    folder = case.folder / case.run.id
+    for kind in ("versions", "checkpoints"):
+        # As the first step's files are until the second step's are whole.
+        shutil.copytree(folder / kind / "2", folder / kind / "1")
+    await case.train()
+    assert sorted(path.name for path in folder.glob("*/*")) == ["2", "2"]
+
+
 async def test_a_trainer_on_a_full_volume_removes_an_older_checkpoint_and_goes_on(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
