@@ -1,6 +1,6 @@
 """Writes training and held-out tasks: questions about `chinook.sql` with their queries.
 
-    python tasks.py --out tasks --seed 0
+    python tasks.py --out tasks --seed 0 --level one_table
 
 A held-out question has a subject that no training question of its template has. `elsewhere.jsonl` has questions about
 `flights.sql`, a database that no training question has. Every query is run: one without a row, or
@@ -23,7 +23,8 @@ OF_ARTIST = (
     "FROM track JOIN album ON album.id = track.album_id JOIN artist ON artist.id = album.artist_id"
     " WHERE artist.name = '{}'"
 )
-TEMPLATES = (
+Template = tuple[str, str, str]
+TEMPLATES: tuple[Template, ...] = (
     ("artist.name", "How many albums has {}?", f"SELECT COUNT(*) {ALBUMS_OF}"),
     ("artist.name", "Which albums has {}?", f"SELECT album.title {ALBUMS_OF}"),
     ("artist.name", "How long is the longest track of {}?", f"SELECT MAX(track.seconds) {OF_ARTIST}"),
@@ -57,7 +58,7 @@ TEMPLATES = (
 )
 FLIGHTS_OF = "FROM flight JOIN airline ON airline.code = flight.airline_code WHERE airline.name = '{}'"
 FLIGHTS_TO = "FROM flight JOIN airport ON airport.code = flight.destination WHERE airport.name = '{}'"
-FLIGHT_TEMPLATES = (
+FLIGHT_TEMPLATES: tuple[Template, ...] = (
     ("airline.name", "How many flights has {}?", f"SELECT COUNT(*) {FLIGHTS_OF}"),
     ("airline.name", "How many minutes is the longest flight of {}?", f"SELECT MAX(flight.minutes) {FLIGHTS_OF}"),
     ("airline.name", "Which code has the airline {}?", "SELECT code FROM airline WHERE name = '{}'"),
@@ -68,6 +69,26 @@ FLIGHT_TEMPLATES = (
     ("plane.tail", "How many flights has the plane {}?", "SELECT COUNT(*) FROM flight WHERE plane_tail = '{}'"),
     ("miles", "How many flights are longer than {} miles?", "SELECT COUNT(*) FROM flight WHERE miles > {}"),
 )
+SHORT = (
+    ("customer.name", "Which country is {} from?", "SELECT country FROM customer WHERE name = '{}'"),
+    ("customer.name", "Which id has the customer {}?", "SELECT id FROM customer WHERE name = '{}'"),
+    ("customer.city", "Who lives in {}?", "SELECT name FROM customer WHERE city = '{}'"),
+    ("album.title", "Which id has the album {}?", "SELECT id FROM album WHERE title = '{}'"),
+    ("artist.name", "Which id has the artist {}?", "SELECT id FROM artist WHERE name = '{}'"),
+    ("track.name", "On which album id is the track {}?", "SELECT album_id FROM track WHERE name = '{}'"),
+)
+
+
+def of_one_table(templates: tuple[Template, ...]) -> tuple[Template, ...]:
+    """Return the templates whose queries join no tables."""
+    return tuple(one for one in templates if " JOIN " not in one[2])
+
+
+# The templates of a level: for both databases.
+LEVELS = {
+    "one_table": (of_one_table(TEMPLATES) + SHORT, of_one_table(FLIGHT_TEMPLATES)),
+    "joins": (TEMPLATES, FLIGHT_TEMPLATES),
+}
 NUMBERS = {
     "seconds": (250, 300, 320, 350, 400, 450, 500, 600, 700, 800),
     "miles": (750, 1000, 1070, 1500, 2000, 2300, 2450, 2500),
@@ -76,29 +97,27 @@ HELD_OUT_SHARE = 0.25
 MOST_SUBJECTS = 16
 
 
-def questions(seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Return training and held-out tasks, each in a random order that the seed decides."""
+def questions(seed: int, level: str) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Return training and held-out tasks of a level, each in a random order that the seed decides."""
     dice = random.Random(seed)
     training: list[dict[str, str]] = []
     held_out: list[dict[str, str]] = []
-    for task, is_held_out in asked(CHINOOK, TEMPLATES, dice):
+    for task, is_held_out in asked(CHINOOK, LEVELS[level][0], dice):
         (held_out if is_held_out else training).append(task)
     dice.shuffle(training)
     dice.shuffle(held_out)
     return training, held_out
 
 
-def elsewhere(seed: int) -> list[dict[str, str]]:
-    """Return tasks on the flights, in a random order that the seed decides."""
+def elsewhere(seed: int, level: str) -> list[dict[str, str]]:
+    """Return tasks of a level on the flights, in a random order that the seed decides."""
     dice = random.Random(seed)
-    tasks = [task for task, _ in asked(FLIGHTS, FLIGHT_TEMPLATES, dice)]
+    tasks = [task for task, _ in asked(FLIGHTS, LEVELS[level][1], dice)]
     dice.shuffle(tasks)
     return tasks
 
 
-def asked(
-    database: str, templates: tuple[tuple[str, str, str], ...], dice: random.Random
-) -> Iterator[tuple[dict[str, str], bool]]:
+def asked(database: str, templates: tuple[Template, ...], dice: random.Random) -> Iterator[tuple[dict[str, str], bool]]:
     """Yield the tasks of a database, and whether each is held out."""
     connection = sqlite3.connect(":memory:")
     connection.executescript(database)
@@ -130,9 +149,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--level", choices=LEVELS, default="one_table")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    training, held_out = questions(options.seed)
+    training, held_out = questions(options.seed, options.level)
     write(options.out / "train.jsonl", training)
     write(options.out / "heldout.jsonl", held_out)
-    write(options.out / "elsewhere.jsonl", elsewhere(options.seed))
+    write(options.out / "elsewhere.jsonl", elsewhere(options.seed, options.level))

@@ -30,9 +30,9 @@ from tests.support.examples import example_modules
 TAUGHT = [one for one in EXPERIMENTS.values() if isinstance(one, Taught)]
 
 
-def written(folder: Path, seed: int) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+def written(folder: Path, seed: int, level: str) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     command = [sys.executable, str(SQL.agent / "tasks.py"), "--out", str(folder), "--seed", str(seed)]
-    subprocess.run(command, check=True)
+    subprocess.run([*command, *SQL.of_tasks(Choices(level=level))], check=True)
     training, kept = (rows(folder / name) for name in ("train.jsonl", "heldout.jsonl"))
     return training, kept
 
@@ -41,14 +41,18 @@ def rows(file: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_every_reference_has_its_own_result_and_no_question_is_in_both_sets(tmp_path: Path) -> None:
-    training, kept = written(tmp_path / "0", 0)
-    assert (len(training), len(kept)) == (160, 51)
+@pytest.mark.parametrize(("level", "sizes"), [("one_table", (115, 38)), ("joins", (160, 51))])
+def test_every_reference_has_its_own_result_and_no_question_is_in_both_sets(
+    tmp_path: Path, level: str, sizes: tuple[int, int]
+) -> None:
+    training, kept = written(tmp_path / "0", 0, level)
+    assert (len(training), len(kept)) == sizes
     elsewhere = rows(tmp_path / "0" / "elsewhere.jsonl")
     questions = [{task["question"] for task in tasks} for tasks in (training, kept, elsewhere)]
     assert not questions[0] & questions[1]
     assert not (questions[0] | questions[1]) & questions[2]
     assert not {task["database"] for task in training} & {task["database"] for task in elsewhere}
+    assert any(" JOIN " in task["sql"] for task in [*training, *kept, *elsewhere]) == (level == "joins")
     component = Component.model_validate(SQL.document(0, Choices())["reward"]["components"][0])
     for task in [*training, *kept, *elsewhere]:
         facts = AttemptFacts(task, json.dumps({"sql": task["sql"], "rewritten": False}))
@@ -57,7 +61,15 @@ def test_every_reference_has_its_own_result_and_no_question_is_in_both_sets(tmp_
 
 
 def test_a_seed_decides_the_tasks(tmp_path: Path) -> None:
-    assert written(tmp_path / "a", 1) == written(tmp_path / "b", 1) != written(tmp_path / "c", 2)
+    folders = ((tmp_path / name, seed, "joins") for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    first, same, other = (written(*one) for one in folders)
+    assert first == same != other
+
+
+def test_each_level_has_its_tasks_and_its_page() -> None:
+    assert SQL.dataset(0, Choices()) == SQL.dataset(0, Choices(level="one_table")) == "sql-one_table-0"
+    assert (SQL.page(Choices()), SQL.page(Choices(level="joins"))) == ("sql-one-table", "sql-joins")
+    assert SQL.title(Choices(level="joins")) == f"{SQL.heading}, joins"
 
 
 def test_the_teacher_solves_tasks_and_sends_some_to_the_rewriter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +111,7 @@ def test_each_version_of_the_sql_model_answers_on_the_other_database_once() -> N
     assert [run.model for run in found] == [None, "/models/warm"]
     for run in found:
         assert run.evaluation is not None
-        assert (run.evaluation.dataset, run.training.steps) == ("sql-0-elsewhere", 0)
+        assert (run.evaluation.dataset, run.training.steps) == ("sql-one_table-0-elsewhere", 0)
         assert run.evaluation.planned_versions(0) == [None]
 
 

@@ -19,13 +19,14 @@ from tests.campaigns.experiments.disaggregation import Disaggregation
 from tests.campaigns.experiments.external import External
 from tests.campaigns.experiments.flight import RULES, Flight
 from tests.campaigns.experiments.long import CREDITS, Long
-from tests.campaigns.experiments.math import LEVELS, MATH
+from tests.campaigns.experiments.math import MATH
 from tests.campaigns.experiments.open_ended import GUARDS, OpenEnded
 from tests.campaigns.experiments.page import page
 from tests.campaigns.experiments.rag import RAG
 from tests.campaigns.experiments.results import MAX_SEEDS, Seed, read_seed
 from tests.campaigns.experiments.runs import report
 from tests.campaigns.experiments.sql import SQL
+from tests.campaigns.experiments.taught import Taught
 
 PAGES = Path(__file__).parents[3] / "docs" / "experiments"
 EXPERIMENTS: dict[str, Experiment] = {
@@ -41,6 +42,8 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 RULES_OF = {"flight": list(RULES), "long": list(CREDITS)}
 CREDIT_HELP = "; ".join(f"of {name}: {', '.join(rules)}" for name, rules in RULES_OF.items())
+LEVELS_OF = {name: one.levels for name, one in EXPERIMENTS.items() if isinstance(one, Taught) and one.levels}
+LEVELS_HELP = "; ".join(f"of {name}: {', '.join(levels)}" for name, levels in LEVELS_OF.items())
 GIVEN_BY_MAKE = ("steps", "python")
 """Choices that are variables of the Makefile."""
 READY_SECONDS = 600.0
@@ -72,7 +75,7 @@ def main() -> None:
     parser.add_argument("--solutions", type=int, default=Choices.solutions, help="tasks that the teacher solves")
     parser.add_argument("--air", choices=["dense", "sparse"], default=Choices.air, help="of flight and math")
     parser.add_argument("--credit", default=Choices.credit, help=CREDIT_HELP)
-    parser.add_argument("--level", choices=LEVELS, default=Choices.level, help="of the tasks of math")
+    parser.add_argument("--level", help=f"of the tasks, the usual one first: {LEVELS_HELP}")
     parser.add_argument("--team", choices=["together", "apart"], default=Choices.team, help="of coordination")
     parser.add_argument("--guard", choices=list(GUARDS), default=Choices.guard, help="of open-ended")
     parser.add_argument("--lag", type=int, default=Choices.lag, choices=range(5), help="of disaggregation")
@@ -85,6 +88,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.credit not in (known := RULES_OF.get(given.name, [Choices.credit])):
         parser.error(f"--credit {given.credit}: {given.name} has {', '.join(known)}")
+    if given.level is not None and given.level not in (levels := LEVELS_OF.get(given.name, ())):
+        parser.error(f"--level {given.level}: {given.name} has {', '.join(levels) or 'none'}")
     choices = Choices(**{one.name: getattr(given, one.name) for one in fields(Choices)})
     one = EXPERIMENTS[given.name]
     seeds = experiment(one, given.home.absolute(), range(given.seeds), choices)

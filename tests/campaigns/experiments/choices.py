@@ -24,9 +24,9 @@ class Choices:
     """Sizes and variants.
 
     Args: python: the interpreter of agents; held_out: tasks of an evaluation; warm_steps, solutions: of a warm start;
-        level: of the tasks of math; team: how writer and checker of coordination train; guard: of open-ended against
-        hacking its judge; lag: versions by which tokens of disaggregation may be old; client: the place of the agent of
-        external
+        level: of the tasks of math and sql, None for the usual one; team: how writer and checker of coordination train;
+        guard: of open-ended against hacking its judge; lag: versions by which tokens of disaggregation may be old;
+        client: the place of the agent of external
     """
 
     steps: int = 10
@@ -36,7 +36,7 @@ class Choices:
     solutions: int = 96
     air: Air = "dense"
     credit: str = "discounted"
-    level: str = "chain_sum"
+    level: str | None = None
     team: Team = "together"
     guard: Guard = "none"
     lag: int = 1

@@ -39,10 +39,6 @@ class Coordination(Taught):
         """Returns the folder of the SQL agent."""
         return EXAMPLES / "sql"
 
-    def dataset(self, seed: int, choices: Choices) -> str:
-        """Returns the tasks of the experiment `sql`, so that its solutions serve here, too."""
-        return f"sql-{seed}"
-
     def title(self, choices: Choices) -> str:
         """Returns the heading of its page."""
         return f"{self.heading}, trained {choices.team}"
@@ -127,6 +123,7 @@ def bundled_model() -> Path:
 COORDINATION = Coordination(
     name="coordination",
     heading="Writer and checker of the SQL agent",
+    levels=("joins",),
     purpose="The [SQL agent](../../examples/sql/README.md) with two policies: the writer's, which rewrites, too, and"
     " the checker's. Both begin with one warm start on solutions of a scripted teacher, all roles in one model."
     " `together`: both learn in one run, with the advantage of the team. `apart`: each learns alone beside the other"

@@ -7,27 +7,17 @@ from typing import Any
 from tests.campaigns.experiments.choices import Choices
 from tests.campaigns.experiments.taught import Taught
 
-LEVELS = ("chain_sum", "leg_counting", "gsm_symbolic")
-
 
 class Math(Taught):
-    """Trains the agent in `examples/math` on the tasks of one level."""
-
-    def dataset(self, seed: int, choices: Choices) -> str:
-        """Returns the name of a seed's tasks of this level."""
-        return f"{self.name}-{choices.level}-{seed}"
-
-    def of_tasks(self, choices: Choices) -> list[str]:
-        """Returns the level."""
-        return ["--level", choices.level]
+    """Trains the agent in `examples/math`, with AIR and without."""
 
     def title(self, choices: Choices) -> str:
         """Returns the heading of its page."""
-        return f"{self.heading}, {choices.level}, {choices.air} rewards"
+        return f"{super().title(choices)}, {choices.air} rewards"
 
     def page(self, choices: Choices) -> str:
         """Returns the name of its page."""
-        return f"{self.name}-{choices.level.replace('_', '-')}-{choices.air}"
+        return f"{super().page(choices)}-{choices.air}"
 
     def document(self, seed: int, choices: Choices) -> dict[str, Any]:
         """Returns the example's document for a seed, with or without AIR."""
@@ -40,6 +30,7 @@ class Math(Taught):
 MATH = Math(
     name="math",
     heading="Mathematics, AutoGen",
+    levels=("chain_sum", "leg_counting", "gsm_symbolic"),
     purpose="The [math agent](../../examples/math/README.md) answers problems of `reasoning-gym` with a calculator. A"
     " model that calls no tool learns nothing from rewards of 0: a warm start on solutions of a scripted teacher comes"
     " first. `dense`: calculations that work earn intermediate rewards (AIR); `sparse`: the answer alone counts.",

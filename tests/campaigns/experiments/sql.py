@@ -42,6 +42,7 @@ class Sql(Taught):
 SQL = Sql(
     name="sql",
     heading="Text to SQL, LangGraph",
+    levels=("one_table", "joins"),
     purpose="The [SQL agent](../../examples/sql/README.md) writes queries for an excerpt of Chinook. A model that finds"
     " no query learns nothing from rewards of 0: a warm start on solutions of a scripted teacher comes first. Each"
     " version answers questions about another database as well, of which training shows nothing.",

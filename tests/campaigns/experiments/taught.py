@@ -30,21 +30,28 @@ class Taught:
     `train.jsonl` and `heldout.jsonl`; and `teacher.py FILE… --port PORT`, which prints its port and answers chat
     completions with the solutions of the tasks in these files. Both run with the agent's interpreter.
 
-    Args: heading: the title of its page; warm_rate: the learning rate of the warm start
+    Args: heading: the title of its page; warm_rate: the learning rate of the warm start; levels: of the tasks, the
+        usual one first, which `tasks.py --level LEVEL` knows
     """
 
     name: str
     heading: str
     purpose: str
     warm_rate: float = 5e-5
+    levels: tuple[str, ...] = ()
+
+    def level(self, choices: Choices) -> str | None:
+        """Returns the level of the tasks; None where they have none."""
+        return choices.level or next(iter(self.levels), None)
 
     def dataset(self, seed: int, choices: Choices) -> str:
         """Returns the name of a seed's tasks, from which those of its runs derive."""
-        return f"{self.name}-{seed}"
+        return "-".join([self.agent.name, *filter(None, [self.level(choices)]), str(seed)])
 
     def of_tasks(self, choices: Choices) -> list[str]:
         """Returns further arguments of `tasks.py`."""
-        return []
+        level = self.level(choices)
+        return [] if level is None else ["--level", level]
 
     @property
     def agent(self) -> Path:
@@ -53,11 +60,11 @@ class Taught:
 
     def title(self, choices: Choices) -> str:
         """Returns the heading of its page."""
-        return self.heading
+        return ", ".join([self.heading, *filter(None, [self.level(choices)])])
 
     def page(self, choices: Choices) -> str:
         """Returns the name of its page."""
-        return self.name
+        return "-".join([self.name, *filter(None, [self.level(choices)])]).replace("_", "-")
 
     @contextmanager
     def platform(self, folder: Path, seeds: Sequence[int], choices: Choices, usual: Options) -> Iterator[Options]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,4 +49,5 @@ def test_both_that_trained_apart_are_measured_without_a_step() -> None:
 
 
 def test_the_solutions_are_those_of_the_sql_experiment() -> None:
-    assert COORDINATION.demonstrations(2, CHOICES) == SQL.demonstrations(2, CHOICES)
+    of_sql = SQL.demonstrations(2, replace(CHOICES, level="joins"))
+    assert COORDINATION.demonstrations(2, CHOICES) == of_sql

@@ -12,7 +12,7 @@ from leyden.libs.contracts.config import Component, RunConfig
 from leyden.libs.grading.facts import AttemptFacts
 from leyden.libs.grading.grade import grade
 from tests.campaigns.experiments.choices import Choices
-from tests.campaigns.experiments.math import LEVELS, MATH
+from tests.campaigns.experiments.math import MATH
 from tests.support.examples import example_modules
 
 QUESTION = "How many legs have 4 humans and 5 wasps?"
@@ -70,7 +70,7 @@ def test_the_teacher_calculates_each_step_and_its_answer_is_graded_right(modules
     assert teacher.solution({QUESTION: TASK}, [{"role": "user", "content": "Another?"}])["content"] == ""
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", MATH.levels)
 def test_sparse_rewards_and_levels_change_the_training_alone(level: str) -> None:
     dense, sparse = Choices(level=level), Choices(level=level, air="sparse")
     documents = [RunConfig.model_validate(MATH.document(0, one)) for one in (dense, sparse)]
