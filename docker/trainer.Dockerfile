@@ -1,5 +1,6 @@
 # The trainer: docker build -f docker/trainer.Dockerfile .
 # For CPUs: --build-arg VARIANT=cpu --build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+# For weights over the network (docs/gpu.md): --build-arg NCCL=nvidia-nccl-cu13==2.30.7, that of the engine's image.
 ARG VARIANT=cuda
 ARG CUDA_IMAGE=docker.io/nvidia/cuda:13.0.2-base-ubuntu24.04
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
@@ -44,6 +45,9 @@ COPY pyproject.toml README.md LICENSE ./
 RUN mkdir leyden && touch leyden/__init__.py && pip install --quiet setuptools \
     && pip install --quiet --no-build-isolation ".[service,torch-models]" accelerate
 RUN pip install --quiet --no-build-isolation ".[trainer,object-store]"
+# In place of the one that torch's wheel asks for.
+ARG NCCL
+RUN ${NCCL:+pip install --quiet --no-deps "$NCCL"}
 COPY --from=wheel /wheel /src/wheel
 RUN pip install --quiet --no-deps --force-reinstall wheel/*.whl && pip uninstall --quiet --yes pip
 ARG VERSION=0.2.0
