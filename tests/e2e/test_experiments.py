@@ -26,7 +26,11 @@ CASES: dict[str, tuple[list[str], list[str], dict[str, Any]]] = {
     **{name: ([*WARM, "trained"], ["trained"], {}) for name, one in EXPERIMENTS.items() if isinstance(one, Taught)},
     "open-ended": (SCORED, [one for one in SCORED if one.startswith("trained")], {}),
     "external service": (["base model", "trained"], ["trained"], {"client": "service"}),
-    "sql": ([*WARM, "trained", *(f"{one}, another database" for one in (*WARM, "trained"))], ["trained"], {}),
+    "sql": (
+        [*WARM, "trained, step 2", "trained", *(f"{one}, another database" for one in (*WARM, "trained"))],
+        ["trained"],
+        {"every": 2},
+    ),
     "coordination apart": ([*WARM, *ALONE, "both, each trained alone"], ALONE, {"team": "apart"}),
 }
 """The labels of evaluations and curves, and the choices."""

@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, choices=range(1, MAX_SEEDS + 1), metavar=f"1..{MAX_SEEDS}")
     parser.add_argument("--steps", type=int, default=Choices.steps)
     parser.add_argument("--held-out", type=int, default=Choices.held_out, help="tasks of an evaluation")
+    parser.add_argument("--every", type=int, help="steps between evaluations of math, rag and sql")
     parser.add_argument("--warm-steps", type=int, default=Choices.warm_steps, help="steps of the warm start")
     parser.add_argument("--solutions", type=int, default=Choices.solutions, help="tasks that the teacher solves")
     parser.add_argument("--air", choices=["dense", "sparse"], default=Choices.air, help="of flight and math")

@@ -23,15 +23,17 @@ Place = Literal["notebook", "service"]
 class Choices:
     """Sizes and variants.
 
-    Args: python: the interpreter of agents; held_out: tasks of an evaluation; warm_steps, solutions: of a warm start;
-        level: of the tasks of math and sql, None for the usual one; team: how writer and checker of coordination train;
-        guard: of open-ended against hacking its judge; lag: versions by which tokens of disaggregation may be old;
-        client: the place of the agent of external
+    Args: python: the interpreter of agents; held_out: tasks of an evaluation; every: steps from one to the next of
+        math, rag and sql, None for the first and the last alone; warm_steps, solutions: of a warm start; level: of the
+        tasks of math and sql, None for the usual one; team: how writer and checker of coordination train; guard: of
+        open-ended against hacking its judge; lag: versions by which tokens of disaggregation may be old; client: the
+        place of the agent of external
     """
 
     steps: int = 10
     python: str = "{python}"
     held_out: int = 40
+    every: int | None = None
     warm_steps: int = 6
     solutions: int = 96
     air: Air = "dense"

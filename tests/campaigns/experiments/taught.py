@@ -144,4 +144,4 @@ class Taught:
         document = RunConfig.model_validate(self.document(seed, choices)).storable()
         changed = {name: document[name] for name in OF_LEARNING} | {"training": {"steps": choices.steps}}
         # The warm start has measured the version that this begins with.
-        return changed | {"evaluation": {"at_start": False}}
+        return changed | {"evaluation": {"at_start": False, "every": choices.every}}
