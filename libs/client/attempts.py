@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 10.0
 """The wait of one request for a task; the client asks again."""
+BEAT_SECONDS = 10.0
+"""The longest wait for the answer to a heartbeat; of a short lease a sixth."""
 ERROR_CHARACTERS = 2000
 OUTPUT_BYTES = 400_000
 """The end of a longer output is sent: the API takes bodies of 1 MiB."""
@@ -125,8 +127,6 @@ class Attempt:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        if self._heart is not None:
-            self._heart.join()
         try:
             self._end(error)
         except Conflict:
@@ -136,6 +136,10 @@ class Attempt:
             # The agent's own error says more; without an end the lease runs out.
             if error is None:
                 raise
+        finally:
+            # After the end, which waits for no answer to a heartbeat.
+            if self._heart is not None:
+                self._heart.join()
 
     async def __aenter__(self) -> Attempt:
         try:
@@ -191,15 +195,22 @@ class Attempt:
                 raise NoTask(f"run {self._run_id!r} had no task that is due within {self._wait_seconds:g} s")
 
     def _beat(self) -> None:
-        """Renews the lease three times in its life, until the block ends or the platform says stop."""
-        address, pause = f"{self._address}/{self.leased.id}/heartbeat", self.leased.lease_seconds / 3
+        """Renews the lease three times in its life, until the block ends or the platform says stop.
+
+        Two heartbeats without an answer leave room for a third one.
+        """
+        address, third = f"{self._address}/{self.leased.id}/heartbeat", self.leased.lease_seconds / 3
+        pause = third
         while not self._over.wait(pause):
             try:
-                answer = Heartbeat.model_validate_json(self._http.post(address))
+                body = self._http.post(address, timeout_seconds=min(BEAT_SECONDS, third / 2), patience_seconds=0.0)
             except LeydenError:
-                # The API may come back before the lease is over.
+                # The API may come back before the lease is over, or another replica answer.
+                pause = third / 8
                 continue
-            if answer.stop is not None:
+            answer, pause = Heartbeat.model_validate_json(body), third
+            # After the block, it may tell of the block's own end.
+            if answer.stop is not None and not self._over.is_set():
                 self.stopped = answer.stop
                 return
 

@@ -27,8 +27,12 @@ class Transport:
 
     def __init__(self, base_url: str, token: str | None, *, timeout_seconds: float, patience_seconds: float) -> None:
         headers = {"authorization": f"Bearer {token}"} if token else {}
-        self._client = httpx.Client(base_url=_address(base_url), headers=headers, timeout=timeout_seconds)
-        self._timeout = timeout_seconds
+        # A request that waits for a task holds its connection, and would keep heartbeats of other threads waiting.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+        self._client = httpx.Client(
+            base_url=_address(base_url), headers=headers, timeout=timeout_seconds, limits=limits
+        )
+        self.timeout_seconds = timeout_seconds
         self._patience_seconds = patience_seconds
 
     def close(self) -> None:
@@ -55,7 +59,7 @@ class Transport:
         Raises: Unreachable: no answer, or the connection is lost before its end
         """
         given = {name: value for name, value in (parameters or {}).items() if value is not None}
-        limit = self._timeout if silence_seconds is None else silence_seconds
+        limit = self.timeout_seconds if silence_seconds is None else silence_seconds
         try:
             with self._client.stream("GET", path, params=given, headers=headers, timeout=limit) as response:
                 if not response.is_success:
@@ -85,10 +89,24 @@ class Transport:
             "POST", path, parameters=parameters, content=content, headers=headers, timeout_seconds=timeout_seconds
         )
 
-    def post(self, path: str, content: bytes | None = None) -> bytes:
-        """Posts to an idempotent endpoint, JSON where there is content."""
+    def post(
+        self,
+        path: str,
+        content: bytes | None = None,
+        *,
+        timeout_seconds: float | None = None,
+        patience_seconds: float | None = None,
+    ) -> bytes:
+        """Posts to an idempotent endpoint, JSON where there is content. Args: None: as for other requests"""
         headers = None if content is None else {"content-type": "application/json"}
-        return self._send("POST", path, content=content, headers=headers)
+        return self._send(
+            "POST",
+            path,
+            content=content,
+            headers=headers,
+            timeout_seconds=timeout_seconds,
+            patience_seconds=patience_seconds,
+        )
 
     def _send(
         self,
@@ -99,13 +117,15 @@ class Transport:
         content: Content | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_seconds: float | None = None,
+        patience_seconds: float | None = None,
     ) -> bytes:
         given = {name: value for name, value in (parameters or {}).items() if value is not None}
+        patience = self._patience_seconds if patience_seconds is None else patience_seconds
         deadline, pause = math.inf, 0.1
         while True:
             try:
                 body = content() if callable(content) else content
-                limit = self._timeout if timeout_seconds is None else timeout_seconds
+                limit = self.timeout_seconds if timeout_seconds is None else timeout_seconds
                 response = self._client.request(
                     method, path, params=given, content=body, headers=headers, timeout=limit
                 )
@@ -115,7 +135,7 @@ class Transport:
                 if response.is_success:
                     return response.content
                 failure = error_of(response)
-            deadline = min(deadline, time.monotonic() + self._patience_seconds)
+            deadline = min(deadline, time.monotonic() + patience)
             if not isinstance(failure, Unreachable) or time.monotonic() + pause > deadline:
                 raise failure
             time.sleep(pause)

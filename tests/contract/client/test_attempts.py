@@ -11,6 +11,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from leyden import Attempt, Client, Conflict, NoTask, RunEnded
 from leyden.libs.capability import write_keys
@@ -30,6 +34,11 @@ __all__ = ["endpoints"]
 
 ENDS = "SELECT kind, reward, stdout_tail, detail FROM outcomes ORDER BY created_at"
 LOOP_THREADS = 2
+LEASED = {
+    **{"id": "a", "run_id": "r", "rollout_id": "r.0.0", "number": 1, "dataset_id": "d", "task_number": 0, "task": {}},
+    **{"base_url": "http://g/v1", "api_key": "k", "environment": {}, "takes_reward": True},
+    **{"lease_seconds": 3.0, "timeout_seconds": 300.0},
+}
 COMPLETE = "UPDATE run_status SET phase = 'completed' WHERE run_id = %s"
 
 
@@ -121,6 +130,32 @@ def test_heartbeats_keep_an_attempt_and_say_that_its_run_was_cancelled(leyden: C
         connection.execute("UPDATE runs SET intent = 'cancelled' WHERE id = %s", [run])
         until(lambda: attempt.stopped, "the heartbeat tells it", 60)
     assert attempt.stopped == "cancelled" and attempt.ended is not None and attempt.ended.kind == "cancelled"
+
+
+def test_a_heartbeat_that_gets_no_answer_is_followed_by_another_one() -> None:
+    beats, over = list[str](), threading.Event()
+
+    async def lease(_: Request) -> Response:
+        return JSONResponse(LEASED)
+
+    async def beat(request: Request) -> Response:
+        beats.append(request.url.path)
+        while len(beats) == 1 and not over.is_set():
+            await asyncio.sleep(0.05)
+        return JSONResponse({"lease_expires_at": "2026-01-01T00:00:00Z", "stop": None, "reason": None})
+
+    async def end(_: Request) -> Response:
+        ended = {"id": "a", "rollout_id": "r.0.0", "number": 1, "kind": "succeeded", "reward": None, "detail": None}
+        return JSONResponse(ended)
+
+    paths = {"": lease, "/a/heartbeat": beat, "/a/end": end}
+    routes = [Route(f"/v1/runs/r/attempts{path}", answer, methods=["POST"]) for path, answer in paths.items()]
+    with served(Starlette(routes=routes)) as url, Client(url) as client:
+        try:
+            with client.attempt("r"):
+                until(lambda: len(beats) > 1, "another heartbeat comes", 30)
+        finally:
+            over.set()
 
 
 def test_an_attempt_that_was_lost_raises_nothing_and_counts_for_nothing(leyden: Client, postgres_dsn: str) -> None:

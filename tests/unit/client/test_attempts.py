@@ -10,10 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from leyden.libs.client import Attempt, Conflict, NoTask, RunEnded
+from leyden.libs.client import Attempt, Conflict, NoTask, RunEnded, Unreachable
 from leyden.libs.client.attempts import attempts_until, work
 from leyden.libs.client.transport import Transport
 from leyden.libs.contracts.api.problems import Problem
+from tests.support.waiting import until
 
 LEASED = {
     **{"run_id": "run-a", "rollout_id": "run-a.0.0", "number": 1, "dataset_id": "d", "task_number": 0},
@@ -34,9 +35,10 @@ class Api:
         self.stop: str | None = None
         self._lock = threading.Lock()
 
-    def post(self, path: str, content: bytes | None = None) -> bytes:
+    def post(self, path: str, content: bytes | None = None, **limits: float) -> bytes:
         if path.endswith("/heartbeat"):
             self.beaten.set()
+            self.beat(**limits)
             return json.dumps(BEAT | {"stop": self.stop}).encode()
         if path.endswith("/end"):
             if self.refuses_end:
@@ -49,12 +51,15 @@ class Api:
             self.tasks -= 1
             return json.dumps(LEASED | {"id": f"lease-{self.tasks}"}).encode()
 
+    def beat(self, **limits: float) -> None:
+        """Each heartbeat's moment."""
+
     def attempt(self) -> Attempt:
         return Attempt(cast(Transport, self), "run-a", agent_name=None, worker="nb", wait_seconds=None)
 
 
 class Idle(Api):
-    def post(self, path: str, content: bytes | None = None) -> bytes:
+    def post(self, path: str, content: bytes | None = None, **limits: float) -> bytes:
         return b""
 
 
@@ -91,6 +96,44 @@ def test_a_heartbeat_tells_the_agent_to_stop() -> None:
     with api.attempt() as attempt:
         assert api.beaten.wait(60)
     assert attempt.stopped == "cancelled"
+
+
+def test_an_end_waits_for_no_answer_to_a_heartbeat() -> None:
+    class Silent(Api):
+        def beat(self, **limits: float) -> None:
+            until(lambda: self.ends, "the end is sent", 20)
+            self.stop = "ended"
+
+    api = Silent(1)
+    with api.attempt() as attempt:
+        assert api.beaten.wait(60)
+    assert (attempt.stopped, [one["outcome"] for one in api.ends]) == (None, ["succeeded"])
+
+
+def test_two_heartbeats_without_an_answer_leave_room_for_a_third_one() -> None:
+    class Clock(threading.Event):
+        seconds = 0.0
+
+        def wait(self, timeout: float | None = None) -> bool:
+            self.seconds += timeout or 0.0
+            return self.is_set()
+
+    class Deaf(Api):
+        def beat(self, *, timeout_seconds: float, patience_seconds: float) -> None:
+            assert patience_seconds == 0.0
+            clock.seconds += timeout_seconds
+            moments.append(clock.seconds)
+            if len(moments) < 3:
+                raise Unreachable("no answer")
+            answered.set()
+
+    api, clock, answered, moments = Deaf(1), Clock(), threading.Event(), list[float]()
+    api.stop = "cancelled"
+    attempt = api.attempt()
+    attempt._over = clock
+    with attempt:
+        assert answered.wait(60)
+    assert moments[-1] < LEASED["lease_seconds"]
 
 
 def test_an_end_that_comes_too_late_raises_nothing() -> None:
