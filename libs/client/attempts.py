@@ -182,7 +182,9 @@ class Attempt:
             request = LeaseRequest(worker=self._worker, key=key, wait_seconds=left, agent=self._agent_name)
             try:
                 # An older platform refuses fields that it does not know.
-                body = self._http.post(self._address, request.model_dump_json(exclude_none=True).encode())
+                content = request.model_dump_json(exclude_none=True).encode()
+                # The platform takes `left` to say that there is none.
+                body = self._http.post(self._address, content, timeout_seconds=self._http.timeout_seconds + left)
             except Conflict as error:
                 if error.problem is not None and error.problem.cause == "run_ended":
                     raise RunEnded(str(error), error.problem) from None

@@ -158,6 +158,26 @@ def test_a_heartbeat_that_gets_no_answer_is_followed_by_another_one() -> None:
             over.set()
 
 
+def test_a_wait_for_a_task_may_be_longer_than_the_clients_timeout() -> None:
+    asked = list[object]()
+
+    async def lease(request: Request) -> Response:
+        document = await request.json()
+        asked.append(document["key"])
+        await asyncio.sleep(document["wait_seconds"])
+        return Response(status_code=204)
+
+    app = Starlette(routes=[Route("/v1/runs/r/attempts", lease, methods=["POST"])])
+    with (
+        served(app) as url,
+        Client(url, timeout_seconds=1.0, patience_seconds=0.0) as client,
+        pytest.raises(NoTask),
+        client.attempt("r", wait_seconds=1.5),
+    ):
+        raise AssertionError("there is no task")
+    assert asked
+
+
 def test_an_attempt_that_was_lost_raises_nothing_and_counts_for_nothing(leyden: Client, postgres_dsn: str) -> None:
     run = waiting(postgres_dsn)
     with leyden.attempt(run) as attempt, psycopg.connect(postgres_dsn, autocommit=True) as connection:

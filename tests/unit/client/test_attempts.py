@@ -28,6 +28,8 @@ ENDED = {"id": "1", "rollout_id": "run-a.0.0", "number": 1, "kind": "succeeded",
 class Api:
     """Answers with tasks until none is left; then the run has ended."""
 
+    timeout_seconds = 60.0
+
     def __init__(self, tasks: int, *, refuses_end: bool = False) -> None:
         self.tasks, self.refuses_end = tasks, refuses_end
         self.ends = list[dict[str, Any]]()
