@@ -41,18 +41,11 @@ class ByConversation(ABC):
         self, rollouts: Iterable[Rollout], read: Reader, left_out: LeftOut, *, per_task: int | None
     ) -> Iterator[Json]:
         """Converts each conversation."""
-
-        def converted(conversation: Conversation) -> Iterator[Json]:
-            try:
-                yield self.row(conversation)
-            except Inexpressible as reason:
-                left_out[str(reason)] += 1
-
-        return by_rollout(rollouts, read, per_task, converted)
+        return by_rollout(rollouts, read, per_task, lambda conversation: [self.row(conversation)])
 
     @abstractmethod
     def row(self, conversation: Conversation) -> Json:
-        """Converts one conversation. Raises: Inexpressible"""
+        """Converts one conversation."""
 
 
 def by_rollout(

@@ -37,11 +37,16 @@ class Conversation:
         return f"{self.rollout.id}/{self.number}"
 
     @property
-    def first_own(self) -> int:
-        """The first own answer of those at the end, between which no assistant's turn is another one."""
-        given = (at for at, turn in enumerate(self.turns) if turn.role == "assistant" and at not in self.own)
-        last_given = max(given, default=-1)
-        return min(at for at in self.own if at > last_given)
+    def stretches(self) -> list[tuple[int, int]]:
+        """The first and the last own answer of each part in which no assistant's turn is another one."""
+        found: list[tuple[int, int]] = []
+        is_open = False
+        for at, turn in enumerate(self.turns):
+            if at in self.own:
+                found.append((found.pop()[0] if is_open else at, at))
+            if turn.role == "assistant":
+                is_open = at in self.own
+        return found
 
 
 class Conversations(NamedTuple):

@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from leyden.libs.client.export.base import ByConversation, Inexpressible
+from leyden.libs.client.export.base import Inexpressible, LeftOut, Reader, by_rollout
 from leyden.libs.client.export.conversations import Conversation
+from leyden.libs.contracts.api.rollouts import Rollout
 from leyden.libs.contracts.conversation import Json, ToolCall, Turn
 from leyden.libs.contracts.strict import is_too_deep
 
 
-class Trl(ByConversation):
-    """The completion begins at the first answer that no earlier row has; all that stands before is the prompt."""
+class Trl:
+    """A row for each part of a conversation: all before its first own answer is the prompt, the rest the completion.
 
-    def row(self, conversation: Conversation) -> Json:
-        """Converts one conversation. Raises: Inexpressible: a tool call is malformed"""
-        messages = trl_messages(conversation.turns)
-        first = conversation.first_own
-        row: Json = {"prompt": messages[:first], "completion": messages[first:]}
-        return {
-            **row,
-            **trl_tools(conversation),
-            "reward": conversation.rollout.reward,
-            "rollout": conversation.rollout.id,
-            "task": conversation.rollout.task_number,
-            "role": conversation.role,
-        }
+    A part ends where the agent wrote an assistant's message, which is no answer to learn.
+    """
+
+    def rows(
+        self, rollouts: Iterable[Rollout], read: Reader, left_out: LeftOut, *, per_task: int | None
+    ) -> Iterator[Json]:
+        """Converts each conversation without a malformed tool call."""
+
+        def converted(conversation: Conversation) -> Iterator[Json]:
+            try:
+                messages = trl_messages(conversation.turns)
+            except Inexpressible as reason:
+                left_out[str(reason)] += 1
+                return
+            for first, last in conversation.stretches:
+                yield _row(conversation, messages[:first], messages[first : last + 1])
+
+        return by_rollout(rollouts, read, per_task, converted)
+
+
+def _row(conversation: Conversation, prompt: list[Json], completion: list[Json]) -> Json:
+    return {
+        "prompt": prompt,
+        "completion": completion,
+        **trl_tools(conversation),
+        "reward": conversation.rollout.reward,
+        "rollout": conversation.rollout.id,
+        "task": conversation.rollout.task_number,
+        "role": conversation.role,
+    }
 
 
 def trl_tools(conversation: Conversation) -> Json:

@@ -76,13 +76,13 @@ def test_a_continued_call_is_part_of_the_last_one() -> None:
     [found] = conversations_of(rollout(), planned()).found
     assert found.turns == (SYSTEM, TASK, ASKS, RAIN, SUN, NICE)
     assert {at: one.id for at, one in found.answers.items()} == {2: "c1", 5: "c2"}
-    assert (found.own, found.first_own, found.tools) == ({2, 5}, 2, TOOLS)
+    assert (found.own, found.stretches, found.tools) == ({2, 5}, [(2, 5)], TOOLS)
 
 
 def test_branches_share_their_beginning_and_own_it_once() -> None:
     again = call("c3", [SYSTEM, TASK, ASKS, RAIN], LYON)
     first, second = conversations_of(rollout(), [*planned(), again]).found
-    assert (first.own, second.own, second.first_own) == ({2, 5}, {4}, 4)
+    assert (first.own, second.own, second.stretches) == ({2, 5}, {4}, [(4, 4)])
     assert set(second.answers) == {2, 4}
 
 
@@ -144,7 +144,7 @@ def test_a_compacted_context_and_another_role_are_conversations_of_their_own() -
 def test_an_answer_that_the_agent_sends_back_changed_is_no_answer_of_the_model() -> None:
     changed = Turn("assistant", "Hmm.")
     found = conversations_of(rollout(), [call("c1", [TASK], LYON), call("c2", [TASK, changed, SUMMARY], NICE)]).found
-    assert [(one.own, one.first_own) for one in found] == [({1}, 1), ({3}, 3)]
+    assert [(one.own, one.stretches) for one in found] == [({1}, [(1, 1)]), ({3}, [(3, 3)])]
 
 
 def test_what_has_no_conversation_is_counted() -> None:
@@ -234,6 +234,21 @@ def test_trl_writes_each_answer_in_one_completion() -> None:
     rows, _ = export("trl", [*planned(), call("c3", [SYSTEM, TASK, ASKS, RAIN], LYON)])
     assert [message["content"] for message in rows[1]["prompt"]] == ["You plan trips.", "Lyon or Nice?", "", "rain"]
     assert rows[1]["completion"] == [{"role": "assistant", "content": "Lyon."}]
+
+
+def test_trl_trains_the_answers_before_a_message_that_the_agent_wrote() -> None:
+    hmm, more = Turn("assistant", "Hmm."), Turn("user", "More?")
+    again = call("c3", [SYSTEM, TASK, ASKS, RAIN, SUN, NICE, more, hmm, SUMMARY], LYON)
+    rows, left_out = export("trl", [*planned(), again])
+    assert [[message["content"] for message in row["prompt"]] for row in rows] == [
+        [SYSTEM.content, TASK.content],
+        [SYSTEM.content, TASK.content, "", "rain", "no such city", "Nice.", "More?", "Hmm.", SUMMARY.content],
+    ]
+    assert [[message["content"] for message in row["completion"]] for row in rows] == [
+        ["", "rain", "no such city", "Nice."],
+        ["Lyon."],
+    ]
+    assert left_out == {}
 
 
 @pytest.mark.parametrize("form", ["atif", "trl"])
