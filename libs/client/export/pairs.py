@@ -18,7 +18,11 @@ from leyden.libs.contracts.rewards import ROUNDING
 
 NO_REWARD = "rollouts without a reward, which rank nowhere"
 NO_DIFFERENCE = "groups without two rollouts whose rewards differ"
+REPEATED = "pairs of conversations with an answer that an earlier pair of their group has"
 NO_PROMPT = "groups whose best and worst rollout share no prompt before answers that differ"
+
+Pair = tuple[Conversation, Conversation, int]
+"""Conversations of the best and the worst rollout, and the position at which their answers begin."""
 
 
 class Pairs:
@@ -37,7 +41,7 @@ class Pairs:
             if per_task is not None and written[task] >= per_task:
                 continue
             try:
-                rows = [_row(*pair) for pair in _matched(read(best), read(worst))]
+                rows = [_row(*pair) for pair in _once(_matched(read(best), read(worst)), left_out)]
             except Inexpressible as reason:
                 left_out[f"groups by {reason}"] += 1
                 continue
@@ -69,9 +73,19 @@ def _reward(rollout: Rollout) -> float:
     return rollout.reward
 
 
-def _matched(
-    best: Sequence[Conversation], worst: Sequence[Conversation]
-) -> Iterator[tuple[Conversation, Conversation, int]]:
+def _once(pairs: Iterable[Pair], left_out: LeftOut) -> Iterator[Pair]:
+    """The pairs without those that would train an answer again, which branches of a conversation share."""
+    trained = set[str]()
+    for one, other, at in pairs:
+        answers = {call.id for side in (one, other) for place, call in side.answers.items() if place >= at}
+        if answers & trained:
+            left_out[REPEATED] += 1
+            continue
+        trained |= answers
+        yield one, other, at
+
+
+def _matched(best: Sequence[Conversation], worst: Sequence[Conversation]) -> Iterator[Pair]:
     """Conversations of the same role and agent by their order, each with the position at which the answers begin."""
     others: dict[tuple[str | None, str | None], list[Conversation]] = defaultdict(list)
     for one in worst:

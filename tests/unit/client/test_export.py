@@ -320,6 +320,32 @@ def test_each_role_has_a_pair() -> None:
     assert row["role"] == "checker"
 
 
+def branches(first: str) -> list[Call]:
+    """Two ways on from one answer."""
+    answer, (rain, sun) = Turn("assistant", first), (Turn("user", "Rain?"), Turn("user", "Sun?"))
+    return [
+        call(f"{first}1", [TASK], answer),
+        call(f"{first}2", [TASK, answer, rain], Turn("assistant", f"{first}, rain")),
+        call(f"{first}3", [TASK, answer, sun], Turn("assistant", f"{first}, sun")),
+    ]
+
+
+def test_branches_train_an_answer_in_one_pair() -> None:
+    both = [rollout(), rollout(1, 0.0)]
+    rows, left_out = export("pairs", {"run-a.0.0": branches("Nice"), "run-a.0.1": branches("Lyon")}, both)
+    found = [[[one["content"] for one in row[part]] for part in ("prompt", "chosen", "rejected")] for row in rows]
+    assert found == [[[TASK.content], ["Nice", "Rain?", "Nice, rain"], ["Lyon", "Rain?", "Lyon, rain"]]]
+    assert left_out == {"pairs of conversations with an answer that an earlier pair of their group has": 1}
+
+
+def test_branches_that_differ_behind_a_common_answer_have_a_pair_each() -> None:
+    worst = [one.model_copy(update={"id": f"w{one.id}"}) for one in branches("Nice")]
+    worst[1:] = [one.model_copy(update={"answer": LYON}) for one in worst[1:]]
+    rows, left_out = export("pairs", {"run-a.0.0": branches("Nice"), "run-a.0.1": worst}, [rollout(), rollout(1, 0.0)])
+    assert [row["chosen"][0]["content"] for row in rows] == ["Nice, rain", "Nice, sun"]
+    assert left_out == {}
+
+
 def test_a_task_has_no_more_rollouts_or_pairs_than_wanted() -> None:
     rollouts = [rollout(number, 1.0 - number, group=group, task=group // 2) for group in range(4) for number in (0, 1)]
     calls = {one.id: planned(NICE if one.sibling == 0 else LYON) for one in rollouts}
