@@ -6,7 +6,7 @@
 """
 
 from leyden.libs.client.async_client import AsyncClient
-from leyden.libs.client.attempts import Attempt, NoTask, RunEnded
+from leyden.libs.client.attempts import Attempt, NoTask, RewardRefused, RunEnded
 from leyden.libs.client.client import Client
 from leyden.libs.client.errors import Conflict, Forbidden, LeydenError, NotFound, Refused, Unauthorised, Unreachable
 
@@ -20,6 +20,7 @@ __all__ = [
     "NoTask",
     "NotFound",
     "Refused",
+    "RewardRefused",
     "RunEnded",
     "Unauthorised",
     "Unreachable",

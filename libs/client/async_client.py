@@ -17,7 +17,7 @@ from threading import Event
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from leyden.libs.client.attempts import Attempt, Result, attempts_until
+from leyden.libs.client.attempts import Attempt, Result, RewardRefused, attempts_until
 from leyden.libs.client.client import Client
 from leyden.libs.client.export import Export
 from leyden.libs.contracts.conversation import Json
@@ -200,7 +200,8 @@ class AsyncClient:
     ) -> int:
         """Runs a coroutine function as the agent of a run until the run has ended; returns the number of attempts.
 
-        Args: agent: as that of `Client.work`, awaited; agent_name, worker: as those of `attempt`; at_once: tasks
+        Args:   agent: as that of `Client.work`, awaited; agent_name, worker: as those of `attempt`; at_once: tasks
+        Raises: RewardRefused: as `Client.work`
         """
 
         async def play() -> int:
@@ -211,6 +212,8 @@ class AsyncClient:
                     try:
                         async with attempt:
                             attempt.take(await agent(attempt))
+                    except RewardRefused:
+                        raise
                     except Exception:
                         leased = attempt.leased
                         log.warning("attempt %s of %s failed", leased.number, leased.rollout_id, exc_info=True)

@@ -8,12 +8,12 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any, Literal
 from urllib.parse import quote
 
-from leyden.libs.client.errors import Conflict, LeydenError
+from leyden.libs.client.errors import Conflict, LeydenError, Refused
 from leyden.libs.client.transport import Transport
 from leyden.libs.contracts.api.attempts import (
     EndedAttempt,
@@ -46,16 +46,22 @@ class NoTask(LeydenError):
     """No task of the run was due in time."""
 
 
+class RewardRefused(Refused):
+    """The run takes no reward of its agent: every further attempt that gives one would end so."""
+
+
 class Attempt:
     """One attempt, from the first line of its `with` block to the last.
 
     The agent's model is at `base_url` with `api_key`, for any client of OpenAI's or Anthropic's API. Set `reward`,
     `rewards` or `output` inside the block. An exception ends the attempt as failed and goes on; an interrupt gives it
-    back, so that its task runs again. An attempt that was lost meanwhile, see `stopped`, counts for nothing.
+    back, so that its task runs again. An attempt that was lost meanwhile, see `stopped`, counts for nothing. A result
+    that the API refuses, such as a reward or facts, ends the attempt as failed with the API's reason.
 
     Args: agent_name: the one of the run's `agents` that plays it, where it has several; wait_seconds: how long entering
         waits for a task; None: for as long as the run goes on
-    Raises: on entry: RunEnded; NoTask; Conflict: the platform starts the run's agents itself
+    Raises: on entry: RunEnded; NoTask; Conflict: the platform starts the run's agents itself; at the block's end:
+        Refused: the API refuses what the block set; RewardRefused: it is the reward
     """
 
     def __init__(
@@ -217,17 +223,25 @@ class Attempt:
                 return
 
     def _end(self, error: BaseException | None) -> None:
-        """Raises: LeydenError; ValueError: of a reward or fact that no JSON holds, which ended the attempt as failed"""
-        unsendable: ValueError | None = None
+        """Raises: LeydenError; ValueError, Refused: of a result that no JSON or the API holds, which ended as failed"""
+        refusal: ValueError | Refused | None = None
         try:
-            content = self._end_document(error)
-        except ValueError as refused:
-            unsendable, self.facts = refused, {}
-            content = self._end_document(error or refused)
-        answer = self._http.post(f"{self._address}/{self.leased.id}/end", content)
+            answer = self._send_end(error)
+        except (ValueError, Refused) as refused:
+            # Without an end the lease would run out, and the task would run again.
+            refusal, self.facts = refused, {}
+            answer = self._send_end(error or refused)
         self.ended = EndedAttempt.model_validate_json(answer)
-        if unsendable is not None and error is None:
-            raise unsendable
+        if refusal is not None and error is None:
+            raise refusal
+
+    def _send_end(self, error: BaseException | None) -> bytes:
+        try:
+            return self._http.post(f"{self._address}/{self.leased.id}/end", self._end_document(error))
+        except Refused as refused:
+            if refused.problem is not None and refused.problem.cause == "reward":
+                raise RewardRefused(str(refused), refused.problem) from None
+            raise
 
     def _end_document(self, error: BaseException | None) -> bytes:
         outcome: Literal["succeeded", "failed", "given_back"] = "succeeded"
@@ -267,6 +281,8 @@ def work(make: Callable[[], Attempt], agent: Callable[[Attempt], Result], at_onc
     """Runs the agent on task after task until the run has ended; returns the number of attempts.
 
     Ctrl-C lets the attempts of other threads end, and gives back the one of its own thread.
+
+    Raises: RewardRefused: the agent gives a reward, and the run takes none
     """
     stop, numbers = threading.Event(), list[int]()
 
@@ -275,6 +291,8 @@ def work(make: Callable[[], Attempt], agent: Callable[[Attempt], Result], at_onc
             try:
                 with attempt:
                     attempt.take(agent(attempt))
+            except RewardRefused:
+                raise
             except Exception:
                 log.warning("attempt %s of %s failed", attempt.leased.number, attempt.leased.rollout_id, exc_info=True)
             numbers.append(attempt.leased.number)
@@ -283,9 +301,11 @@ def work(make: Callable[[], Attempt], agent: Callable[[Attempt], Result], at_onc
         run()
         return len(numbers)
     with ThreadPoolExecutor(at_once, thread_name_prefix="attempt") as pool:
+        threads = [pool.submit(run) for _ in range(at_once)]
         try:
-            for thread in [pool.submit(run) for _ in range(at_once)]:
-                thread.result()
+            wait(threads, return_when=FIRST_EXCEPTION)
         finally:
             stop.set()
+    for thread in threads:
+        thread.result()
     return len(numbers)

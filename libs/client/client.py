@@ -572,7 +572,9 @@ class Client:
         """Runs a function as the agent of a run on task after task until the run has ended; returns their number.
 
         Args: agent: returns its reward, its answer as text, or fields (`output`, `reward`, `rewards`, `facts`); an
-            exception is the agent's failure; agent_name, worker: as those of `attempt`; at_once: threads
+            exception is the agent's failure, and so is a result that the API refuses; agent_name, worker: as those of
+            `attempt`; at_once: threads
+        Raises: RewardRefused: the agent gives a reward, and the run takes none: every further task would end so
         """
         return work(self._next_attempt(run_id, agent_name, worker), agent, at_once)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import threading
+import time
 from typing import Any, cast
 
 import pytest
 
-from leyden.libs.client import Attempt, Conflict, NoTask, RunEnded, Unreachable
+from leyden.libs.client import AsyncClient, Attempt, Conflict, NoTask, Refused, RewardRefused, RunEnded, Unreachable
 from leyden.libs.client.attempts import attempts_until, work
 from leyden.libs.client.transport import Transport
 from leyden.libs.contracts.api.problems import Problem
@@ -90,6 +92,84 @@ def test_a_result_that_json_cannot_hold_ends_its_attempt_as_failed(given: dict[s
     [end] = api.ends
     assert (end["outcome"], end["output"], end["facts"]) == ("failed", "4", {})
     assert end["reason"]
+
+
+class Strict(Api):
+    """Refuses rewards and U+0000, as the API of a run that takes no reward does."""
+
+    def post(self, path: str, content: bytes | None = None, **limits: float) -> bytes:
+        document = json.loads(content or b"{}")
+        if "reward" in document:
+            raise Refused("the run takes no reward", Problem(title="", status=422, cause="reward"))
+        if "\\u0000" in (content or b"").decode():
+            raise Refused("facts: the text holds U+0000", Problem(title="", status=400))
+        return super().post(path, content, **limits)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "reason"),
+    [
+        ({"reward": 1.0}, RewardRefused, "RewardRefused: the run takes no reward"),
+        ({"facts": {"tail": "a\x00b"}}, Refused, "Refused: facts: the text holds U+0000"),
+    ],
+)
+def test_a_result_that_the_api_refuses_ends_its_attempt_as_failed(
+    given: dict[str, Any], kind: type[Refused], reason: str
+) -> None:
+    api = Strict(1)
+    with pytest.raises(kind), api.attempt() as attempt:
+        attempt.take({"output": "4", **given})
+    assert api.ends == [{"outcome": "failed", "output": "4", "facts": {}, "reason": reason}]
+    assert attempt.ended is not None
+
+
+def test_a_failure_whose_facts_the_api_refuses_keeps_its_own_reason() -> None:
+    api = Strict(1)
+    attempt = api.attempt()
+    attempt.facts = {"tail": "\x00"}
+    with pytest.raises(ZeroDivisionError), attempt:
+        _ = 1 / 0
+    assert [one["reason"] for one in api.ends] == ["ZeroDivisionError: division by zero"]
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_work_ends_where_the_run_takes_no_reward_and_goes_on_after_refused_facts(at_once: int) -> None:
+    api = Strict(9)
+    with pytest.raises(RewardRefused):
+        work(api.attempt, lambda _: 1.0, at_once)
+    assert 1 <= len(api.ends) <= at_once
+    api = Strict(3)
+    assert work(api.attempt, lambda _: {"facts": {"tail": "\x00"}}, at_once) == len(api.ends) == 3
+
+
+def test_work_of_threads_ends_with_the_first_refusal() -> None:
+    api, numbers = Strict(200), itertools.count()
+
+    def agent(_: Attempt) -> float | None:
+        number = next(numbers)
+        # The other thread goes on without a reward.
+        time.sleep(0.05 * (number != 1))
+        return 1.0 if number == 1 else None
+
+    with pytest.raises(RewardRefused):
+        work(api.attempt, agent, 2)
+    assert len(api.ends) < 200
+
+
+def test_work_of_coroutines_ends_where_the_run_takes_no_reward() -> None:
+    api = Strict(9)
+
+    async def agent(_: Attempt) -> float:
+        return 1.0
+
+    async def play() -> None:
+        async with AsyncClient("http://api") as client:
+            client._client._next_attempt = lambda *_: api.attempt  # type: ignore[method-assign]
+            await client.work("run-a", agent)
+
+    with pytest.raises(RewardRefused):
+        asyncio.run(play())
+    assert [one["outcome"] for one in api.ends] == ["failed"]
 
 
 def test_a_heartbeat_tells_the_agent_to_stop() -> None:
