@@ -237,7 +237,11 @@ class Attempt:
 
     def _send_end(self, error: BaseException | None) -> bytes:
         try:
-            return self._http.post(f"{self._address}/{self.leased.id}/end", self._end_document(error))
+            # Without heartbeats, the lease leaves time for a second try.
+            limit = max(BEAT_SECONDS, self.leased.lease_seconds / 3)
+            return self._http.post(
+                f"{self._address}/{self.leased.id}/end", self._end_document(error), timeout_seconds=limit
+            )
         except Refused as refused:
             if refused.problem is not None and refused.problem.cause == "reward":
                 raise RewardRefused(str(refused), refused.problem) from None
