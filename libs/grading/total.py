@@ -37,11 +37,10 @@ def total(reward: Reward, grades: Mapping[str, Grade]) -> Total:
     weighted = [one for one in counting if one.weight]
     if not any(one.name in values for one in weighted):
         return Total(None, _explained(weighted, grades))
-    counted = sum(one.weight for one in weighted if one.name in values)
-    lost = [one.weight for one in failed if one.name not in values]
-    if not counted and (lost or reward.total == "weighted_mean"):
-        return Total(None, "the weights of the graded components add up to 0")
-    factor = 1 / counted if reward.total == "weighted_mean" else (counted + sum(lost)) / counted if lost else 1.0
+    # Absolute weights: beside a lost reward, a penalty grows and stays a penalty.
+    counted = sum(abs(one.weight) for one in weighted if one.name in values)
+    lost = sum(abs(one.weight) for one in failed if one.name not in values)
+    factor = (1.0 if reward.total == "weighted_mean" else counted + lost) / counted
     contributions = {one.name: one.weight * values[one.name] * factor for one in weighted if one.name in values}
     value = _bounded(reward, values, sum(contributions.values()))
     if not is_reward(value):

@@ -78,8 +78,9 @@ class Reward(Document):
     """The smallest and the largest total, after gates. Values and contributions of components stay as they are."""
     missing: Literal["exclude", "zero", "renormalise"] = "exclude"
     """A component with a weight that failed after all tries: `exclude` leaves the rollout out of its group and of all
-    means, `zero` lets the component earn 0, `renormalise` scales the others' sum up to the whole weight. A failed gate
-    has passed for nobody: with `renormalise`, too, it excludes the rollout."""
+    means, `zero` lets the component earn 0, `renormalise` scales the others' sum up to the whole weight, signs left
+    out: beside weights 1 and -0.2, a lost reward makes the penalty -1.2. A failed gate has passed for nobody: with
+    `renormalise`, too, it excludes the rollout."""
 
     judge_tokens: int | None = Field(default=None, ge=1, le=10**15)
     """The most tokens that the run's judges may use, questions and answers together. Then attempts wait for their

@@ -59,6 +59,23 @@ def test_a_failed_component_follows_missing(missing: str, expected: Total) -> No
     assert totalled(reward(0.75, 0.25, missing=missing), FAILED, scored(1.0)) == expected
 
 
+@pytest.mark.parametrize(
+    ("penalty", "grades", "expected"),
+    [
+        (-0.2, (FAILED, scored(1.0)), -1.2),
+        (-0.2, (FAILED, scored(0.0)), 0.0),
+        (-1.0, (scored(1.0), FAILED), 2.0),
+        (-2.0, (scored(1.0), FAILED), 3.0),
+        (-2.0, (scored(0.0), FAILED), 0.0),
+    ],
+)
+def test_renormalise_keeps_the_sign_of_each_component(
+    penalty: float, grades: tuple[Grade, ...], expected: float
+) -> None:
+    found = totalled(reward(1.0, penalty, missing="renormalise"), *grades)
+    assert found.value == pytest.approx(expected, abs=1e-9)
+
+
 def test_a_failed_component_is_no_0_when_nothing_else_counts() -> None:
     assert totalled(reward(1.0, missing="renormalise"), FAILED).value is None
     assert totalled(reward(1.0, missing="zero"), FAILED).value == 0.0
