@@ -7,7 +7,7 @@ shows, as after a lost span, earns what the tool earned on average in the group:
 text that may be the result or the bare message of a failure is worth the middle of both where the group has a status of
 its tool, else nothing: which texts are bare depends on how the tool ended, so that an average of the others is none of
 theirs. A result without content has the status that `null` says, and a tool with `failures` that of its rules, with and
-without a span.
+without a span. Rule `own` with an `alpha` leaves average and middle out (`group.py`).
 
 The agent writes its own spans, so a span counts only as the result of a tool call that the model sampled, and each
 sampled tool call has one result. The first of these finds it; the source is stored with the result:

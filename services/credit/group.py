@@ -3,6 +3,7 @@
 Rewards add up. The outcome of a rollout is the reward that the controller settled plus every reward given to the
 rollout; a call earns the reward of its tools (AIR) plus every reward given to it. A reward for an unknown answer or
 call counts for the rollout. With AIR's α, calls earn α · status and outcomes count (1 - α); without, both count fully.
+Under rule `own` with an α, a call none of whose tools has a status gets the whole outcome and no average or middle.
 An agent's own failure earns no more in all, and none of its calls earns more, than the worst sibling that did not fail:
 otherwise a crash before a tool is better than an honest call that the tool refuses. Calls are bounded by those with
 which the baseline compares them.
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyden.libs.contracts.call_counts import CallCounts
-from leyden.libs.contracts.config import Air, Baseline, Credit, TokenDiscountedCredit
+from leyden.libs.contracts.config import Air, Baseline, Credit, OwnCredit, TokenDiscountedCredit
 from leyden.libs.contracts.samples import RowCall
 from leyden.libs.contracts.states import OutcomeKind, SpanStatus
 from leyden.services.credit.air import DEFAULTS, ToolUse, air_reward, average_factors, tool_uses
@@ -41,7 +42,7 @@ from leyden.services.credit.rules import call_returns, token_shares, trained_tok
 from leyden.services.credit.shaping import overlong_reward, shaped_outcome
 from leyden.services.credit.states import START, state_keys
 
-CREDIT_VERSION = 11
+CREDIT_VERSION = 12
 """Grows with every change of the computation."""
 
 
@@ -282,13 +283,14 @@ def _earned(played: _Played, credit: Credit, factors: Mapping[str, float], less:
     rollout, forest, uses = played.rollout, played.forest, played.uses
     calls = [node.call for node in forest.nodes]
     given, of_rollout = _given(rollout, forest)
+    is_mixed_C = np.array([_is_mixed(uses.get(call.id, []), credit) for call in calls], np.bool_)
     status_C = np.array([_status_reward(uses.get(call.id, []), credit.air, factors) for call in calls], np.float64)
+    status_C = np.where(is_mixed_C, status_C, 0.0)
     lengths_C = [len(call.sampled) // TOKEN.itemsize for call in calls]
     intermediate_C = status_C + given + _length_rewards(lengths_C, credit)
     shaped = shaped_outcome(rollout.outcome + of_rollout, sum(lengths_C), credit.shaping)
     outcome = shaped * _outcome_share(credit.air) - less
-    # A call whose tools have no status mixes nothing.
-    own_C = np.array([outcome if _has_status(uses.get(call.id, [])) else shaped - less for call in calls], np.float64)
+    own_C = np.where(is_mixed_C, outcome, shaped - less)
     return _Earned(
         rollout=rollout,
         forest=forest,
@@ -316,7 +318,10 @@ def _status_reward(uses: Sequence[ToolUse], air: Air | None, factors: Mapping[st
     return air_reward(uses, air, factors) * (1.0 if air.alpha is None else air.alpha)
 
 
-def _has_status(uses: Sequence[ToolUse]) -> bool:
+def _is_mixed(uses: Sequence[ToolUse], credit: Credit) -> bool:
+    """Whether status and outcome mix for the call. Rule `own` with an α mixes nothing without a status."""
+    if not isinstance(credit.rule, OwnCredit) or credit.air is None or credit.air.alpha is None:
+        return True
     return any(use.status is not SpanStatus.UNSET for use in uses)
 
 

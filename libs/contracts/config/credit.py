@@ -103,7 +103,7 @@ class TemporalDiscountCredit(Document):
 
 class OwnCredit(Document):
     """Every call gets its own reward and the rollout's outcome: α · status + (1 - α) · outcome with `air.alpha`. A call
-    whose tools have no status gets the outcome."""
+    whose tools have no status gets the outcome alone, as an answer does."""
 
     type: Literal["own"] = "own"
 

@@ -292,6 +292,20 @@ def test_own_credit_has_the_published_values_from_results_without_spans() -> Non
     assert [one.return_ for one in found.credits] == pytest.approx([0.6, 0.5, 0.6, 0.5], abs=1e-9)
 
 
+@pytest.mark.parametrize("failure", [-1.0, 0.0])
+@pytest.mark.parametrize("text", [None, "three connections"], ids=["lost", "bare"])
+def test_own_credit_of_a_call_without_status_is_the_outcome(failure: float, text: str | None) -> None:
+    # Two successes earn 0.2 · 1 + 0.8 · 1; the third call has no status, and neither an average nor a middle beside 1.
+    worked = [rollout(name, 1, with_results(name, '{"flights": 3}')) for name in "ab"]
+    unknown = rollout("c", 1, chain("c", 2, "search") if text is None else with_results("c", text))
+    air = {"weights": {"search": 1.0}, "alpha": 0.2, "failure": failure}
+    found = credited([*worked, unknown], rule={"type": "own"}, air=air, baseline={"type": "mean", "per": "depth"})
+    assert [use.status for one in found.credits for use in one.uses] == ["ok", "ok", "unset"]
+    assert [one.return_ for one in found.credits] == pytest.approx([1.0] * 6, abs=1e-9)
+    assert [one.intermediate_reward for one in found.credits] == pytest.approx([0.2, 0, 0.2, 0, 0, 0], abs=1e-9)
+    assert not found.has_variance()
+
+
 @pytest.mark.parametrize(
     ("failure", "middle"),
     [(-1.0, 0.0), (0.0, 0.15), (-0.5, 0.075)],
