@@ -210,7 +210,7 @@ TRAINING = (
         "Evaluations",
         "SELECT evaluation_id, count(*) AS rollouts, avg(newest_reward) AS reward_mean,"
         " stddev_samp(newest_reward) AS reward_std"
-        f" FROM reports.rollouts WHERE {RUN} AND evaluation_id IS NOT NULL AND state = 'finished'"
+        f" FROM reports.rollouts WHERE {RUN} AND evaluation_id IS NOT NULL AND newest_reward IS NOT NULL"
         " GROUP BY evaluation_id ORDER BY evaluation_id",
     ),
     over_time(

@@ -9,10 +9,13 @@ import psycopg
 import pytest
 from psycopg.errors import InsufficientPrivilege
 
+from docs.dashboards import RUN, TRAINING
+from leyden.libs.contracts.ids import evaluation_id
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.policies import policy_columns
-from tests.support.builders import add_group, add_run, finish_rollout, run_document
+from leyden.libs.store.read.results import get_evaluation
+from tests.support.builders import add_attempt, add_group, add_run, finish_rollout, run_document
 
 VIEWS = {
     "runs",
@@ -84,6 +87,44 @@ async def test_a_regrades_total_stands_beside_the_reward_that_trained(database: 
     with psycopg.connect(postgres_dsn) as connection:
         query = "SELECT reward, newest_reward, revision FROM reports.rollouts ORDER BY revision"
         assert connection.execute(query).fetchall() == [(1.0, 1.0, 1), (1.5, 0.75, 3)]
+
+
+async def test_an_evaluation_has_the_apis_mean_in_reports_and_on_the_dashboard(
+    database: Database, postgres_dsn: str
+) -> None:
+    run = await add_run(database)
+    key = evaluation_id(run.id, 1)
+    async with database.session() as session:
+        (await session.get_one(tables.RunStatus, run.id)).smallest_reward = -0.5
+        columns = {"run_id": run.id, "dataset_id": run.dataset_id, "rollouts_per_task": 4}
+        session.add(tables.Evaluation(id=key, number=1, policy_version=0, **columns))
+    _, (solved, crashed, slow, lost) = await add_group(database, run, size=4, evaluation_id=key)
+    await finish_rollout(database, solved, reward=1.0)
+    await finish_rollout(database, crashed, reward=None, kind="agent_error")
+    await finish_rollout(database, slow, reward=None, kind="timeout")
+    await add_attempt(database, lost)
+    now = datetime.now(tz=UTC)
+    lease = {"tries": 1, "lease_id": "lease", "owner": "test", "lease_expires_at": now, "settled_at": now}
+    graded: dict[str, Any] = {"rollout_id": lost.id, "attempt": 1, "run_id": run.id}
+    async with database.session() as session:
+        session.add(tables.ExternalReward(rollout_id=slow.id, key="b", name="r", value=0.25))
+        row = await session.get_one(tables.Rollout, lost.id)
+        row.state, row.reason, row.grading_attempt, row.finished_at = "excluded", "ungraded", 1, now
+        session.add(tables.Grading(**graded, **lease, reason="lost"))
+        await session.flush()
+        session.add(tables.Regrade(**graded, revision=2, reward={}, total=0.5, token_name="a"))
+    async with database.read() as session:
+        evaluation = await get_evaluation(session, key)
+    assert evaluation is not None and evaluation.results.reward is not None
+    found = evaluation.results.reward
+    assert (found.count, found.mean) == (4, 0.125)
+    [panel] = [one for one in TRAINING if one["title"] == "Evaluations"]
+    [query] = [one["rawSql"].replace(RUN, f"run_id = '{run.id}'") for one in panel["targets"]]
+    with psycopg.connect(postgres_dsn) as connection:
+        assert [row[:3] for row in connection.execute(query).fetchall()] == [(key, found.count, found.mean)]
+        query = "SELECT newest_reward, revision FROM reports.rollouts ORDER BY rollout_id"
+        assert connection.execute(query).fetchall() == [(1.0, 1), (-0.5, 1), (-0.5, 1), (0.5, 2)]
+        assert connection.execute("SELECT count(reward) FROM reports.rollouts").fetchone() == (1,)
 
 
 async def test_a_steps_rewards_are_those_of_the_groups_that_its_run_judged(
