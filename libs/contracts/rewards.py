@@ -24,3 +24,8 @@ def is_reward(value: float) -> bool:
 def reaches(value: float, bound: float) -> bool:
     """Whether a reward is at least the bound, rounding left out."""
     return value >= bound - ROUNDING
+
+
+def gain(before: float, after: float) -> float:
+    """How much a mean reward rose; 0 within rounding, which depends on the order of its sum."""
+    return after - before if abs(after - before) > ROUNDING else 0.0

@@ -14,7 +14,7 @@ from leyden.libs.client.export.conversations import Conversation
 from leyden.libs.client.export.trl import trl_messages, trl_tools
 from leyden.libs.contracts.api.rollouts import Rollout
 from leyden.libs.contracts.conversation import Json, Turn
-from leyden.libs.contracts.rewards import ROUNDING
+from leyden.libs.contracts.rewards import gain
 
 NO_REWARD = "rollouts without a reward, which rank nowhere"
 NO_DIFFERENCE = "groups without two rollouts whose rewards differ"
@@ -62,7 +62,7 @@ def _ends(rollouts: Iterable[Rollout], left_out: LeftOut) -> Iterator[tuple[Roll
         worst = rollout if rollout.reward < _reward(worst) else worst
         ends[rollout.group_id] = best, worst
     for best, worst in ends.values():
-        if _reward(best) - _reward(worst) > ROUNDING:
+        if gain(_reward(worst), _reward(best)) > 0:
             yield best, worst
         else:
             left_out[NO_DIFFERENCE] += 1

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 from sqlalchemy import select, text
 
 from leyden.libs.contracts.config import BrokenDocument, RunConfig
+from leyden.libs.contracts.rewards import gain
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.policies import IS_RUN, policies_by_id
@@ -258,7 +259,8 @@ def best_measured(
             means[one.version].append(one.mean(tasks))
     left_out = [str(one) for one in measured if one not in compared]
     if means:
-        best = max(means, key=lambda version: (fmean(means[version]), version))
+        highest = max(fmean(values) for values in means.values())
+        best = max(version for version, values in means.items() if not gain(fmean(values), highest))
         reason = "; ".join(["by evaluations" + _on(tasks, deciding), *_not_compared(left_out)])
         return BestVersion(best, reason, fmean(means[best]), "evaluations")
     if not any(one.version > 0 for one in (*own, *compared)):

@@ -19,6 +19,7 @@ from leyden.libs.contracts.api.comparison import (
 )
 from leyden.libs.contracts.api.runs import Evaluation
 from leyden.libs.contracts.overlay import document_differences
+from leyden.libs.contracts.rewards import gain
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.read import results, runs
 from leyden.libs.store.read.best import BestVersion, measured_versions, measurements
@@ -113,9 +114,9 @@ async def _with_changes(
 ) -> TaskComparison:
     """The comparison with the tasks that rose and fell most."""
     before, after = (means[evaluation] for evaluation in one.evaluation_ids)
-    gains = sorted((before[task] - after[task], task) for task in before.keys() & after.keys())
-    risen = [task for loss, task in gains if loss < 0][:MOST_CHANGES]
-    fallen = [task for loss, task in reversed(gains) if loss > 0][:MOST_CHANGES]
+    losses = sorted((gain(after[task], before[task]), task) for task in before.keys() & after.keys())
+    risen = [task for loss, task in losses if loss < 0][:MOST_CHANGES]
+    fallen = [task for loss, task in reversed(losses) if loss > 0][:MOST_CHANGES]
     asked = {"evaluations": list(one.evaluation_ids), "tasks": risen + fallen}
     rollouts = {(row.evaluation_id, row.task_number): row.id for row in await session.execute(_ROLLOUTS, asked)}
     texts = await task_texts(session, [(one.dataset_id, task) for task in risen + fallen])
@@ -142,7 +143,7 @@ def _last_pair(first: Sequence[Evaluation], other: Sequence[Evaluation]) -> tupl
 
 def _compared(first: Evaluation, other: Evaluation, means: Mapping[str, Mapping[int, float]]) -> TaskComparison | None:
     both = means[first.id].keys() & means[other.id].keys()
-    gains = [means[other.id][task] - means[first.id][task] for task in sorted(both)]
+    gains = [gain(means[first.id][task], means[other.id][task]) for task in sorted(both)]
     if not gains:
         return None
     interval: dict[str, Any] = {"low": None, "high": None}
@@ -153,9 +154,9 @@ def _compared(first: Evaluation, other: Evaluation, means: Mapping[str, Mapping[
         run_id=other.run_id,
         dataset_id=first.dataset_id,
         evaluation_ids=(first.id, other.id),
-        won=sum(gain > 0 for gain in gains),
-        lost=sum(gain < 0 for gain in gains),
-        same=sum(gain == 0 for gain in gains),
+        won=sum(one > 0 for one in gains),
+        lost=sum(one < 0 for one in gains),
+        same=sum(one == 0 for one in gains),
         difference=fmean(gains),
         changes=[],
         **interval,

@@ -6,7 +6,8 @@ import io
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import pairwise, product
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -16,8 +17,11 @@ from sqlalchemy import select, text, update
 from leyden.libs.cli.view.comparison import comparison_parts
 from leyden.libs.contracts import ids
 from leyden.libs.contracts.api.comparison import Comparison
+from leyden.libs.contracts.api.runs import Evaluation
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.read.best import BestVersion, Measurement, best_measured
+from leyden.libs.store.read.comparison import _compared
 from tests.support import builders
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -38,6 +42,27 @@ async def trained_step(
         made = {"metrics": {}, "checkpoint": "", "started_at": START, **columns}
         session.add(tables.Step(run_id=run.id, number=number, **made))
         session.add(tables.StepGroup(group_id=group.id, run_id=run.id, step=number, verdict="trained"))
+
+
+def test_rounding_moves_no_task_and_makes_no_version_best() -> None:
+    higher, lower = (0.1 + 0.2 + 0.3) / 3, (0.3 + 0.2 + 0.1) / 3
+    assert higher > lower
+    first, other = (cast(Evaluation, SimpleNamespace(id=name, dataset_id="d", run_id=name)) for name in ("a", "b"))
+    for rewards in ((lower, higher), (higher, lower)):
+        found = _compared(first, other, {"a": {0: rewards[0], 1: 0.5}, "b": {0: rewards[1], 1: 0.75}})
+        assert found is not None and (found.won, found.lost, found.same) == (1, 0, 1)
+    measured = [Measurement(f"{n}", "a", n, n, 1, {0: mean}) for n, mean in ((1, higher), (2, lower))]
+    assert best_measured(measured, measured, {1, 2}) == BestVersion(2, "by evaluations", lower, "evaluations")
+
+
+async def test_the_tasks_that_changed_leave_rounding_out(api_http: httpx.AsyncClient, database: Database) -> None:
+    dataset = (await builders.add_dataset(database, [{"question": n} for n in range(2)])).id
+    # The task's means on paper are equal; the stored ones differ in the last bit.
+    first = await measured_run(database, dataset, 0.1, [0.1 + 0.2 + 0.3, 0.5])
+    other = await measured_run(database, dataset, 0.2, [0.3 + 0.2 + 0.1, 0.75])
+    [tasks] = (await api_http.get("/v1/comparison", params={"run": [first.id, other.id]})).json()["tasks"]
+    assert [(one["number"], one["rewards"]) for one in tasks["changes"]] == [(1, [0.5, 0.75])]
+    assert (tasks["won"], tasks["lost"], tasks["same"]) == (1, 0, 1)
 
 
 async def measured_run(database: Database, dataset: str, rate: float, rewards: list[float]) -> tables.Run:

@@ -91,6 +91,15 @@ async def test_a_task_weighs_the_same_however_many_of_its_rollouts_were_lost(dat
     assert await best(database, run) == (2, "by evaluations")
 
 
+async def test_rounding_makes_no_version_better_than_a_newer_one(database: Database) -> None:
+    run = await run_with_versions(database)
+    rewards = (0.1, 0.2, 0.3)
+    assert sum(rewards) > sum(reversed(rewards))
+    await measure(database, run, 2, 1, rewards, asked=1, rollouts=3)
+    await measure(database, run, 3, 2, rewards[::-1], asked=1, rollouts=3)
+    assert await best(database, run) == (2, "by evaluations")
+
+
 async def test_an_evaluation_that_lost_most_of_its_tasks_is_compared_with_none(database: Database) -> None:
     run = await run_with_versions(database)
     await measure(database, run, 2, 1, [0.5, 0.5, 0.5, 0.5])
