@@ -79,10 +79,15 @@ def _relation(operation: str, text: str, reference: str) -> bool:
 
 
 def choice(grader: graders.Choice, facts: AttemptFacts) -> Scored:
-    """The last option in the text counts: agents write their thoughts first."""
+    """The last option in the text counts: agents write their thoughts first.
+
+    Options as they are written come first, and with them those in another case that end their part of the line, such
+    as "(b)". Only without any of these does an "a" before another word count: it is mostly an article.
+    """
     references, text = texts_of(grader.reference, facts), text_of(grader.output, facts)
     options = "|".join(re.escape(one) for one in sorted(grader.options, key=len, reverse=True))
-    found = re.findall(rf"(?<!\w)({options})(?!\w)", text, re.IGNORECASE)
+    written = re.findall(rf"(?<!\w)({options}|(?i:{options})(?! +\S))(?!\w)", text)
+    found = written or re.findall(rf"(?<!\w)({options})(?!\w)", text, re.IGNORECASE)
     if not found:
         return 0.0, None, f"none of {', '.join(grader.options)} stands in the output"
     is_right = found[-1].casefold() in {one.strip().casefold() for one in references}

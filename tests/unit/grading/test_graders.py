@@ -154,6 +154,23 @@ def test_choice_takes_the_last_option_that_stands_alone() -> None:
     assert value("Because", {"key": "B"}, **grader) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("output", "extracted"),
+    [
+        ("Answer: B, since it is a better fit.", "B"),
+        ("B is right: the others have a flaw", "B"),
+        ("**B** is a **better** fit, and d is\na worse one", "B"),
+        ("A first thought.\nThe answer is b", "b"),
+        ("the answer is b because it fits", "b"),
+    ],
+)
+def test_choice_takes_no_article_for_an_option(output: str, extracted: str) -> None:
+    grader = {"type": "choice", "options": ["A", "B", "C", "D"], "reference": "{task.key}"}
+    found = graded(output, {"key": "B"}, **grader)
+    assert (found.value, found.extracted) == (1.0, extracted)
+    assert value(output, {"key": "A"}, **grader) == 0.0
+
+
 def test_regex_matches_at_each_line() -> None:
     found = graded("hm\nanswer: 4\nbye", type="regex", pattern="^answer: .+$")
     assert (found.value, found.extracted) == (1.0, "answer: 4")
