@@ -48,15 +48,29 @@ class AttemptFacts:
     feedback: Mapping[str, Sequence[float]] = field(default_factory=dict)
     waited_seconds: float = 0.0
 
-    @cached_property
+    def begin_reading(self) -> None:
+        """Runs before each look at the output, and does nothing here. Built-in graders look as late as they can: what
+        they compute before is the task's part, and what they compute from then on is the agent's."""
+
+    @property
     def text(self) -> str:
         """The graded output."""
+        self.begin_reading()
+        return self._text
+
+    @property
+    def last_object(self) -> dict[str, Any] | None:
+        """The last line of the output that is a JSON object."""
+        self.begin_reading()
+        return self._last_object
+
+    @cached_property
+    def _text(self) -> str:
         return self.output[-MAX_TEXT:].rstrip()
 
     @cached_property
-    def last_object(self) -> dict[str, Any] | None:
-        """The last line of the output that is a JSON object."""
-        for line in reversed(self.text.split("\n")):
+    def _last_object(self) -> dict[str, Any] | None:
+        for line in reversed(self._text.split("\n")):
             if not line.lstrip().startswith("{"):
                 continue
             try:

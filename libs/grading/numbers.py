@@ -50,11 +50,11 @@ def last_number(text: str) -> tuple[str, float] | None:
 
 def numeric(grader: graders.Numeric, facts: AttemptFacts) -> Scored:
     """Equal to any of the references."""
-    references, text = texts_of(grader.reference, facts), text_of(grader.output, facts)
+    references = texts_of(grader.reference, facts)
     expected = [found[1] for one in references if (found := last_number(one)) is not None]
     if not expected:
         raise ValueError(f"the reference {references[0]!r} has no number")
-    found = last_number(text)
+    found = last_number(text_of(grader.output, facts))
     if found is None:
         return 0.0, None, "no number stands in the output"
     shown, value = found

@@ -15,8 +15,6 @@ from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading.facts import AttemptFacts
 from leyden.libs.grading.grade import Grade, worst
 
-SEARCHES = frozenset({"regex", "json_schema"})
-"""Graders whose patterns take a time that the text decides, beyond any bound: elsewhere it grows with its length."""
 CHILD = "leyden.libs.grading.child"
 LINE_BYTES = 2**20
 """The longest answer of a process; grades cut their texts far below it."""
@@ -34,7 +32,7 @@ class Graded:
 class Pool:
     """Grades while it is open.
 
-    Args: component_seconds: the limit on the processor time of one component
+    Args: component_seconds: the limit on the processor time of a component's two parts, the task's and the agent's
     """
 
     def __init__(self, processes: int, component_seconds: float) -> None:
@@ -141,15 +139,16 @@ async def _read(process: asyncio.subprocess.Process) -> bytes:
 
 
 async def _crashed(process: asyncio.subprocess.Process, component: Component, seconds: float) -> Graded:
-    """A pattern that computes too long for a text earns the worst: otherwise an agent could escape its grader by a
-    text."""
+    """An output with which a grader computes too long earns the worst: otherwise an agent could escape its grader by a
+    text. A task that takes too long, and a process that ends in another way, is not the agent's fault."""
     status = await process.wait()
-    if status == -signal.SIGPROF and component.grader is not None and component.grader.type in SEARCHES:
+    if status == -signal.SIGPROF:
         value = worst(component)
-        cause = f"the search in this output took longer than {seconds:g} s: it counts as {value:g}, the worst"
+        cause = f"the grading of this output took longer than {seconds:g} s: it counts as {value:g}, the worst"
         return Graded(Grade(ComponentState.SCORED, value, None, cause), seconds)
-    is_late = status in (-signal.SIGPROF, -signal.SIGALRM)
-    cause = f"it took longer than {seconds:g} s" if is_late else f"its process ended ({status})"
+    late = f"it took longer than {seconds:g} s"
+    causes = {-signal.SIGVTALRM: f"{late} before it read the output", -signal.SIGALRM: late}
+    cause = causes.get(status, f"its process ended ({status})")
     return Graded(Grade(ComponentState.FAILED, explanation=cause), seconds, crashed=True)
 
 

@@ -56,7 +56,6 @@ def sql_result(grader: graders.SqlResult, facts: AttemptFacts) -> Scored:
     Raises: ValueError: the database or the reference is broken, which is no answer's fault
     """
     reference, script = text_of(grader.reference, facts), text_of(grader.database, facts)
-    query = query_of(text_of(grader.output, facts))
     with closing(_built(script)) as database:
         try:
             expected = _rows(database, reference, grader.seconds, grader.rows + 1)
@@ -64,6 +63,7 @@ def sql_result(grader: graders.SqlResult, facts: AttemptFacts) -> Scored:
             raise ValueError(f"the reference has no result: {error}") from error
         if len(expected) > grader.rows:
             raise ValueError(f"the reference has more than {grader.rows} rows: raise `rows`, or narrow its query")
+        query = query_of(text_of(grader.output, facts))
         try:
             found = _rows(database, query, grader.seconds, len(expected) + 1)
         except QueryFailed as error:

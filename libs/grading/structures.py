@@ -13,13 +13,13 @@ from leyden.libs.grading.facts import AttemptFacts, Scored, agents_json, shown, 
 
 def json_schema(grader: graders.JsonSchema, facts: AttemptFacts) -> Scored:
     """Holds if the JSON of the output has the schema."""
+    # A broken schema raises: that is the document's fault, and no answer's.
+    validator = jsonschema_rs.validator_for(grader.json_schema)
     text = _json_text(grader.output, facts)
     try:
         value = agents_json(text)
     except ValueError as error:
         return 0.0, text, f"no JSON: {error}"
-    # A broken schema raises: that is the document's fault, and no answer's.
-    validator = jsonschema_rs.validator_for(grader.json_schema)
     wrong = next(validator.iter_errors(value), None)
     if wrong is None:
         return 1.0, text, "has the schema"

@@ -85,18 +85,20 @@ def choice(grader: graders.Choice, facts: AttemptFacts) -> Scored:
     as "(b)". Only without any of these does an "a" before another word count: it is mostly an article.
     """
     references, text = texts_of(grader.reference, facts), text_of(grader.output, facts)
+    right = {one.strip().casefold() for one in references}
     options = "|".join(re.escape(one) for one in sorted(grader.options, key=len, reverse=True))
     written = re.findall(rf"(?<!\w)({options}|(?i:{options})(?! +\S))(?!\w)", text)
     found = written or re.findall(rf"(?<!\w)({options})(?!\w)", text, re.IGNORECASE)
     if not found:
         return 0.0, None, f"none of {', '.join(grader.options)} stands in the output"
-    is_right = found[-1].casefold() in {one.strip().casefold() for one in references}
+    is_right = found[-1].casefold() in right
     return float(is_right), found[-1], f"{'is' if is_right else 'is not'} {' or '.join(references)}"
 
 
 def regex(grader: graders.Regex, facts: AttemptFacts) -> Scored:
     """The caller limits the time: patterns may take exponential time."""
-    found = re.search(grader.pattern, text_of(grader.output, facts), re.MULTILINE)
+    pattern = re.compile(grader.pattern, re.MULTILINE)
+    found = pattern.search(text_of(grader.output, facts))
     if found is None:
         return 0.0, None, f"{grader.pattern!r} was not found"
     return 1.0, found[0], f"{grader.pattern!r} was found"

@@ -23,8 +23,9 @@ class Settings(ServiceSettings):
     processes: int = Field(default=2, ge=1, le=256)
     """Processes that run built-in graders; each grades one attempt at a time."""
     component_seconds: float = Field(default=10.0, gt=0)
-    """Limit on the processor time of one component of one attempt; then its process ends. The component has failed, or
-    earns the worst where a pattern met a text for which it takes too long."""
+    """Limit on the processor time of one component of one attempt; then its process ends. It holds for what a grader
+    computes before it reads the output, as from a task's references, which fails the component, and from then on,
+    which earns the worst."""
     providers: dict[str, JudgeProvider] = Field(default_factory=dict)
     """Servers of OpenAI's chat completions whose models judge (graders `score_model` and `relative_model`), as a JSON
     object by name: `{"judge": {"url": "https://api.openai.com/v1", "api_key_file": "/secrets/judge"}}`. `"price":

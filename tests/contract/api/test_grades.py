@@ -80,7 +80,7 @@ async def test_a_search_that_hangs_earns_0_and_the_next_one_works(
     hung = found["components"][0]
     assert (hung["value"], hung["explanation"]) == (
         0.0,
-        "the search in this output took longer than 5 s: it counts as 0, the worst",
+        "the grading of this output took longer than 5 s: it counts as 0, the worst",
     )
 
 

@@ -45,7 +45,10 @@ F1 = {
 }
 FORMAT = {"name": "format", "weight": 0.1, "grader": {"type": "regex", "pattern": "^answer: "}}
 HANGS = {"name": "hangs", "grader": {"type": "regex", "pattern": "^(a+)+$"}}
-SLOW = {"name": "slow", "grader": {"type": "text_similarity", "measure": "fuzzy", "reference": "{task.references}"}}
+SLOW = {"name": "slow", "grader": {"type": "sql_result", "reference": "{task.sql}", "database": "CREATE TABLE t(a);"}}
+# Each of the terms takes a second, in one instruction of SQLite.
+SLOW_TERM = "length(trim('{i}' || hex(zeroblob(49990)), replace(hex(zeroblob(4000)), '0', 'z') || '0{i}'))"
+SLOW_SQL = "SELECT " + ", ".join(SLOW_TERM.format(i=i) for i in range(20))
 BETTER = {
     "name": "better",
     "grader": {"type": "relative_model", "provider": "judge", "model": "m", "rubric": "Which answer is better?"},
@@ -149,17 +152,24 @@ async def test_calls_and_tools_are_those_that_the_gateway_recorded(database: Dat
 
 
 async def test_a_grader_that_takes_too_long_is_tried_again_and_is_no_0(database: Database, redis_url: str) -> None:
-    references = ["ab" * 25_000] * 20
-    outputs = ["ba" * 25_000, "answer: aaa"]
-    run, _ = await add_ungraded(database, FORMAT, SLOW, outputs=outputs, task={"references": references})
+    run, _ = await add_ungraded(database, FORMAT, SLOW, outputs=["SELECT 1"], task={"sql": SLOW_SQL})
     async with grading(database, redis_url, component_seconds=1.0):
-        late, fine = await settled(database, run, 2)
-    assert (late.total, late.reason, late.tries) == (None, "slow: it took longer than 1 s", 3)
-    assert (fine.total, fine.tries) == (pytest.approx(0.1, abs=0.01), 1)
+        (late,) = await settled(database, run, 1)
+    assert (late.total, late.reason) == (None, "slow: it took longer than 1 s before it read the output")
+    assert late.tries == 3
     assert [(one.component, one.state, one.value) for one in await rewards(database, run)][:2] == [
         ("format", "scored", 0.0),
         ("slow", "failed", None),
     ]
+
+
+async def test_an_output_that_takes_too_long_earns_0_at_once_and_the_next_one_its_grade(
+    database: Database, redis_url: str
+) -> None:
+    run, _ = await add_ungraded(database, FORMAT, SLOW, outputs=[SLOW_SQL, "SELECT 1"], task={"sql": "SELECT 1"})
+    async with grading(database, redis_url, component_seconds=1.0):
+        slow, right = await settled(database, run, 2)
+    assert [(one.total, one.reason, one.tries) for one in (slow, right)] == [(0.0, None, 1), (1.0, None, 1)]
 
 
 async def test_a_text_whose_search_never_ends_earns_0_at_once(database: Database, redis_url: str) -> None:
@@ -167,7 +177,7 @@ async def test_a_text_whose_search_never_ends_earns_0_at_once(database: Database
     async with grading(database, redis_url, component_seconds=0.3):
         (found,) = await settled(database, run, 1)
     assert (found.total, found.tries) == (pytest.approx(0.1), 1)
-    assert (await rewards(database, run))[1].explanation.startswith("the search in this output took longer than 0.3 s")
+    assert (await rewards(database, run))[1].explanation.startswith("the grading of this output took longer than 0.3")
 
 
 async def test_a_grader_that_breaks_is_tried_three_times_and_holds_no_group(

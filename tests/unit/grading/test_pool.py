@@ -29,11 +29,17 @@ async def pool() -> AsyncIterator[Pool]:
     await opened.close()
 
 
+# Each of the 40 terms is one instruction of SQLite, during which nothing looks at the clock.
+SLOW_TERM = "length(trim('{i}' || hex(zeroblob(49990)), replace(hex(zeroblob(4000)), '0', 'z') || '0{i}'))"
+SLOW_SQL = "SELECT " + ", ".join(SLOW_TERM.format(i=i) for i in range(40))
+SQL = {"type": "sql_result", "reference": "{task.sql}", "database": "CREATE TABLE t(a);"}
+
+
 async def test_a_text_whose_search_never_ends_earns_0_alone(pool: Pool) -> None:
     first, hung, last = await pool.grade(components(WORDS, HANGS, WORDS), BAIT)
     assert (first.grade.value, last.grade.value, first.crashed) == (1.0, 1.0, False)
     assert (hung.grade.state, hung.grade.value, hung.crashed) == (ComponentState.SCORED, 0.0, False)
-    assert hung.grade.explanation == "the search in this output took longer than 1 s: it counts as 0, the worst"
+    assert hung.grade.explanation == "the grading of this output took longer than 1 s: it counts as 0, the worst"
 
 
 @pytest.mark.parametrize(
@@ -49,16 +55,34 @@ async def test_a_text_whose_search_never_ends_is_no_way_out_of_a_penalty(
     assert hung.grade.explanation.endswith(f"it counts as {worst:g}, the worst")
 
 
-async def test_a_component_that_takes_too_long_by_its_references_fails_alone() -> None:
-    slow = {"type": "text_similarity", "measure": "fuzzy", "reference": "{task.answers}"}
-    pool = Pool(1, component_seconds=1.0)
-    try:
-        facts = AttemptFacts({"answers": ["ab" * 25_000] * 20}, "ba" * 25_000)
-        late, last = await pool.grade(components(slow, WORDS), facts)
-    finally:
-        await pool.close()
-    assert (late.grade.state, late.crashed, last.grade.value) == (ComponentState.FAILED, True, 1.0)
-    assert late.grade.explanation == "it took longer than 1 s"
+@pytest.mark.parametrize(("weight", "worst"), [(1.0, 0.0), (-1.0, 1.0)])
+@pytest.mark.parametrize(
+    ("grader", "task", "output"),
+    [
+        (SQL, {"sql": "SELECT 1"}, SLOW_SQL),
+        (
+            {"type": "text_similarity", "measure": "fuzzy", "reference": "{task.answers}"},
+            {"answers": ["ab" * 25_000] * 20},
+            "ba" * 25_000,
+        ),
+    ],
+)
+async def test_no_output_escapes_its_grader_by_the_time_that_it_takes(
+    pool: Pool, grader: dict[str, Any], task: dict[str, Any], output: str, weight: float, worst: float
+) -> None:
+    slow = Component.model_validate({"name": "slow", "grader": grader, "weight": weight})
+    late, last = await pool.grade([slow, *components(WORDS)], AttemptFacts(task, output))
+    assert (late.grade.state, late.grade.value, late.crashed) == (ComponentState.SCORED, worst, False)
+    assert last.grade.state == ComponentState.SCORED
+
+
+async def test_a_component_that_takes_too_long_by_its_task_fails_alone(pool: Pool) -> None:
+    facts = AttemptFacts({"sql": SLOW_SQL}, "SELECT 1")
+    # The agent's part of the first component does not count for the second one.
+    first, late, last = await pool.grade(components(WORDS, SQL, WORDS), facts)
+    assert (late.grade.state, late.crashed) == (ComponentState.FAILED, True)
+    assert late.grade.explanation == "it took longer than 1 s before it read the output"
+    assert (first.grade.value, last.grade.value) == (1.0, 1.0)
 
 
 async def test_an_error_of_a_grader_is_its_finding_and_no_crash(pool: Pool) -> None:
