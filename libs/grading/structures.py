@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import jsonschema_rs
 
@@ -29,18 +31,20 @@ def json_schema(grader: graders.JsonSchema, facts: AttemptFacts) -> Scored:
 def json_path(grader: graders.JsonPath, facts: AttemptFacts) -> Scored:
     """Holds if one of the values at the path is one of the references; null is no value."""
     references = [] if grader.reference is None else texts_of(grader.reference, facts)
+    is_right = _is_one_of(references)
+    segments = segments_of(grader.path)
     text = _json_text(grader.output, facts)
     try:
         document = agents_json(text)
     except ValueError as error:
         return 0.0, text, f"no JSON: {error}"
-    found = [one for one in values_at(segments_of(grader.path), document) if one is not None]
+    found = [one for one in values_at(segments, document) if one is not None]
     if not found:
         return 0.0, None, f"nothing is at {grader.path}"
     if grader.reference is None:
         return 1.0, shown(found[0]), f"a value is at {grader.path}"
     expected = " or ".join(references)
-    right = next((one for one in found if any(_is(one, reference) for reference in references)), None)
+    right = next(filter(is_right, found), None)
     if right is None:
         return 0.0, shown(found[0]), f"none of {len(found)} values at {grader.path} is {expected}"
     return 1.0, shown(right), f"at {grader.path} is {expected}"
@@ -53,12 +57,17 @@ def _json_text(output: str, facts: AttemptFacts) -> str:
     return text_of(output, facts)
 
 
-def _is(value: object, reference: str) -> bool:
-    """Whether the reference is the value's text or its JSON, so that 4 is 4.0 and no order of names counts."""
-    if isinstance(value, str):
-        return value.strip() == reference.strip()
-    try:
-        expected = json.loads(reference)
-    except (ValueError, RecursionError):
-        return False
-    return bool(jsonschema_rs.validator_for({"const": expected}).is_valid(value))
+def _is_one_of(references: Sequence[str]) -> Callable[[object], bool]:
+    """Tells whether a reference is a value's text or its JSON, so that 4 is 4.0 and no order of names counts."""
+    texts = {one.strip() for one in references}
+    constants = []
+    for one in references:
+        with suppress(ValueError):
+            constants.append({"const": agents_json(one)})
+    # An `enum` would take 10**30 for another number than 10**30.
+    validator = jsonschema_rs.validator_for({"anyOf": constants} if constants else False)
+
+    def is_right(value: object) -> bool:
+        return value.strip() in texts if isinstance(value, str) else validator.is_valid(value)
+
+    return is_right

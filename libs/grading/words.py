@@ -6,6 +6,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 from leyden.libs.contracts.config import graders
 from leyden.libs.grading.facts import AttemptFacts, Scored, text_of, texts_of
@@ -33,20 +34,34 @@ def f1(text: str, reference: str) -> float:
     >>> f1("the tall Eiffel Tower", "Eiffel Tower")
     0.8
     """
-    words, expected = squad(text).split(), squad(reference).split()
-    if not words or not expected:
-        return float(words == expected)
-    shared = (Counter(words) & Counter(expected)).total()
-    return 2 * shared / (len(words) + len(expected))
+    return _f1(_bag(text), _bag(reference))
+
+
+class _Bag(NamedTuple):
+    counts: Counter[str]
+    length: int
+
+
+def _bag(text: str) -> _Bag:
+    words = squad(text).split()
+    return _Bag(Counter(words), len(words))
+
+
+def _f1(text: _Bag, reference: _Bag) -> float:
+    length = text.length + reference.length
+    # In this order: it goes through the words of the reference, of which an agent cannot make many.
+    return 2 * (reference.counts & text.counts).total() / length if length else 1.0
 
 
 def token_f1(grader: graders.TokenF1, facts: AttemptFacts) -> Scored:
     """The best F1 with any of the references."""
     references = texts_of(grader.reference, facts)
+    expected = [_bag(one) for one in references]
     text = text_of(grader.output, facts)
-    best = max(references, key=lambda one: f1(text, one))
-    value = f1(text, best)
-    return value, text, f"F1 {value:.4g} with {best!r}"
+    bag = _bag(text)
+    values = [_f1(bag, one) for one in expected]
+    value = max(values)
+    return value, text, f"F1 {value:.4g} with {references[values.index(value)]!r}"
 
 
 _NORMALISE: dict[str, Callable[[str], str]] = {
@@ -58,12 +73,19 @@ _NORMALISE: dict[str, Callable[[str], str]] = {
 
 def string_check(grader: graders.StringCheck, facts: AttemptFacts) -> Scored:
     """Holds for any of the references; `ne` for all of them."""
-    references, text = texts_of(grader.reference, facts), text_of(grader.output, facts)
-    normalise = _NORMALISE[grader.normalise]
-    found = [_relation(grader.operation, normalise(text), normalise(one)) for one in references]
+    references = texts_of(grader.reference, facts)
+    expected = [_normalised(grader, one) for one in references]
+    text = text_of(grader.output, facts)
+    normalised = _normalised(grader, text)
+    found = [_relation(grader.operation, normalised, one) for one in expected]
     holds = all(found) if grader.operation == "ne" else any(found)
     shown = " or ".join(repr(one) for one in references)
     return float(holds), text, f"{grader.operation} {shown}: {'yes' if holds else 'no'}"
+
+
+def _normalised(grader: graders.StringCheck, text: str) -> str:
+    normal = _NORMALISE[grader.normalise](text)
+    return normal.casefold() if grader.operation == "ilike" else normal
 
 
 def _relation(operation: str, text: str, reference: str) -> bool:
@@ -72,10 +94,8 @@ def _relation(operation: str, text: str, reference: str) -> bool:
             return text == reference
         case "ne":
             return text != reference
-        case "like":
-            return reference in text
         case _:
-            return reference.casefold() in text.casefold()
+            return reference in text
 
 
 def choice(grader: graders.Choice, facts: AttemptFacts) -> Scored:

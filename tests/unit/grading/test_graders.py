@@ -12,7 +12,7 @@ import pytest
 from leyden.libs.contracts import json_path
 from leyden.libs.contracts.config import Component
 from leyden.libs.contracts.states import ComponentState
-from leyden.libs.grading import numbers, similarity, words
+from leyden.libs.grading import numbers, similarity, structures, words
 from leyden.libs.grading.facts import AttemptFacts
 from leyden.libs.grading.grade import Grade, grade
 
@@ -55,6 +55,28 @@ def test_token_f1_is_squads(output: str, reference: str, expected: float) -> Non
 def test_the_best_of_several_references_counts() -> None:
     found = graded("the UK", {"answers": ["Britain", "UK"]}, type="token_f1", reference="{task.answers}")
     assert (found.value, found.extracted, found.explanation) == (1.0, "the UK", "F1 1 with 'UK'")
+
+
+def test_many_references_take_the_time_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[str]()
+    squad, compiled = words.squad, structures.jsonschema_rs.validator_for
+
+    def counted(schema: Any) -> Any:
+        read.append("a validator")
+        return compiled(schema)
+
+    monkeypatch.setattr(words, "squad", lambda text: (read.append(text), squad(text))[1])
+    monkeypatch.setitem(words._NORMALISE, "squad", words.squad)
+    monkeypatch.setattr(structures.jsonschema_rs, "validator_for", counted)
+    task = {"answers": ["Rome", "Oslo", "4"]}
+    for grader in ({"type": "token_f1"}, {"type": "string_check", "normalise": "squad"}):
+        read.clear()
+        assert value("Oslo", task, reference="{task.answers}", **grader) == 1.0
+        assert sorted(read) == ["4", "Oslo", "Oslo", "Rome"]
+    read.clear()
+    numbers = json.dumps({"items": [*range(5, 900), 4.0]})
+    assert value(numbers, task, type="json_path", path="$.items[*]", reference="{task.answers}") == 1.0
+    assert read == ["a validator"]
 
 
 def test_a_field_of_the_last_json_line_is_graded() -> None:

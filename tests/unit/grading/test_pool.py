@@ -61,6 +61,11 @@ async def test_a_text_whose_search_never_ends_is_no_way_out_of_a_penalty(
     [
         (SQL, {"sql": "SELECT 1"}, SLOW_SQL),
         (
+            {"type": "json_path", "path": "$.items[*]", "reference": "{task.answers}"},
+            {"answers": [str(n) for n in range(10, 1010)]},
+            '{"items": [' + ",".join(["1"] * 490_000) + "]}",
+        ),
+        (
             {"type": "text_similarity", "measure": "fuzzy", "reference": "{task.answers}"},
             {"answers": ["ab" * 25_000] * 20},
             "ba" * 25_000,
