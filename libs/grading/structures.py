@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any, Never
 
 import jsonschema_rs
 
@@ -16,7 +17,7 @@ from leyden.libs.grading.facts import AttemptFacts, Scored, agents_json, shown, 
 def json_schema(grader: graders.JsonSchema, facts: AttemptFacts) -> Scored:
     """Holds if the JSON of the output has the schema."""
     # A broken schema raises: that is the document's fault, and no answer's.
-    validator = jsonschema_rs.validator_for(grader.json_schema)
+    validator = _validator(grader.json_schema)
     text = _json_text(grader.output, facts)
     try:
         value = agents_json(text)
@@ -50,6 +51,14 @@ def json_path(grader: graders.JsonPath, facts: AttemptFacts) -> Scored:
     return 1.0, shown(right), f"at {grader.path} is {expected}"
 
 
+def _validator(schema: dict[str, Any] | bool) -> jsonschema_rs.Validator:
+    return jsonschema_rs.validator_for(schema, retriever=_refuse)
+
+
+def _refuse(address: str) -> Never:
+    raise ValueError(f"{address} is another document, which no grader fetches")
+
+
 def _json_text(output: str, facts: AttemptFacts) -> str:
     """The last JSON object of the output counts where the grader reads the output as it is."""
     if output == "{output}" and facts.last_object is not None:
@@ -65,7 +74,7 @@ def _is_one_of(references: Sequence[str]) -> Callable[[object], bool]:
         with suppress(ValueError):
             constants.append({"const": agents_json(one)})
     # An `enum` would take 10**30 for another number than 10**30.
-    validator = jsonschema_rs.validator_for({"anyOf": constants} if constants else False)
+    validator = _validator({"anyOf": constants} if constants else False)
 
     def is_right(value: object) -> bool:
         return value.strip() in texts if isinstance(value, str) else validator.is_valid(value)

@@ -7,16 +7,12 @@ from collections.abc import Collection, Iterator, Sequence
 import jsonschema_rs
 import orjson
 
+from leyden.libs.contracts.config.graders import DRAFTS
 from leyden.libs.contracts.conversation import Tool
 from leyden.services.gateway.errors import BadRequest
 
 MAX_SCHEMA_BYTES = 128 * 1024
 """Limit of an answer's schema: an engine compiles it, and every call's row holds it."""
-DRAFTS = {
-    *(f"http://json-schema.org/draft-{number}/schema" for number in ("04", "06", "07")),
-    *(f"https://json-schema.org/draft/{year}/schema" for year in ("2019-09", "2020-12")),
-}
-"""Drafts of JSON Schema whose own schemas the library has; it would fetch another one."""
 
 
 def check_schema(schema: object, place: str, *, tool: str | None = None) -> None:

@@ -18,6 +18,13 @@ from leyden.libs.contracts.json_path import segments_of
 FIELD = re.compile(r"\{([A-Za-z_]\w*(?:\.[^{}.\x00]+)*)\}")
 """A field in a text: a root, and names of fields or positions of lists below it."""
 ROOTS = ("output", "task")
+DRAFTS = frozenset(
+    {
+        *(f"http://json-schema.org/draft-{number}/schema" for number in ("04", "06", "07")),
+        *(f"https://json-schema.org/draft/{year}/schema" for year in ("2019-09", "2020-12")),
+    }
+)
+"""Drafts of JSON Schema whose own schemas validators have; they would fetch another one."""
 
 
 def _fields_exist(template: str) -> str:
@@ -37,11 +44,16 @@ def _compiles(pattern: str) -> str:
 
 
 def _stays_here(schema: dict[str, Any]) -> dict[str, Any]:
-    """Refuses references to other documents: a grader would fetch them from an address that the document names."""
+    """Refuses references to other documents and other drafts: validators fetch them from an address in the schema."""
     todo: list[Any] = [schema]
     while todo:
         part = todo.pop()
         if isinstance(part, dict):
+            draft = part.get("$schema")
+            if isinstance(draft, str) and draft.rstrip("#") not in DRAFTS:
+                raise ValueError(
+                    f"$schema {draft[:100]!r} is none of the drafts 4, 6, 7, 2019-09 and 2020-12: remove it"
+                )
             for name in ("$ref", "$dynamicRef"):
                 reference = part.get(name)
                 if isinstance(reference, str) and not reference.startswith("#"):
@@ -116,7 +128,8 @@ class JsonSchema(_OfText):
 
     type: Literal["json_schema"]
     json_schema: Annotated[dict[str, Any], AfterValidator(_stays_here)] = Field(max_length=1_000)
-    """A JSON Schema (draft 2020-12 without `$schema`). References stay in the schema, such as `#/$defs/city`."""
+    """A JSON Schema (draft 2020-12 without `$schema`, which may name draft 4, 6, 7 or 2019-09). References stay in the
+    schema, such as `#/$defs/city`."""
 
 
 def _is_path(path: str) -> str:

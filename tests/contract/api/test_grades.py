@@ -69,6 +69,17 @@ async def test_a_stored_rollout_is_graded_and_nothing_is_stored(
             assert await session.scalar(select(func.count()).select_from(table)) == 0
 
 
+@pytest.mark.parametrize("path", ["grades", "regrades"])
+async def test_a_schema_that_is_to_be_fetched_is_refused(
+    api_http: httpx.AsyncClient, database: Database, path: str
+) -> None:
+    rollout = await finished(database)
+    schema = {"properties": {"a": {"$schema": "http://169.254.169.254/latest"}}}
+    reward = {"components": [{"name": "form", "grader": {"type": "json_schema", "json_schema": schema}}]}
+    answer = await api_http.post(f"/v1/rollouts/{rollout.id}/{path}", json={"reward": reward})
+    assert answer.status_code == 422 and "169.254.169.254/latest' is none of the drafts" in answer.text
+
+
 async def test_a_search_that_hangs_earns_0_and_the_next_one_works(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:

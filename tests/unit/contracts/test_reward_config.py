@@ -183,6 +183,21 @@ def test_a_schema_refers_to_no_other_document(name: str) -> None:
             grader(reference)
 
 
+@pytest.mark.parametrize("place", [[], ["properties", "city"], ["contentSchema"]])
+def test_a_schema_names_no_draft_that_is_to_be_fetched(place: list[str]) -> None:
+    def grader(draft: str) -> graders.JsonSchema:
+        schema: dict[str, Any] = {"$schema": draft, "properties": {"$schema": {"const": "https://example.com/schema"}}}
+        for name in reversed(place):
+            schema = {name: schema}
+        return graders.JsonSchema.model_validate({"type": "json_schema", "json_schema": schema})
+
+    grader("http://json-schema.org/draft-07/schema#")
+    grader("https://json-schema.org/draft/2020-12/schema")
+    for draft in ("http://169.254.169.254/latest", "file:///etc/passwd", "http://json-schema.org/draft-07/schema/x"):
+        with pytest.raises(ValidationError, match="is none of the drafts 4, 6, 7, 2019-09 and 2020-12: remove it"):
+            grader(draft)
+
+
 @pytest.mark.parametrize(
     ("weight", "parts", "words"),
     [

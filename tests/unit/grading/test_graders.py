@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import doctest
 import json
+import socket
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from leyden.libs.contracts import json_path
-from leyden.libs.contracts.config import Component
+from leyden.libs.contracts.config import Component, graders
 from leyden.libs.contracts.states import ComponentState
 from leyden.libs.grading import numbers, similarity, structures, words
 from leyden.libs.grading.facts import AttemptFacts
@@ -61,9 +63,9 @@ def test_many_references_take_the_time_of_one(monkeypatch: pytest.MonkeyPatch) -
     read = list[str]()
     squad, compiled = words.squad, structures.jsonschema_rs.validator_for
 
-    def counted(schema: Any) -> Any:
+    def counted(schema: Any, **options: Any) -> Any:
         read.append("a validator")
-        return compiled(schema)
+        return compiled(schema, **options)
 
     monkeypatch.setattr(words, "squad", lambda text: (read.append(text), squad(text))[1])
     monkeypatch.setitem(words._NORMALISE, "squad", words.squad)
@@ -236,6 +238,18 @@ def test_json_path_finds_a_value(path: str, reference: str | None, expected: flo
     found = graded(output, task, type="json_path", path=path, reference=reference)
     assert found.value == expected
     assert path == "$" or found.extracted == extracted
+
+
+@pytest.mark.parametrize("name", ["$schema", "$ref"])
+def test_no_schema_makes_a_grader_open_an_address(name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        schema = {"properties": {"a": {name: f"http://127.0.0.1:{server.getsockname()[1]}/schema"}}}
+        grader = graders.JsonSchema.model_construct(output="{output}", json_schema=schema)
+        with suppress(ValueError):
+            structures.json_schema(grader, AttemptFacts({}, "{}"))
+        with pytest.raises(BlockingIOError):
+            server.accept()
 
 
 def test_json_path_explains_itself() -> None:
