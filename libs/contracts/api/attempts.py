@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from leyden.libs.contracts.api.body import Body, RequestBody
 from leyden.libs.contracts.config.agents import AgentName
 from leyden.libs.contracts.conversation import Json
-from leyden.libs.contracts.rewards import RewardValue
+from leyden.libs.contracts.rewards import MAX_REWARD, RewardValue, is_reward
 from leyden.libs.contracts.states import OutcomeKind
 
 RewardName = Annotated[str, Field(min_length=1, max_length=200)]
@@ -88,7 +88,7 @@ class EndRequest(RequestBody):
     """The agent's answer, which graders read. Its end is stored (`runner.output_bytes`)."""
     reward: RewardValue | None = None
     rewards: dict[RewardName, RewardValue] | None = Field(default=None, min_length=1, max_length=100)
-    """Parts of the reward by name; their sum counts where `reward` is left out."""
+    """Parts of the reward by name; their sum, within ±1,000,000, counts where `reward` is left out."""
     facts: dict[str, Any] = Field(default_factory=dict, max_length=100)
     """More about the attempt, for people, such as `{"turns": 3}`."""
 
@@ -96,6 +96,12 @@ class EndRequest(RequestBody):
     def _a_success_alone_has_a_reward(self) -> EndRequest:
         if self.outcome != "succeeded" and (self.reward is not None or self.rewards is not None):
             raise ValueError(f"outcome {self.outcome!r} has no reward: remove it, or write 'succeeded'")
+        return self
+
+    @model_validator(mode="after")
+    def _the_sum_is_a_reward(self) -> EndRequest:
+        if self.total is not None and not is_reward(self.total):
+            raise ValueError(f"the sum of rewards, {self.total:g}, is beyond {MAX_REWARD:,.0f}: send smaller ones")
         return self
 
     @property

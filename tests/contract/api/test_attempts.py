@@ -172,6 +172,18 @@ async def test_an_end_counts_once_and_its_repeat_changes_nothing(http: httpx.Asy
     assert [one["detail"] for one in entries] == [{"rollout_id": rollout.id, "attempt": 1, "kind": "succeeded"}]
 
 
+async def test_rewards_whose_sum_is_none_are_refused_and_the_attempt_goes_on(
+    http: httpx.AsyncClient, database: Database
+) -> None:
+    run, _ = await waiting_run(database, 1)
+    leased = await lease(http, run.id)
+    rewards = {"exact": 1e6, "short": 1.0}
+    refused = await end(http, leased, rewards=rewards)
+    assert refused.status_code == 422 and "is beyond 1,000,000: send smaller ones" in refused.text
+    assert (await beat(http, leased))["stop"] is None and await outcomes(database) == []
+    assert (await end(http, leased, rewards=rewards, reward=2.0)).json()["reward"] == 2.0
+
+
 async def test_a_heartbeat_extends_the_lease_and_a_late_end_counts_for_nothing(
     http: httpx.AsyncClient, database: Database
 ) -> None:
