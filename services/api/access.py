@@ -13,21 +13,21 @@ from fastapi import APIRouter, Request, Response
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.tokens import IssuedToken, RotateRequest, Token, TokenRequest
 from leyden.libs.contracts.ids import new_id
-from leyden.libs.service import JsonResponse, Problem
+from leyden.libs.service import Problem
 from leyden.libs.store import access
 from leyden.libs.store.database import Session
 from leyden.services.api.audit import changing
-from leyden.services.api.auth import Admin, Caller, GuardedRoute
+from leyden.services.api.auth import Admin, Caller, GuardedRoute, cookie_name, keep_signed_in
 from leyden.services.api.creation import Create, IdempotencyKey, create_request, store_answer
 from leyden.services.api.parameters import Store
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"], route_class=GuardedRoute)
 
 
-@router.post("", response_model=IssuedToken, status_code=201)
+@router.post("", status_code=201)
 async def create_token(
     request: Request, asked: TokenRequest, caller: Admin, idempotency_key: IdempotencyKey = None
-) -> Response:
+) -> IssuedToken:
     """Make a bearer token. Its secret is in this answer alone; only a repeat with the same key shows it again.
 
     409 for a repeat by the first administrator, whose own token has changed since: the secret is lost.
@@ -41,16 +41,18 @@ async def create_token(
     return await _issue_once(request, create_request(request, caller, idempotency_key, asked), issue)
 
 
-@router.post("/{token_id}/rotate", response_model=IssuedToken, status_code=201)
+@router.post("/{token_id}/rotate", status_code=201)
 async def rotate_token(
     request: Request,
+    response: Response,
     caller: Admin,
     token_id: str,
     asked: RotateRequest | None = None,
     idempotency_key: IdempotencyKey = None,
-) -> Response:
+) -> IssuedToken:
     """Replace a token: the answer is a new one with its name, scopes and life; the old one ends, after the grace.
 
+    A browser that is signed in with that token stays signed in: the answer sets its cookie anew.
     409 for a token that has ended or was rotated before; only a repeat with the same key shows the secret again, or
     409 where the first administrator's own token has changed since.
     """
@@ -64,11 +66,17 @@ async def rotate_token(
             raise Problem(409, message, cause="state")
         return made
 
-    return await _issue_once(request, create_request(request, caller, idempotency_key, asked), issue)
+    issued = await _issue_once(request, create_request(request, caller, idempotency_key, asked), issue)
+    known: Caller = request.state.caller
+    if token_id == caller and request.cookies.get(cookie_name(request)) == known.secret:
+        keep_signed_in(request, response, issued.token, issued.expires_at)
+    return issued
 
 
-async def _issue_once(request: Request, create: Create, issue: Callable[[Session, str], Awaitable[Token]]) -> Response:
-    """201 with a new token and its secret; a repeated key gets the first one.
+async def _issue_once(
+    request: Request, create: Create, issue: Callable[[Session, str], Awaitable[Token]]
+) -> IssuedToken:
+    """A new token and its secret; a repeated key gets the first one.
 
     Raises: Problem: the caller signs in with another secret than when it sent the key first, so that nobody can compute
         the token's again
@@ -90,7 +98,7 @@ async def _issue_once(request: Request, create: Create, issue: Callable[[Session
                 " token's own cannot be shown again: rotate that token with a new Idempotency-Key"
             )
             raise Problem(409, message, cause="state")
-    return JsonResponse({**stored.body, "token": secret}, stored.status_code)
+    return IssuedToken(**stored.body, token=secret)
 
 
 def _secret(request: Request, create: Create) -> str:

@@ -115,6 +115,13 @@ def cookie_name(request: Request) -> str:
     return f"leyden_{request.url.port or 'session'}"
 
 
+def keep_signed_in(request: Request, response: Response, secret: str, end: datetime | None) -> None:
+    """Gives the browser the cookie of a token."""
+    # The page's own address tells whether it came by TLS: a proxy may speak plain HTTP to this service.
+    is_secure = request.headers.get("origin", "").startswith("https:")
+    response.set_cookie(cookie_name(request), secret, httponly=True, samesite="strict", secure=is_secure, expires=end)
+
+
 def check_origin(request: Request) -> None:
     """Refuses a request that a page of another address made the browser send with its cookie."""
     origin = urlsplit(request.headers.get("origin", "")).netloc

@@ -13,7 +13,16 @@ from leyden.libs.service import Problem
 from leyden.libs.service.json_body import JsonRoute
 from leyden.libs.store import access
 from leyden.services.api.audit import changing
-from leyden.services.api.auth import FIRST_ADMIN, Caller, GuardedRoute, Reader, check_origin, cookie_name, find_caller
+from leyden.services.api.auth import (
+    FIRST_ADMIN,
+    Caller,
+    GuardedRoute,
+    Reader,
+    check_origin,
+    cookie_name,
+    find_caller,
+    keep_signed_in,
+)
 from leyden.services.api.refusals import PROBLEMS
 
 router = APIRouter(prefix="/v1/session", tags=["tokens"], route_class=JsonRoute, responses=PROBLEMS)
@@ -35,9 +44,7 @@ async def create_session(request: Request, response: Response, asked: SessionReq
     if asked.once:
         secret = f"leyden_{secrets.token_urlsafe(32)}"
         end = (await _replace(request, caller, secret)).expires_at
-    # The page's own address tells whether it came by TLS: a proxy may speak plain HTTP to this service.
-    is_secure = request.headers.get("origin", "").startswith("https:")
-    response.set_cookie(cookie_name(request), secret, httponly=True, samesite="strict", secure=is_secure, expires=end)
+    keep_signed_in(request, response, secret, end)
     return Session(name=caller.name, scopes=caller.scopes, expires_at=end)
 
 

@@ -103,3 +103,23 @@ async def test_signing_out_removes_the_cookie(api_http: httpx.AsyncClient) -> No
 async def test_an_unknown_token_sets_no_cookie(api_http: httpx.AsyncClient, token: str) -> None:
     refused = await api_http.post("/v1/session", json={"token": token})
     assert (refused.status_code, "set-cookie" in refused.headers) == (401, False)
+
+
+async def test_who_rotates_the_own_token_stays_signed_in(api_http: httpx.AsyncClient) -> None:
+    other = await issued(api_http, "read")
+    await signed_in(api_http, "admin")
+    [own] = [one["id"] for one in (await api_http.get("/v1/tokens")).json()["items"] if one["scopes"] == ["admin"]]
+    answer = await api_http.post(f"/v1/tokens/{other['id']}/rotate", headers=ORIGIN)
+    assert (answer.status_code, "set-cookie" in answer.headers) == (201, False)
+    answer = await api_http.post(f"/v1/tokens/{own}/rotate", headers=ORIGIN)
+    assert answer.status_code == 201
+    words = answer.headers["set-cookie"].lower().split("; ")
+    assert {"httponly", "samesite=strict", "path=/"} <= set(words) and any(one.startswith("expires=") for one in words)
+    assert (await api_http.get("/v1/tokens")).status_code == 200
+
+
+async def test_a_script_that_rotates_its_own_token_gets_no_cookie(api_http: httpx.AsyncClient) -> None:
+    own = await issued(api_http, "admin")
+    headers = {"authorization": f"Bearer {own['token']}"}
+    answer = await api_http.post(f"/v1/tokens/{own['id']}/rotate", headers=headers)
+    assert (answer.status_code, "set-cookie" in answer.headers) == (201, False)

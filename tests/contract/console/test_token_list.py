@@ -8,6 +8,8 @@ from collections.abc import Callable
 import httpx
 from playwright.sync_api import Page, expect
 
+from leyden.libs.client import Client
+from leyden.libs.contracts.api.tokens import ApiScope
 from tests.contract.console.conftest import SHOWN
 from tests.fakes.served_api import TOKEN
 from tests.support.browser import Visitor
@@ -16,9 +18,9 @@ MARKUP = "<img src=x onerror=window.hacked=1>"
 SHOWN_MARKUP = SHOWN[: len(MARKUP)]
 
 
-def sign_in(page: Page, api_url: str) -> None:
+def sign_in(page: Page, api_url: str, token: str = TOKEN) -> None:
     page.goto(f"{api_url}/#/platform")
-    page.get_by_role("textbox", name="Token").fill(TOKEN)
+    page.get_by_role("textbox", name="Token").fill(token)
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="Tokens")).to_be_visible()
 
@@ -75,3 +77,21 @@ def test_an_administrator_makes_rotates_and_revokes_tokens(open_page: Callable[[
     page.get_by_role("button", name="Yes, revoke").click()
     expect(region.locator("tbody tr", has_text="revoked").filter(has_text=SHOWN_MARKUP)).to_have_count(2)
     assert status_of(api_url, second) == 401
+
+
+def test_who_rotates_the_own_token_sees_its_new_secret_and_stays_signed_in(
+    visit: Callable[[], Visitor], api_url: str
+) -> None:
+    with Client(api_url, TOKEN) as client:
+        old = client.create_token("ann", [ApiScope.ADMIN]).token
+    page = visit().page
+    sign_in(page, api_url, old)
+    page.get_by_role("button", name="Rotate ann").click()
+    page.get_by_role("button", name="Yes, rotate").click()
+    # The list is asked again with the new cookie.
+    region = page.get_by_role("region", name="Tokens", exact=True)
+    expect(region.locator("tbody tr", has_text="revoked")).to_have_count(1)
+    expect(page.get_by_text("It is shown here once")).to_be_visible()
+    assert (status_of(api_url, old), status_of(api_url, shown_secret(page))) == (401, 200)
+    page.reload()
+    expect(page.get_by_role("heading", name="Tokens")).to_be_visible()
