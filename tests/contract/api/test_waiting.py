@@ -27,14 +27,14 @@ def leyden(api_url: str) -> Iterator[Client]:
 
 
 async def run_that_waits(
-    database: Database, *, values: int = 1, seconds: float = 3600.0, output: str = "4", size: int = 2
+    database: Database, *, values: int = 1, seconds: float = 3600.0, output: str = "4", size: int = 2, **more: object
 ) -> tuple[tables.Run, list[tables.Rollout]]:
     """A run whose rollouts have ended and wait for values of `thumbs`, in the order of their siblings."""
     reward = {
         "components": [{"name": "thumbs", "from": "feedback"}],
         "wait": {"seconds": seconds, "values": values},
     }
-    run = await builders.add_run(database, config=builders.run_document(name="support", reward=reward))
+    run = await builders.add_run(database, config=builders.run_document(name="support", reward={**reward, **more}))
     _, rollouts = await builders.add_group(database, run, size=size)
     for rollout in rollouts:
         await builders.add_attempt(database, rollout, state="settled", finished_at=datetime.now(tz=UTC))

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import TypeVar
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Route
 
 from leyden.libs.cli.view.console_link import console_link
 from leyden.libs.client import Client
@@ -25,6 +25,12 @@ SHOWN = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>\\x1
 
 Made = TypeVar("Made")
 Insert = Callable[[Callable[[Database], Awaitable[Made]]], Made]
+
+
+def loses(route: Route) -> None:
+    """A connection that breaks when the API has done what was asked."""
+    route.fetch()
+    route.abort()
 
 
 class _Shared:

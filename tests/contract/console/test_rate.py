@@ -12,7 +12,7 @@ from leyden.libs.contracts.api.tokens import ApiScope
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from tests.contract.api.test_waiting import run_that_waits
-from tests.contract.console.conftest import HOSTILE, SHOWN, Insert
+from tests.contract.console.conftest import HOSTILE, SHOWN, Insert, loses
 from tests.fakes.served_api import TOKEN
 from tests.support import builders
 from tests.support.browser import Visitor
@@ -56,6 +56,69 @@ def test_a_person_grades_one_rollout_after_the_other_by_keyboard(
         assert (given.value, given.comment) == (-1.0, "rude")
     assert (visitor.violations(), visitor.complaints, page.evaluate("window.hacked")) == ([], [], None)
     page.context.close()
+
+
+def test_a_rollout_that_somebody_else_grades_stays_until_this_person_leaves_it(
+    insert: Insert[tuple[str, list[str]]], open_writer: Callable[[str], Visitor], api_url: str
+) -> None:
+    _, [first, second] = insert(waiting_run)
+    visitor = open_writer("/rate")
+    page = visitor.page
+    shown = page.get_by_role("article", name=f"Rollout {first}")
+    expect(shown).to_be_visible()
+    expect(page.get_by_label("thumbs")).to_be_focused()
+    page.keyboard.type("0.")
+    with Client(api_url, TOKEN) as leyden:
+        leyden.rate(first, "thumbs", 1.0)
+        with page.expect_response("**/v1/feedback?*"):
+            pass
+        expect(shown.get_by_role("alert")).to_contain_text("waits no more for thumbs")
+        expect(page.get_by_label("thumbs")).to_be_focused()
+        assert visitor.violations() == []
+        page.keyboard.type("5")
+        expect(page.get_by_label("thumbs")).to_have_value("0.5")
+        page.keyboard.press("Enter")
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("article", name=f"Rollout {second}")).to_be_visible()
+        assert [[one.value for one in leyden.rollout(name).feedback] for name in (first, second)] == [[1.0], []]
+        # Escape has skipped nothing: the first one does not wait.
+        page.keyboard.type("1")
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("No rollout waits for your grade.")).to_be_visible()
+
+
+def test_a_rollout_stays_until_each_of_its_components_has_a_grade(
+    insert: Insert[tuple[str, list[str]]], open_writer: Callable[[str], Visitor], api_url: str
+) -> None:
+    async def two_components(database: Database) -> tuple[str, list[str]]:
+        components = [{"name": name, "from": "feedback"} for name in ("thumbs", "style")]
+        run, rollouts = await run_that_waits(database, size=1, values=2, components=components)
+        return run.id, [one.id for one in rollouts]
+
+    _, [rollout] = insert(two_components)
+    visitor = open_writer("/rate")
+    page = visitor.page
+    expect(page.get_by_label("thumbs")).to_be_focused()
+    page.keyboard.type("0.5")
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("thumbs")).to_have_count(0)
+    expect(page.get_by_role("article", name=f"Rollout {rollout}")).to_be_visible()
+    expect(page.get_by_label("style")).to_be_focused()
+    assert visitor.violations() == []
+    # With another comment it is another grade, and no repeat of the one whose answer was lost.
+    page.keyboard.type("1")
+    page.route("**/feedback", loses)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert").filter(has_text="the API does not answer")).to_be_visible()
+    page.unroute("**/feedback")
+    page.get_by_label("Comment").fill("kind")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("No rollout waits for your grade.")).to_be_visible()
+    with Client(api_url, TOKEN) as leyden:
+        given = [(one.component, one.value, one.comment) for one in leyden.rollout(rollout).feedback]
+    assert sorted(given, key=str) == [("style", 1.0, "kind"), ("style", 1.0, None), ("thumbs", 0.5, None)]
+    # The browser reports the lost answer as an error of its own.
+    visitor.complaints[:] = [one for one in visitor.complaints if "Failed to load" not in one]
 
 
 def test_those_behind_the_first_hundred_are_reached(

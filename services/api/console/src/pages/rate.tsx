@@ -12,9 +12,15 @@ export function RatePage({ run }: { run?: string }) {
   const filters = Object.entries({ run, cursor }).map(([name, value]) => (value ? `&${name}=${encodeURIComponent(value)}` : ""));
   const answer = usePolled<WaitingPage>(`v1/feedback?limit=${SHOWN}${filters.join("")}`);
   const session = usePolled<Session>("v1/session", () => false);
+  /** Components of rollouts, as `keyOf` names them. */
   const [graded, setGraded] = useState<ReadonlySet<string>>(new Set());
   const [skipped, setSkipped] = useState<ReadonlySet<string>>(new Set());
+  // Stays while a person reads and types, also where somebody else grades it or another attempt takes its place.
+  const shown = useRef<WaitingRollout>(undefined);
   const isOpen = mayWrite(session.data) === true;
+  const grade = (names: string[]) => setGraded((before) => new Set([...before, ...names]));
+  const openOf = (one: WaitingRollout) => one.missing.filter(({ component }) => !graded.has(keyOf(one, component)));
+  const isNext = (one: WaitingRollout) => openOf(one).length > 0 && !skipped.has(one.rollout_id);
   return (
     <>
       <h1>Rate {run ? <NameOf kind="runs" id={run} /> : "rollouts"}</h1>
@@ -28,8 +34,8 @@ export function RatePage({ run }: { run?: string }) {
       <Loaded answer={answer}>
         {({ items, total, next_cursor: next }) => {
           // The list is as old as the last answer; a rollout that waits for several people is graded once by each.
-          const left = items.filter((one) => !graded.has(one.rollout_id));
-          const first = left.find((one) => !skipped.has(one.rollout_id));
+          const left = items.filter((one) => openOf(one).length > 0);
+          const first = (shown.current = shown.current && isNext(shown.current) ? shown.current : items.find(isNext));
           // What this person graded or skipped may wait for others, at the beginning of the list.
           if (!first && next) return <p>You have seen these {items.length}. <button type="button" onClick={() => setCursor(next)}>Show the next ones</button></p>;
           if (!first) return <Nothing isAll={left.length === 0 && skipped.size === 0} onAgain={() => (setSkipped(new Set()), setCursor(undefined))} />;
@@ -38,8 +44,10 @@ export function RatePage({ run }: { run?: string }) {
               <p role="status">
                 {total == null ? "More" : total.toLocaleString()} wait{answer.at && `, as of ${clock(answer.at)}`}
               </p>
-              <One key={first.rollout_id} rollout={first} isOpen={isOpen}
-                onGraded={() => setGraded(new Set([...graded, first.rollout_id]))} onSkip={() => setSkipped(new Set([...skipped, first.rollout_id]))} />
+              <One key={keyOf(first)} rollout={{ ...first, missing: openOf(first) }} isOpen={isOpen}
+                awaited={items.find((one) => keyOf(one) === keyOf(first))?.missing.map((one) => one.component) ?? []}
+                onGraded={(component) => grade([keyOf(first, component)])}
+                onSkip={(isOver) => isOver ? grade(first.missing.map((one) => keyOf(first, one.component))) : setSkipped(new Set([...skipped, first.rollout_id]))} />
             </>
           );
         }}
@@ -48,6 +56,8 @@ export function RatePage({ run }: { run?: string }) {
     </>
   );
 }
+
+const keyOf = ({ rollout_id: id, attempt }: WaitingRollout, component = "") => `${id} ${attempt} ${component}`;
 
 function Nothing({ isAll, onAgain }: { isAll: boolean; onAgain: () => void }) {
   if (!isAll) return <p>You have skipped all that wait. <button type="button" onClick={onAgain}>Show them again</button></p>;
@@ -62,20 +72,26 @@ function Nothing({ isAll, onAgain }: { isAll: boolean; onAgain: () => void }) {
 interface OneProperties {
   rollout: WaitingRollout;
   isOpen: boolean;
-  onGraded: () => void;
-  onSkip: () => void;
+  /** Its components without enough grades in the newest list. */
+  awaited: string[];
+  onGraded: (component: string) => void;
+  /** Args: isOver: nothing of it is awaited any more */
+  onSkip: (isOver: boolean) => void;
 }
 
-function One({ rollout, isOpen, onGraded, onSkip }: OneProperties) {
+function One({ rollout, isOpen, awaited, onGraded, onSkip }: OneProperties) {
   const [values, setValues] = useState<Record<string, string>>({});
   const [comment, setComment] = useState("");
   const [problem, setProblem] = useState("");
   const [isSending, setSending] = useState(false);
   const first = useRef<HTMLInputElement>(null);
-  // A repeat after a lost answer must not grade twice.
-  const key = useRef(newKey());
-  useEffect(() => first.current?.focus(), [isOpen]);
-  const given = rollout.missing.filter((one) => (values[one.component] ?? "") !== "");
+  // A repeat after a lost answer must not grade twice; another number or comment is another grade.
+  const keys = useRef<Record<string, string>>({});
+  const parts = rollout.missing.length;
+  useEffect(() => first.current?.focus(), [isOpen, parts]);
+  const over = rollout.missing.map((one) => one.component).filter((one) => !awaited.includes(one));
+  const skip = () => onSkip(over.length === parts);
+  const given = rollout.missing.filter(({ component }) => awaited.includes(component) && (values[component] ?? "") !== "");
   async function send(event: Event): Promise<void> {
     event.preventDefault();
     if (given.length === 0) return;
@@ -83,14 +99,16 @@ function One({ rollout, isOpen, onGraded, onSkip }: OneProperties) {
     setProblem("");
     try {
       for (const { component } of given) {
-        const body = { key: `${key.current}-${component}`.slice(0, 200), component, value: Number(values[component]), comment: comment || null };
+        const key = (keys.current[component] ??= newKey());
+        const body = { key, component, value: Number(values[component]), comment: comment || null };
         await request("POST", `v1/rollouts/${encodeURIComponent(rollout.rollout_id)}/feedback`, body);
+        onGraded(component);
       }
-      onGraded();
+      setComment("");
     } catch (error) {
       setProblem(wordsOf(error));
-      setSending(false);
     }
+    setSending(false);
   }
   return (
     <article aria-label={`Rollout ${rollout.rollout_id}`}>
@@ -106,7 +124,8 @@ function One({ rollout, isOpen, onGraded, onSkip }: OneProperties) {
       <Fold title="Task" open>{() => <AgentText text={rollout.task} />}</Fold>
       <Fold title="Output" open>{() => rollout.output ? <AgentText text={rollout.output} /> : <p class="quiet">It printed nothing; its calls are on its page.</p>}</Fold>
       {problem && <p role="alert" class="problem"><AgentLine text={problem} /></p>}
-      <form class="filters" aria-label="Grade" onSubmit={(event) => void send(event)} onKeyDown={(event) => event.key === "Escape" && onSkip()}>
+      {over.length > 0 && <p role="alert" class="warning">It waits no more for <AgentLine text={over.join(", ")} />: somebody has graded it, its time is over, or its run was cancelled.</p>}
+      <form class="filters" aria-label="Grade" onSubmit={(event) => void send(event)} onKeyDown={(event) => event.key === "Escape" && skip()}>
         {rollout.missing.map((one, place) => (
           <span key={one.component}>
             <label for={`value-${place}`}><AgentLine text={one.component} />{one.needed > 1 && ` (${one.given} of ${one.needed})`}</label>{" "}
@@ -118,16 +137,22 @@ function One({ rollout, isOpen, onGraded, onSkip }: OneProperties) {
               class="short"
               disabled={!isOpen}
               value={values[one.component] ?? ""}
-              onInput={(event) => setValues({ ...values, [one.component]: event.currentTarget.value })}
+              onInput={(event) => {
+                delete keys.current[one.component];
+                setValues({ ...values, [one.component]: event.currentTarget.value });
+              }}
             />
           </span>
         ))}
         <span>
           <label for="comment">Comment</label>{" "}
-          <input id="comment" maxLength={10_000} disabled={!isOpen} value={comment} onInput={(event) => setComment(event.currentTarget.value)} />
+          <input id="comment" maxLength={10_000} disabled={!isOpen} value={comment} onInput={(event) => {
+            keys.current = {};
+            setComment(event.currentTarget.value);
+          }} />
         </span>
         <button type="submit" disabled={!isOpen || isSending || given.length === 0}>Grade (Enter)</button>
-        <button type="button" onClick={onSkip}>Skip (Escape)</button>
+        <button type="button" onClick={skip}>Skip (Escape)</button>
       </form>
     </article>
   );
