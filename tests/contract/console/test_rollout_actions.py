@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +14,14 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from tests.contract.api.test_regrades import LENIENT, OLD, graded
 from tests.contract.api.test_waiting import run_that_waits
-from tests.contract.console.conftest import HOSTILE, SHOWN, Insert
+from tests.contract.console.conftest import HOSTILE, SHOWN, Insert, loses
+from tests.contract.console.test_bad_input import Slow, answered
 from tests.fakes.served_api import TOKEN
 from tests.support import builders
 from tests.support.browser import Visitor
 
 Open = Callable[[str], Visitor]
+GRADES = re.compile(r"/(re)?grades$")
 
 
 async def waiting(database: Database) -> str:
@@ -145,6 +148,44 @@ def test_a_rollout_is_graded_again_after_a_trial(insert: Insert[str], open_write
     press(page, "Keep it as the newest grading")
     expect(page.get_by_text("Revision 2 has the same components and total: nothing changed.")).to_be_visible()
     assert visitor.violations() == []
+
+
+def test_a_long_grading_is_waited_for(insert: Insert[str], open_writer: Open) -> None:
+    visitor = open_writer(f"/rollouts/{insert(evaluated)}")
+    page = visitor.page
+    press(page, "Grade again")
+    page.get_by_label("The section reward").fill(json.dumps(LENIENT["reward"]))
+    page.clock.install()
+    for name, told in (("Try it, and keep nothing", "the total 0.900"), ("Keep it as the newest grading", "Kept as")):
+        slow = Slow()
+        with answered(page, slow.hold, GRADES):
+            press(page, name)
+            expect(page.get_by_text("Grading …")).to_be_visible()
+            page.clock.run_for(630_000)
+            expect(page.get_by_text("Grading …")).to_be_visible()
+            expect(page.get_by_role("alert")).to_have_count(0)
+            slow.answer()
+            expect(page.get_by_text(told)).to_be_visible()
+
+
+def test_a_grading_whose_answer_was_lost_is_not_done_twice(insert: Insert[str], open_writer: Open) -> None:
+    visitor = open_writer(f"/rollouts/{insert(evaluated)}")
+    page = visitor.page
+    keys = list[str | None]()
+    page.on("request", lambda one: keys.append(one.headers.get("idempotency-key")) if GRADES.search(one.url) else None)
+    press(page, "Grade again")
+    page.get_by_label("The section reward").fill(json.dumps(LENIENT["reward"]))
+    with answered(page, loses, GRADES):
+        press(page, "Keep it as the newest grading")
+        expect(page.get_by_role("alert")).to_contain_text("the API does not answer")
+    press(page, "Keep it as the newest grading")
+    expect(page.get_by_text("It was graded again. The newest grading counts.")).to_be_visible()
+    press(page, "Keep it as the newest grading")
+    expect(page.get_by_text("Revision 2 has the same components and total: nothing changed.")).to_be_visible()
+    first, repeat, other = keys
+    assert first is not None and first == repeat != other
+    # The browser reports the lost answer as an error of its own.
+    visitor.complaints[:] = [one for one in visitor.complaints if "Failed to load" not in one]
 
 
 def test_a_refused_grading_says_what_to_write(insert: Insert[str], open_writer: Open) -> None:

@@ -111,12 +111,21 @@ export class ApiError extends Error {
 
 /** Longer than the API lets any statement of the database take. */
 const ANSWER_MILLISECONDS = 60_000;
+/** Longer than the API waits for graders. */
+export const GRADE_MILLISECONDS = 660_000;
+
+interface Manner {
+  /** Under which a repeat changes nothing. */
+  key?: string;
+  /** The longest wait for an answer. */
+  milliseconds?: number;
+}
 
 /** The answer's JSON. Raises ApiError with the problem's detail; status 0: nothing answered, or no whole JSON. */
-export async function request<T>(method: string, path: string, body?: object, signal?: AbortSignal, extra: Record<string, string> = {}): Promise<T> {
-  const headers = body === undefined ? extra : { ...extra, "content-type": "application/json" };
+export async function request<T>(method: string, path: string, body?: object, signal?: AbortSignal, { key, milliseconds = ANSWER_MILLISECONDS }: Manner = {}): Promise<T> {
+  const headers = { ...(body && { "content-type": "application/json" }), ...(key && { "idempotency-key": key }) };
   const patience = new AbortController();
-  const timer = setTimeout(() => patience.abort(new Error(`nothing for ${ANSWER_MILLISECONDS / 1000} seconds`)), ANSWER_MILLISECONDS);
+  const timer = setTimeout(() => patience.abort(new Error(`nothing for ${milliseconds / 1000} seconds`)), milliseconds);
   const signals = signal ? AbortSignal.any([signal, patience.signal]) : patience.signal;
   try {
     const answer = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal: signals });
@@ -128,6 +137,25 @@ export async function request<T>(method: string, path: string, body?: object, si
     throw new ApiError(0, `the API does not answer (${error instanceof Error ? error.message : "no connection"})`);
   } finally {
     clearTimeout(timer);
+  }
+}
+
+/** Keys of requests whose answers are to come or were lost. */
+const unanswered = new Map<string, string>();
+
+/** The answer to a POST that makes something. Where the answer to an equal one was lost, this is its repeat: nothing is made twice. */
+export async function create<T>(path: string, body?: object, milliseconds?: number): Promise<T> {
+  const asked = `${path} ${JSON.stringify(body)}`;
+  const key = unanswered.get(asked) ?? newKey();
+  unanswered.set(asked, key);
+  try {
+    const made = await request<T>("POST", path, body, undefined, { key, milliseconds });
+    unanswered.delete(asked);
+    return made;
+  } catch (error) {
+    // A proxy answers with 500 and above while the API goes on.
+    if (error instanceof ApiError && error.status > 0 && error.status < 500) unanswered.delete(asked);
+    throw error;
   }
 }
 

@@ -1,7 +1,7 @@
 // A new grading of a stored rollout: tried first, then kept as its newest revision.
 
 import { useState } from "preact/hooks";
-import { request, wordsOf, type Graded, type Regrade, type RolloutDetail, type Run } from "../api";
+import { GRADE_MILLISECONDS, create, request, wordsOf, type Graded, type Regrade, type RolloutDetail, type Run } from "../api";
 import { AgentLine, FoldedText, Table, number } from "../parts";
 import { safeLine } from "../safe_text";
 
@@ -21,9 +21,9 @@ export function RegradeForm({ rollout, run, onChange }: { rollout: RolloutDetail
     try {
       const body = { reward: read(words) };
       const path = `v1/rollouts/${encodeURIComponent(rollout.id)}/${work}`;
-      if (work === "grades") setFound(await request<Graded>("POST", path, body));
+      if (work === "grades") setFound(await request<Graded>("POST", path, body, undefined, { milliseconds: GRADE_MILLISECONDS }));
       else {
-        const kept = await request<Regrade>("POST", path, body);
+        const kept = await create<Regrade>(path, body, GRADE_MILLISECONDS);
         const isKnown = rollout.regrades?.some((one) => one.attempt === kept.attempt && one.revision === kept.revision);
         setTold(isKnown ? `Revision ${kept.revision} has the same components and total: nothing changed.` : `Kept as revision ${kept.revision}, total ${number(kept.total)}.`);
         onChange();

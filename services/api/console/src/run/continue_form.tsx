@@ -1,7 +1,7 @@
 // An ended run goes on as a new one: a version to begin with, steps, and the document to amend.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { newKey, request, wordsOf, type Run } from "../api";
+import { create, wordsOf, type Run } from "../api";
 import { AgentLine, Commands, link, shellWord } from "../parts";
 import { safeLine } from "../safe_text";
 import { changesOf, isPlain, pathsOf, type Document } from "./changes";
@@ -19,8 +19,6 @@ export function ContinueForm({ run, onClose }: { run: Run; onClose: () => void }
   const [isBusy, setBusy] = useState(false);
   const first = useRef<HTMLInputElement>(null);
   const next = useRef<HTMLAnchorElement>(null);
-  // A repeat after a lost answer makes no second run; another document is another run.
-  const key = useRef({ words: "", value: "" });
   useEffect(() => first.current?.focus(), []);
   useEffect(() => next.current?.focus(), [made]);
   const changes = readChanges(before, words);
@@ -32,12 +30,10 @@ export function ContinueForm({ run, onClose }: { run: Run; onClose: () => void }
       policy_versions: Object.fromEntries(chosenOf(versions).map(([name, one]) => [name, Number(one)])),
       changes: { ...changes, training: { ...(changes.training as Document), steps: Number(steps) } },
     };
-    const identity = JSON.stringify(asked);
-    if (key.current.words !== identity) key.current = { words: identity, value: newKey() };
     setBusy(true);
     setProblem("");
     try {
-      setMade(await request<Run>("POST", `v1/runs/${encodeURIComponent(run.id)}/resume`, asked, undefined, { "idempotency-key": key.current.value }));
+      setMade(await create<Run>(`v1/runs/${encodeURIComponent(run.id)}/resume`, asked));
     } catch (error) {
       setProblem(wordsOf(error));
     }
