@@ -9,11 +9,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from playwright.sync_api import expect
 
+from leyden.libs.client import Client
 from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from tests.contract.api.test_comparison import measured_run
-from tests.contract.console.conftest import HOSTILE, SHOWN, Insert
+from tests.contract.console.conftest import HOSTILE, SHOWN, Insert, loses
 from tests.fakes.served_api import TOKEN
 from tests.support import builders
 from tests.support.browser import Visitor
@@ -259,6 +260,35 @@ def test_a_refused_action_shows_the_apis_own_sentence(insert: Insert[str], open_
     expect(page.get_by_role("alert")).to_have_count(0)
     # The browser reports the refusal as an error of its own.
     visitor.complaints[:] = [one for one in visitor.complaints if "404" not in one]
+
+
+def test_an_evaluation_whose_answer_was_lost_is_not_done_twice(
+    insert: Insert[str], open_page: Callable[[str], Visitor], api_url: str
+) -> None:
+    async def planned(database: Database) -> str:
+        dataset = await builders.add_dataset(database, name="held-out")
+        config = builders.run_document(evaluation={"dataset": "held-out"})
+        return (await builders.add_run(database, dataset_id=dataset.id, config=config)).id
+
+    run = insert(planned)
+    visitor = writer(open_page, f"/runs/{run}")
+    page = visitor.page
+    page.route("**/evaluations", lambda route: loses(route) if route.request.method == "POST" else route.continue_())
+
+    def evaluate() -> None:
+        page.get_by_role("button", name="Evaluate now").click()
+        page.get_by_role("button", name="Yes, evaluate now").click()
+
+    evaluate()
+    expect(page.get_by_role("alert").filter(has_text="the API does not answer")).to_be_visible()
+    page.unroute("**/evaluations")
+    with Client(api_url, TOKEN) as client:
+        for evaluations in (1, 2):
+            evaluate()
+            expect(page.get_by_role("status").filter(has_text="the platform has taken it")).to_be_visible()
+            assert len(list(client.evaluations(run))) == evaluations
+    # The browser reports the lost answer as an error of its own.
+    visitor.complaints[:] = [one for one in visitor.complaints if "Failed to load" not in one]
 
 
 def test_a_run_without_held_out_tasks_is_evaluated_by_a_command(

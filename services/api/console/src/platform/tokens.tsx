@@ -2,7 +2,7 @@
 // browser has it.
 
 import { useState } from "preact/hooks";
-import { ApiError, now, request, usePolled, type IssuedToken, type Page, type Session, type Token } from "../api";
+import { ApiError, create, now, request, usePolled, type IssuedToken, type Page, type Session, type Token } from "../api";
 import { AgentLine, Commands, Loaded, Problem, Table, time } from "../parts";
 import { safeLine } from "../safe_text";
 
@@ -38,11 +38,11 @@ function Managed() {
   const [issued, setIssued] = useState<IssuedToken>();
   const [problem, setProblem] = useState("");
   const [isBusy, setBusy] = useState(false);
-  async function change(method: string, path: string, body?: object): Promise<void> {
+  async function change(path: string, body?: object): Promise<void> {
     setBusy(true);
     setProblem("");
     try {
-      const made = await request<IssuedToken | undefined>(method, path, body);
+      const made = body ? await create<IssuedToken>(path, body) : await request<undefined>("DELETE", path);
       if (made) setIssued(made);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
@@ -54,13 +54,13 @@ function Managed() {
   }
   function act({ token: { id }, does }: Question): Promise<void> {
     const path = `v1/tokens/${encodeURIComponent(id)}`;
-    return does === "revoke" ? change("DELETE", path) : change("POST", `${path}/rotate`, {});
+    return does === "revoke" ? change(path) : change(`${path}/rotate`, {});
   }
   return (
     <section aria-label="Tokens of the API">
       {issued && <Secret issued={issued} onDone={() => setIssued(undefined)} />}
       {problem && <p role="alert" class="problem">{safeLine(problem)}</p>}
-      <NewToken isBusy={isBusy || issued !== undefined} onMake={(body) => void change("POST", "v1/tokens", body)} />
+      <NewToken isBusy={isBusy || issued !== undefined} onMake={(body) => void change("v1/tokens", body)} />
       {asked && (
         <p class="warning" role="alert">
           {asked.does === "revoke" ? "Whoever has it is refused at the next request: " : "Its secret is refused from now on, and a new one is shown: "}

@@ -1,7 +1,7 @@
 // What may be asked of a run: the buttons that its state and the scope of the token allow, each with a confirmation.
 
 import { useState } from "preact/hooks";
-import { ApiError, mayWrite, request, usePolled, type Run, type Session } from "../api";
+import { ApiError, create, mayWrite, request, usePolled, type Run, type Session } from "../api";
 import { tellChange } from "../live";
 import { Problem } from "../parts";
 import { safeLine } from "../safe_text";
@@ -12,7 +12,8 @@ interface Action {
   /** What it does, for the confirmation. */
   does: (run: Run) => string;
   path: string;
-  body?: (run: Run) => object;
+  /** The body of what is made anew each time; a repeat of the others changes nothing. */
+  makes?: (run: Run) => object;
 }
 
 const ACTIONS: Record<string, Action> = {
@@ -23,7 +24,7 @@ const ACTIONS: Record<string, Action> = {
     title: "Evaluate now",
     does: ({ progress: { policy_version: version } }) => `Version ${version ?? 0} is measured on the held-out tasks.`,
     path: "evaluations",
-    body: ({ progress: { policy_version: version } }) => ({ policy_version: version ?? 0 }),
+    makes: ({ progress: { policy_version: version } }) => ({ policy_version: version ?? 0 }),
   },
 };
 
@@ -43,7 +44,8 @@ export function Actions({ run }: { run: Run }) {
     setBusy(true);
     setProblem("");
     try {
-      await request("POST", `v1/runs/${encodeURIComponent(run.id)}/${chosen.path}`, chosen.body?.(run));
+      const path = `v1/runs/${encodeURIComponent(run.id)}/${chosen.path}`;
+      await (chosen.makes ? create(path, chosen.makes(run)) : request("POST", path));
       setTold(`${chosen.title}: the platform has taken it.`);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
