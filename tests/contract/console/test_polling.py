@@ -9,10 +9,13 @@ from typing import Any
 from playwright.sync_api import Page, expect
 from sqlalchemy import select
 
+from leyden.libs.client import Client
 from leyden.libs.contracts import ids
+from leyden.libs.contracts.api.rollouts import RewardRequest
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from tests.contract.console.conftest import Insert
+from tests.fakes.served_api import TOKEN
 from tests.support import builders
 from tests.support.browser import Visitor
 
@@ -22,9 +25,11 @@ ROUNDS = 50
 """More than any page needs until its last question."""
 
 
-async def finished_rollout(database: Database, *, in_evaluation: bool = False) -> str:
+async def finished_rollout(
+    database: Database, *, in_evaluation: bool = False, reward: float | None = 1.0, **document: object
+) -> str:
     """A rollout with one call in a complete group that credit has not seen."""
-    run = await builders.add_run(database)
+    run = await builders.add_run(database, config=builders.run_document(**document))
     columns: dict[str, Any] = {"state": "complete", "finished_at": datetime.now(tz=UTC)}
     if in_evaluation:
         columns["evaluation_id"] = ids.evaluation_id(run.id, 1)
@@ -33,8 +38,13 @@ async def finished_rollout(database: Database, *, in_evaluation: bool = False) -
             session.add(tables.Evaluation(id=columns["evaluation_id"], run_id=run.id, number=1, **values))
     _, [rollout] = await builders.add_group(database, run, size=1, **columns)
     await builders.add_call(database, rollout)
-    await builders.finish_rollout(database, rollout)
+    await builders.finish_rollout(database, rollout, reward=reward)
     return rollout.id
+
+
+async def unrewarded_rollout(database: Database) -> str:
+    """One whose reward comes from outside."""
+    return await finished_rollout(database, reward=None, runner={"stdout_reward": False})
 
 
 async def rollout_of_an_evaluation(database: Database) -> str:
@@ -104,6 +114,28 @@ def test_a_rollouts_page_asks_until_its_calls_have_credit(
         if page.get_by_text("= advantage").is_visible():
             break
     expect(page.get_by_text("= advantage")).to_contain_text("+0.500")
+    asked.end()
+
+
+def test_a_rollouts_page_shows_a_reward_that_comes_from_outside_after_its_end(
+    insert: Insert[str], open_page: Callable[[str], Visitor], api_url: str
+) -> None:
+    rollout = insert(unrewarded_rollout)
+    page = open_page("/").page
+    expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+    asked = Asked(page)
+    asked.open("rollouts", rollout)
+    expect(page.get_by_text("Nobody has given a reward yet.")).to_be_visible()
+    with Client(api_url, TOKEN) as client:
+        client.give_reward(rollout, RewardRequest(key="k", name="person", value=0.7))
+    for _ in range(ROUNDS):
+        asked.pause()
+        if not page.get_by_text("Nobody has given a reward yet.").is_visible():
+            break
+    expect(page.get_by_role("region", name="Reward", exact=True).get_by_role("row", name="person")).to_contain_text(
+        "0.700"
+    )
+    insert(credit(rollout))
     asked.end()
 
 
