@@ -18,6 +18,8 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 from sqlalchemy import update
 
+from leyden.libs.cli.view.console_link import console_link
+from leyden.libs.client import Client
 from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
@@ -298,6 +300,21 @@ def test_two_tabs_sign_out_and_in_together_and_show_the_same(visitor: Visitor, i
     go(page, f"/runs/{ids['run']}")
     expect(page.get_by_text("(asked: cancelled)")).to_be_visible()
     assert second.complaints == []
+
+
+def test_a_link_that_has_signed_this_browser_in_opens_its_page_again(
+    visit: Callable[[], Visitor], api_url: str
+) -> None:
+    with Client(api_url, TOKEN) as client:
+        link = console_link(client, api_url, "/datasets")
+    context = visit().page.context
+    for _ in range(2):
+        page = context.new_page()
+        page.goto(link)
+        expect(page.get_by_role("heading", name="Datasets")).to_be_visible()
+    stranger = visit().page
+    stranger.goto(link)
+    expect(stranger.get_by_role("alert")).to_contain_text("The link has signed in before or is too old")
 
 
 def test_a_sign_out_that_fails_says_so(visitor: Visitor) -> None:

@@ -177,6 +177,7 @@ export async function problemOf(answer: Response): Promise<ApiError> {
 }
 
 export const signIn = (token: string, once: boolean) => request<unknown>("POST", "v1/session", { token, once });
+export const isSignedIn = () => request("GET", "v1/session").then(() => true, () => false);
 export const signOut = () => request<void>("DELETE", "v1/session");
 
 export interface Answer<T> {

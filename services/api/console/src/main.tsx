@@ -3,7 +3,7 @@
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { AlarmsLink } from "./alarms";
-import { ApiError, SIGNED_OUT, signIn, signOut } from "./api";
+import { ApiError, SIGNED_OUT, isSignedIn, signIn, signOut } from "./api";
 import { AlarmsPage } from "./pages/alarms";
 import { ComparePage } from "./pages/compare";
 import { DatasetPage, Datasets } from "./pages/datasets";
@@ -32,6 +32,8 @@ async function signInByLink(): Promise<string> {
     return "";
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
+    // The link may be the one that signed this browser in.
+    if (await isSignedIn()) return "";
     if (error.status === 0 || error.status >= 500) return `Open the link again later, or paste a token: ${error.message}`;
     return `The link has signed in before or is too old: ${error.message}`;
   }
