@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from playwright.sync_api import expect
@@ -54,6 +55,27 @@ def test_a_dataset_shows_its_runs_and_its_tasks_by_pages(
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Show all 100,")).to_be_visible()
     assert visitor.violations() == []
+
+
+def test_long_numbers_of_tasks_keep_their_digits(insert: Insert[str], open_page: Callable[[str], Visitor]) -> None:
+    async def numbered(database: Database) -> str:
+        dataset = await builders.add_dataset(database, [{"id": 1712345678901234567, "share": 0.25}])
+        run = await builders.add_run(database, dataset_id=dataset.id)
+        _, [rollout, _] = await builders.add_group(database, run)
+        await builders.finish_rollout(database, rollout)
+        return rollout.id
+
+    rollout = insert(numbered)
+    page = open_page(f"/rollouts/{rollout}").page
+    page.locator("summary", has_text=re.compile("^Task$")).click()
+    expect(page.locator("details[open]", has_text="1712345678901234567")).to_be_visible()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export as JSON").click()
+    assert '"id": 1712345678901234567' in download.value.path().read_text()
+    for link in ("Side by side", "questions"):
+        page.get_by_role("link", name=link).first.click()
+        page.locator("summary", has_text=re.compile("^Task$|^0: ")).first.click()
+        expect(page.locator("details[open]", has_text="1712345678901234567").last).to_be_visible()
 
 
 def test_without_a_dataset_the_page_names_the_command(open_page: Callable[[str], Visitor]) -> None:

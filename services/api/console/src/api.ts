@@ -84,11 +84,11 @@ export const newKey = () => `console-${[...crypto.getRandomValues(new Uint8Array
 /** The words of a failure. */
 export const wordsOf = (error: unknown) => (error instanceof Error ? error.message : String(error));
 
-/** The pages of a list to its end. Args: words: the parameters, without limit and cursor */
+/** The pages of a list to its end, with the digits of each number. Args: words: the parameters, without limit and cursor */
 export async function* everyPage<Item>(path: string, words: URLSearchParams, signal: AbortSignal): AsyncGenerator<Item[]> {
   const asked = new URLSearchParams([...words, ["limit", "1000"]]);
   for (;;) {
-    const { items, next_cursor } = await request<Page<Item>>("GET", `${path}?${asked}`, undefined, signal);
+    const { items, next_cursor } = await request<Page<Item>>("GET", `${path}?${asked}`, undefined, signal, { isExact: true });
     yield items;
     if (!next_cursor) return;
     asked.set("cursor", next_cursor);
@@ -119,10 +119,18 @@ interface Manner {
   key?: string;
   /** The longest wait for an answer. */
   milliseconds?: number;
+  /** Whole numbers that JavaScript would round are objects, which JSON.stringify alone writes: the digits of people's tasks, and nanoseconds. */
+  isExact?: boolean;
 }
 
+const { rawJSON } = JSON as { rawJSON?: (digits: string) => unknown };
+
+/** For JSON.parse; older browsers do not tell the digits, and round. */
+const keepDigits = (_key: string, value: unknown, told?: { source: string }) =>
+  told && rawJSON && Number.isInteger(value) && !Number.isSafeInteger(value) ? rawJSON(told.source) : value;
+
 /** The answer's JSON. Raises ApiError with the problem's detail; status 0: nothing answered, or no whole JSON. */
-export async function request<T>(method: string, path: string, body?: object, signal?: AbortSignal, { key, milliseconds = ANSWER_MILLISECONDS }: Manner = {}): Promise<T> {
+export async function request<T>(method: string, path: string, body?: object, signal?: AbortSignal, { key, milliseconds = ANSWER_MILLISECONDS, isExact }: Manner = {}): Promise<T> {
   const headers = { ...(body && { "content-type": "application/json" }), ...(key && { "idempotency-key": key }) };
   const patience = new AbortController();
   const timer = setTimeout(() => patience.abort(new Error(`nothing for ${milliseconds / 1000} seconds`)), milliseconds);
@@ -131,6 +139,7 @@ export async function request<T>(method: string, path: string, body?: object, si
     const answer = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal: signals });
     if (!answer.ok) throw await problemOf(answer);
     learnClock(answer);
+    if (isExact) return JSON.parse(await answer.text(), keepDigits) as T;
     return (answer.status === 204 ? undefined : await answer.json()) as T;
   } catch (error) {
     if (error instanceof ApiError) throw error;
@@ -194,7 +203,7 @@ export interface Answer<T> {
  * 404; at once when the stream tells that one of the parts has changed, and then seldom otherwise unless the last
  * question failed. Without a path nothing is asked.
  */
-export function usePolled<T>(path: string | undefined, isLive: (data: T) => boolean = () => true, parts: readonly Part[] = []): Answer<T> {
+export function usePolled<T>(path: string | undefined, isLive: (data: T) => boolean = () => true, parts: readonly Part[] = [], isExact = false): Answer<T> {
   const [answer, setAnswer] = useState<Answer<T>>({});
   const rule = useRef(isLive);
   rule.current = isLive;
@@ -212,7 +221,7 @@ export function usePolled<T>(path: string | undefined, isLive: (data: T) => bool
         // The rule when the question was put: what the page learnt since may have changed the answer.
         const isStillLive = rule.current;
         try {
-          const data = await request<T>("GET", asked, undefined, stop.signal);
+          const data = await request<T>("GET", asked, undefined, stop.signal, { isExact });
           if (stop.signal.aborted) return;
           setAnswer({ data, at: now() });
           hasFailed = false;

@@ -14,6 +14,7 @@ interface PagedProperties<Item, Shown extends Page<Item>> {
   nothing: ComponentChildren;
   isLive?: (data: Shown) => boolean;
   parts?: readonly Part[];
+  isExact?: boolean;
   /** The page, and the place of its first item in the list, from 0. */
   children: (page: Shown, first: number) => ComponentChildren;
 }
@@ -23,11 +24,11 @@ export function Paged<Item, Shown extends Page<Item> = Page<Item>>(properties: P
   return <Pages key={properties.path} {...properties} />;
 }
 
-function Pages<Item, Shown extends Page<Item>>({ path, limit, nothing, isLive, parts, children }: PagedProperties<Item, Shown>) {
+function Pages<Item, Shown extends Page<Item>>({ path, limit, nothing, isLive, parts, isExact, children }: PagedProperties<Item, Shown>) {
   const [cursors, setCursors] = useState<string[]>([]);
   const cursor = cursors[cursors.length - 1];
   const asked = `${path}${path.includes("?") ? "&" : "?"}limit=${limit}${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`;
-  const answer = usePolled<Shown>(asked, isLive, parts);
+  const answer = usePolled<Shown>(asked, isLive, parts, isExact);
   const first = cursors.length * limit;
   // The first page alone counts.
   const total = useRef<number | null>(null);

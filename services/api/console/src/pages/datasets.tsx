@@ -70,7 +70,7 @@ export function DatasetPage({ id }: { id: string }) {
               )}
             </Paged>
             <h2>Tasks</h2>
-            <Paged<Task> path={`${path}/tasks`} limit={TASKS} isLive={() => false} nothing={<p>The dataset has no task.</p>}>
+            <Paged<Task> path={`${path}/tasks`} limit={TASKS} isExact isLive={() => false} nothing={<p>The dataset has no task.</p>}>
               {({ items }) => items.map((task) => <TaskRow key={task.number} task={task} />)}
             </Paged>
             <Commands commands={[`leyden dataset show ${data.id}`, `leyden run list --dataset ${data.id}`]} />

@@ -10,7 +10,7 @@ import { AgentLine, AgentText, Commands, Facts, Fold, Loaded, State, Table, link
 const CALLS = 50;
 
 export function GroupPage({ id }: { id: string }) {
-  const group = usePolled<Group>(`v1/groups/${encodeURIComponent(id)}?calls=${CALLS}`, isUndecided);
+  const group = usePolled<Group>(`v1/groups/${encodeURIComponent(id)}?calls=${CALLS}`, isUndecided, [], true);
   return (
     <>
       <h1>Group {id}</h1>

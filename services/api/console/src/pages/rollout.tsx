@@ -20,7 +20,7 @@ const CALLS = 50;
 export function RolloutPage({ id }: { id: string }) {
   const path = `v1/rollouts/${encodeURIComponent(id)}`;
   const [shown, setShown] = useState(CALLS);
-  const rollout = usePolled<RolloutDetail>(path, ({ state, reward }) => LIVE.has(state) || isOpen() || (state === "finished" && reward === null && !group.data?.verdict));
+  const rollout = usePolled<RolloutDetail>(path, ({ state, reward }) => LIVE.has(state) || isOpen() || (state === "finished" && reward === null && !group.data?.verdict), [], true);
   const group: Answer<Group> = usePolled<Group>(rollout.data && `v1/groups/${encodeURIComponent(rollout.data.group_id)}?calls=${CALLS}`, isUndecided);
   const run = usePolled<Run>(rollout.data && `v1/runs/${encodeURIComponent(rollout.data.run_id)}`, () => false);
   // A finished rollout waits for its siblings, whose rewards decide its credit, and takes rewards until then.

@@ -90,7 +90,7 @@ function Export({ rollout }: { rollout: RolloutDetail }) {
     setRead("0 calls");
     try {
       const path = `v1/rollouts/${encodeURIComponent(rollout.id)}`;
-      const whole = await request<RolloutDetail>("GET", path, undefined, signal);
+      const whole = await request<RolloutDetail>("GET", path, undefined, signal, { isExact: true });
       const calls: Call[] = [];
       for await (const page of everyPage<Call>(`${path}/calls`, new URLSearchParams({ conversation: "added", prompt: "true" }), signal)) setRead(`${calls.push(...page)} calls`);
       const spans: Span[] = [];
