@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from leyden.libs.contracts.conversation import Json
@@ -29,13 +28,15 @@ async def add_objects(
 
     Args: documents: None marks a deleted object
     """
-    now = time.time_ns()
+    if not documents:
+        return
+    # The clocks of gateways differ: the store alone knows what is earlier.
+    last = await session.scalar(select(func.max(AgentObject.position)).where(*_in(attempt, owner_id))) or 0
     rows = [
-        {**attempt._asdict(), "owner_id": owner_id, "id": name, "position": now + index, "document": document}
-        for index, (name, document) in enumerate(documents.items())
+        {**attempt._asdict(), "owner_id": owner_id, "id": name, "position": last + index, "document": document}
+        for index, (name, document) in enumerate(documents.items(), 1)
     ]
-    if rows:
-        await session.execute(insert(AgentObject).on_conflict_do_nothing(), rows)
+    await session.execute(insert(AgentObject).on_conflict_do_nothing(), rows)
 
 
 async def replace_object(

@@ -198,7 +198,7 @@ class AgentObject(Base):
     attempt: Mapped[int] = mapped_column(primary_key=True, comment="From the path that the agent called.")
     owner_id: Mapped[str] = mapped_column(primary_key=True, comment="The conversation of an item; else its own id.")
     id: Mapped[str] = mapped_column(primary_key=True, comment="The id that the agent sees.")
-    position: Mapped[int] = mapped_column(BigInteger, comment="Nanoseconds since the epoch: orders the items.")
+    position: Mapped[int] = mapped_column(BigInteger, comment="Grows with each item of its owner, and orders them.")
     document: Mapped[Json | None] = mapped_column(
         JSON(none_as_null=True), comment="As the agent sees it; null once deleted."
     )

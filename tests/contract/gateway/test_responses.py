@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -15,6 +16,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from leyden.libs.store.records.agent_objects import AttemptOfRun, add_objects, owned_objects
 from tests.contract.gateway.test_turns import SAMPLED_CALL, begins_with, forks, ids
 from tests.fakes.chat_model import CHATML_WITH_TOOLS
 from tests.fakes.gateway import Scene, scene
@@ -501,6 +503,20 @@ async def test_a_repeated_turn_is_once_in_its_conversation(tmp_path, database):
         items = [item async for item in client.conversations.items.list(talk.id, order="asc")]
         assert len(await stage.calls()) == 1
     assert len(items) == 4
+
+
+async def test_items_of_a_gateway_whose_clock_is_behind_come_after_those_before_them(database, monkeypatch):
+    attempt = AttemptOfRun("run-a", "run-a.0.0", 1)
+    clocks = {"turn 1": 10**18 + 5 * 10**9, "turn 2": 10**18}
+    for turn, now in clocks.items():
+        monkeypatch.setattr(time, "time_ns", lambda now=now: now)
+        documents: Any = {f"{turn}, {role}": {"role": role} for role in ("user", "assistant")}
+        async with database.session() as session:
+            await add_objects(session, attempt, "talk", documents)
+    monkeypatch.undo()
+    async with database.read() as session:
+        found = await owned_objects(session, attempt, "talk")
+    assert list(found) == ["turn 1, user", "turn 1, assistant", "turn 2, user", "turn 2, assistant"]
 
 
 async def test_items_with_an_id_of_the_agents_own_are_all_stored(tmp_path, database):
