@@ -151,6 +151,20 @@ async def test_a_run_with_an_evaluation_to_do_is_not_pruned(database: Database) 
     assert (await counts(database, run), await outputs(database, run)) == ([1, 1, 0, 1], OUTPUTS)
 
 
+async def test_a_run_is_not_pruned_before_each_of_its_agents_has_done_an_evaluation(database: Database) -> None:
+    run = await finished_run(database)
+    evaluation = evaluation_id(run.id, 1)
+    columns = {"run_id": run.id, "number": 1, "dataset_id": run.dataset_id, "rollouts_per_task": 1}
+    async with database.session() as session:
+        session.add(tables.Evaluation(id=evaluation, policy_version=0, max_tasks=1, agents=2, **columns))
+    done = {"evaluation_id": evaluation, "size": 1, "state": "complete"}
+    await builders.add_group(database, run, 0, **done, agent="first")
+    with pytest.raises(ActionRefused, match="has an evaluation to do"):
+        await prune_run(database, run.id)
+    await builders.add_group(database, run, 1, **done, agent="second")
+    assert await prune_run(database, run.id) > 0
+
+
 async def test_writers_of_other_runs_succeed_while_runs_are_pruned(database: Database) -> None:
     ended = [await finished_run(database) for _ in range(6)]
     busy = await builders.add_run(database)
