@@ -15,6 +15,13 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.read.paging import decode_cursor, page
 
+_FORGET_ANSWERS = text("""
+    DELETE FROM idempotency_keys WHERE (token_id, key) IN (
+        SELECT token_id, key FROM idempotency_keys WHERE created_at < now() - CAST(:age AS interval)
+        ORDER BY created_at LIMIT :limit)
+    RETURNING 1
+""")
+
 
 class KeyReused(ValueError):
     """An idempotency key came again with another request."""
@@ -22,10 +29,11 @@ class KeyReused(ValueError):
 
 @dataclass(frozen=True)
 class StoredAnswer:
-    """The answer to the first request with a key."""
+    """The answer to the first request with a key. run_id: the run that it is of, None without one"""
 
     status_code: int
     body: Json
+    run_id: str | None = None
 
 
 async def find_token(session: ReadSession, secret: str) -> Token | None:
@@ -167,7 +175,7 @@ async def recall_answer(session: Session, token_id: str, key: str, request_sha25
         return None
     if row.request_sha256 != request_sha256:
         raise KeyReused(f"Idempotency-Key {key!r} was used with another request: send a new key")
-    return StoredAnswer(row.status_code, row.body)
+    return StoredAnswer(row.status_code, row.body, row.run_id)
 
 
 async def add_answer(session: Session, token_id: str, key: str, request_sha256: bytes, answer: StoredAnswer) -> None:
@@ -179,6 +187,13 @@ async def add_answer(session: Session, token_id: str, key: str, request_sha256: 
             request_sha256=request_sha256,
             status_code=answer.status_code,
             body=answer.body,
+            run_id=answer.run_id,
         )
     )
     await session.flush()
+
+
+async def forget_answers(session: Session, age: timedelta, limit: int) -> int:
+    """Deletes at most `limit` answers that are older; returns their number."""
+    deleted = await session.scalars(_FORGET_ANSWERS, {"age": age, "limit": limit})
+    return len(deleted.all())

@@ -1,4 +1,4 @@
-"""Creates happen once: the answer to an Idempotency-Key is stored in the transaction that made it."""
+"""Creates happen once: the answer to an Idempotency-Key is stored in the transaction that made it, for a week."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Annotated
 from fastapi import Header, Request, Response
 from pydantic import BaseModel
 
+from leyden.libs.contracts.api.runs import Run
+from leyden.libs.contracts.ids import run_of
 from leyden.libs.faults import fault_point
 from leyden.libs.service import JsonResponse
 from leyden.libs.store.access import StoredAnswer, add_answer, recall_answer
@@ -21,7 +23,8 @@ IdempotencyKey = Annotated[
     Header(
         min_length=1,
         max_length=255,
-        description="The same key with the same request gets the first answer and creates nothing; with another, 422.",
+        description="The same key with the same request gets the first answer and creates nothing, for seven days; with"
+        " another, 422.",
     ),
 ]
 
@@ -63,11 +66,20 @@ async def create_once(
         made, is_new = await work(session)
         change.is_new = is_new
         change.made(made)
-        answer = StoredAnswer(201 if is_new else 200, made.model_dump(mode="json", by_alias=True))
+        body = made.model_dump(mode="json", by_alias=True)
+        answer = StoredAnswer(201 if is_new else 200, body, _run_of(request, made))
         await store_answer(session, create, answer)
         fault_point("api.created")
     fault_point("api.committed")
     return JsonResponse(answer.body, answer.status_code)
+
+
+def _run_of(request: Request, made: BaseModel) -> str | None:
+    """The run of a new thing: a new run itself, else the one in the address."""
+    if isinstance(made, Run):
+        return made.id
+    address = request.path_params.get("run_id") or request.path_params.get("rollout_id")
+    return None if address is None else run_of(address)
 
 
 async def recall_first(request: Request, create: Create) -> Response | None:

@@ -34,7 +34,7 @@ from leyden.services.controller.trainers.supervisor import TrainerSupervisor
 from leyden.services.controller.upkeep.alarms import judge_forever
 from leyden.services.controller.upkeep.deletion import delete_forever
 from leyden.services.controller.upkeep.publishing import publish_forever
-from leyden.services.controller.upkeep.retention import prune_forever
+from leyden.services.controller.upkeep.retention import forget_forever, prune_forever
 from leyden.services.controller.upkeep.webhook import deliver_forever
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ async def _lead(
     controller = Controller(settings, database, queue, notifications, fleets, trainers)
     beside = [fleet.run() for fleet in (*fleets.values(), *embedders)]
     beside += [prune_forever(settings, database), delete_forever(settings, database)]
-    beside += [publish_forever(settings, database)]
+    beside += [forget_forever(database), publish_forever(settings, database)]
     beside += [judge_forever(settings, database), deliver_forever(settings, database)]
     try:
         await take_over(settings, database)

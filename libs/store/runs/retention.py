@@ -87,6 +87,7 @@ _DELETE_ROWS = [
                     "step_groups",
                 ),
                 *("step_samples", "steps", "rollouts", "groups", "evaluations", "policy_versions", "judge_usage"),
+                "idempotency_keys",
             )
         ),
     )

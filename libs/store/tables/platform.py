@@ -1,4 +1,4 @@
-"""Tokens of the API, what they did, and the processes that serve: no row belongs to a run."""
+"""Tokens of the API, what they did, and the processes that serve."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class AuditEntry(Base):
 
 
 class IdempotencyKey(Base):
-    """Writer: api. The answer to a create request: a repeat gets it again and makes no second row."""
+    """Writer: api. The answer to a create request: a repeat gets it again and makes no second row. The controller
+    deletes it after a week."""
 
     __tablename__ = "idempotency_keys"
     token_id: Mapped[str] = mapped_column(
@@ -65,7 +66,12 @@ class IdempotencyKey(Base):
     )
     status_code: Mapped[int] = mapped_column(comment="Status of the answer to the first request.")
     body: Mapped[Json] = mapped_column(comment="The answer to the first request.")
+    run_id: Mapped[str | None] = mapped_column(
+        comment="The run that the answer is of, which takes the row along when it is deleted; null for datasets, tokens"
+        " and rows of an earlier version."
+    )
     created_at: Mapped[datetime] = created()
+    __table_args__ = (Index(None, "run_id"), Index(None, "created_at"))
 
 
 class WebhookEvent(Base):

@@ -1,4 +1,5 @@
-"""Prunes runs that ended more than `CONTROLLER_RETENTION_DAYS` ago, where the operator has set that."""
+"""Prunes runs that ended more than `CONTROLLER_RETENTION_DAYS` ago, where the operator has set that, and forgets old
+answers of the API."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from datetime import timedelta
 
 from prometheus_client import Counter
 
+from leyden.libs.store.access import forget_answers
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.runs.actions import ActionRefused
 from leyden.libs.store.runs.retention import RecordsInUse, prunable_runs, prune_run
@@ -20,6 +22,9 @@ PRUNED = Counter("controller_runs_pruned_total", "Runs whose records were droppe
 FREED = Counter("controller_pruned_bytes_total", "Bytes that pruning freed on the disk of Postgres.")
 
 POLL_SECONDS = 60.0
+ANSWER_LIFE = timedelta(days=7)
+"""The age to which answers of the API stay for a repeat of their request: clients repeat one for minutes."""
+ANSWERS_AT_ONCE = 1000
 
 
 async def prune_forever(settings: Settings, database: Database) -> None:
@@ -61,3 +66,24 @@ async def prune_old(database: Database, age: timedelta, done: set[str]) -> list[
         log.info("run pruned", run_id=run_id, freed_bytes=freed)
         pruned.append(run_id)
     return pruned
+
+
+async def forget_forever(database: Database) -> None:
+    """Deletes answers of the API that no client asks for again, every minute, until cancelled."""
+    while True:
+        try:
+            await forget_old_answers(database)
+        except StoreAway as error:
+            limited_log.warning("answers not forgotten", cause=str(error))
+        # The loop must live: the next round tries again.
+        except Exception:
+            log.exception("answers not forgotten")
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def forget_old_answers(database: Database) -> None:
+    """Deletes answers that are older than `ANSWER_LIFE`, some in each transaction."""
+    deleted = ANSWERS_AT_ONCE
+    while deleted == ANSWERS_AT_ONCE:
+        async with database.session() as session:
+            deleted = await forget_answers(session, ANSWER_LIFE, ANSWERS_AT_ONCE)

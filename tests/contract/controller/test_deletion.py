@@ -21,6 +21,7 @@ from leyden.libs.store.runs import retention
 from leyden.libs.store.runs.grading import add_judge_use
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.upkeep.deletion import delete_marked
+from leyden.services.controller.upkeep.retention import forget_old_answers
 from tests.support import builders
 
 WITH_RUN_ID = [table for table in tables.Base.__subclasses__() if "run_id" in table.__table__.columns]
@@ -156,6 +157,36 @@ async def test_a_continued_run_without_a_step_leaves_no_files(
     assert [await rows_of(database, run) for run in (copied, checker, parent, named)] == [{}] * 4
     assert [path.exists() for path in first_versions.values()] == [False, False, True, True]
     assert [path.name for path in folder.iterdir()] == [parent.id]
+
+
+async def test_answers_to_creates_go_with_their_run_and_with_age(
+    database: Database, settings: Settings, api_http: httpx.AsyncClient
+) -> None:
+    dataset = await builders.add_dataset(database, name="questions")
+    document, gone = builders.run_document(dataset="questions"), await builders.add_run(database, dataset_id=dataset.id)
+    _, (rollout, _) = await builders.add_group(database, gone)
+    path = f"/v1/rollouts/{rollout.id}/rewards"
+    for number, (place, body) in enumerate([("/v1/runs", document), (path, {"key": "a", "value": 0.5})]):
+        headers = {"idempotency-key": f"key-{number}"}
+        assert (await api_http.post(place, json=body, headers=headers)).status_code == 201
+    async with database.read() as session:
+        made = await session.scalar(select(tables.Run.id).where(tables.Run.id != gone.id))
+    await builders.end_run(database, gone)
+    await mark(database, gone)
+    await delete_marked(settings, database)
+    await forget_old_answers(database)
+    assert await answers_of(database) == {"key-0": made}
+    async with database.session() as session:
+        await session.execute(text("UPDATE idempotency_keys SET created_at = created_at - interval '8 days'"))
+    await forget_old_answers(database)
+    assert await answers_of(database) == {}
+
+
+async def answers_of(database: Database) -> dict[str, str | None]:
+    """The run of each stored answer, by key."""
+    table = tables.IdempotencyKey
+    async with database.read() as session:
+        return {row.key: row.run_id for row in await session.execute(select(table.key, table.run_id))}
 
 
 def test_every_table_that_holds_a_run_back_is_emptied_before_it() -> None:
