@@ -118,6 +118,9 @@ class Settings(ServiceSettings, StoreSettings):
     )
     """Command that starts a trainer, as a JSON list; `--run-id` and the run follow. For several processes it begins
     with `torchrun`, which takes the place of a first `python` in Kubernetes."""
+    trainer_folder: Path | None = None
+    """The trainers' `TRAINER_FOLDER`, as this process sees it: a deleted run's own folder goes from it with the files
+    that no row names. Unset: the folders that the run's rows name go."""
     trainer_restarts: int = Field(default=3, ge=0)
     """Restarts of a trainer that ended by itself, in a row without a step, before the run fails with the reason. One
     cause fails it the second time, unless it may pass, such as a lost connection; so does want of memory."""

@@ -242,6 +242,7 @@ def _own_environment(service: str, facts: Facts) -> dict[str, str]:
             return {
                 **_controller_engines(facts),
                 "CONTROLLER_LOG_FOLDER": str(facts.home / LOGS),
+                "CONTROLLER_TRAINER_FOLDER": str(facts.home / "weights"),
                 # The controller's trainers inherit these.
                 "TRAINER_MODEL_PATH": str(facts.model_path),
                 "TRAINER_FOLDER": str(facts.home / "weights"),

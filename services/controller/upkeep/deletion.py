@@ -54,10 +54,20 @@ async def delete_marked(settings: Settings, database: Database) -> None:
 async def _delete(settings: Settings, database: Database, run_id: str) -> None:
     async with database.read() as session:
         folders = await retention.run_folders(session, run_id)
+    folders |= await asyncio.to_thread(_own_folder, settings.trainer_folder, run_id)
     await asyncio.to_thread(_remove, folders, log_file(settings.log_folder, run_id))
     await asyncio.to_thread(_remove_published, settings, run_id)
     await retention.delete_run(database, run_id)
     log.info("run deleted", run_id=run_id, folders=sorted(map(str, folders)))
+
+
+def _own_folder(root: Path | None, run_id: str) -> set[Path]:
+    """The folder of a run below the trainers', which also holds files that no row names; none without one."""
+    if root is None:
+        return set()
+    folder = root.absolute() / run_id
+    is_below = folder.is_dir() and folder.resolve().parent == root.resolve()
+    return {folder} if is_below else set()
 
 
 def _remove(folders: Iterable[Path], log_path: Path) -> None:

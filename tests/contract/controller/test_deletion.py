@@ -20,7 +20,7 @@ from leyden.libs.store.records.artifacts import Artifact, add_artifacts
 from leyden.libs.store.runs import retention
 from leyden.libs.store.runs.grading import add_judge_use
 from leyden.services.controller.settings import Settings
-from leyden.services.controller.upkeep.deletion import delete_marked
+from leyden.services.controller.upkeep.deletion import _own_folder, delete_marked
 from leyden.services.controller.upkeep.retention import forget_old_answers
 from tests.support import builders
 
@@ -187,6 +187,34 @@ async def answers_of(database: Database) -> dict[str, str | None]:
     table = tables.IdempotencyKey
     async with database.read() as session:
         return {row.key: row.run_id for row in await session.execute(select(table.key, table.run_id))}
+
+
+async def test_a_run_without_a_step_leaves_no_files_that_its_trainer_did_not_record(
+    database: Database, settings: Settings, tmp_path: Path
+) -> None:
+    root, run = tmp_path / "runs", await builders.add_run(database)
+    await builders.add_policy_version(database, run, 0, path=str(tmp_path / "model"))
+    for folder in (tmp_path / "model", *(root / run.id / "versions" / name for name in ("1", ".1.ab.partial"))):
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"weights")
+    (root / "run-other").mkdir()
+    await builders.end_run(database, run, "failed")
+    await mark(database, run)
+    await delete_marked(settings.model_copy(update={"trainer_folder": root}), database)
+    assert await rows_of(database, run) == {}
+    assert [path.name for path in root.iterdir()] == ["run-other"]
+    assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../elsewhere", "run-a/versions", "missing", "link"])
+def test_nothing_but_a_folder_right_below_the_trainers_is_a_runs_own(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "runs"
+    for folder in (root / "run-a" / "versions", tmp_path / "elsewhere"):
+        folder.mkdir(parents=True)
+    (root / "link").symlink_to(tmp_path / "elsewhere")
+    assert _own_folder(root, name) == set()
+    assert _own_folder(root, "run-a") == {root / "run-a"}
+    assert _own_folder(None, "run-a") == set()
 
 
 def test_every_table_that_holds_a_run_back_is_emptied_before_it() -> None:
