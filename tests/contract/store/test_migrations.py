@@ -50,7 +50,7 @@ CATALOG = {
 }
 OWN = "alembic_version"
 BASELINE = "20261122_0011"
-VERSION_BEFORE = "20261123_0025"
+VERSION_BEFORE = "20261125_0039"
 """The newest revision of the version before: its services run on today's schema during an upgrade and after a rollback.
 A release sets it to the newest revision of its predecessor."""
 
