@@ -13,6 +13,7 @@ from leyden.libs.contracts.config import DEFAULT_POOL, stored_object
 from leyden.libs.contracts.states import EngineState
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database, ReadSession, Session
+from leyden.libs.store.policies import base_models
 
 _POOL_SETTINGS = ("model_path", "context_length", "adapters", "max_adapter_rank", "embeddings")
 
@@ -49,7 +50,7 @@ class Pool:
 
 
 class RunModel(NamedTuple):
-    """A run's pool, and the folder of the model that the run names; None: it has the pool's."""
+    """A run's pool, and the folder of the model that the run names or began with; None: it begins with the pool's."""
 
     pool: Pool
     own: str | None
@@ -131,10 +132,11 @@ async def read_run_model(session: ReadSession, run_id: str) -> RunModel | None:
     document = await session.scalar(select(tables.Run.config).where(tables.Run.id == run_id))
     config = {} if document is None else stored_object(document)
     name = config.get("pool", DEFAULT_POOL)
+    own = config.get("model") or (await base_models(session, [run_id])).get(run_id)
     row = await session.get(tables.Pool, name)
     if row is None:
-        return RunModel(Pool(name), config.get("model")) if name == DEFAULT_POOL else None
-    return RunModel(_pool(row), config.get("model"))
+        return RunModel(Pool(name), own) if name == DEFAULT_POOL else None
+    return RunModel(_pool(row), own)
 
 
 def _pool(row: tables.Pool) -> Pool:

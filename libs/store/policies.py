@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import text
+from sqlalchemy import select, text
 
 from leyden.libs.contracts.states import RunIntent
 from leyden.libs.store import tables
@@ -63,6 +63,13 @@ async def further_policies(session: ReadSession, run_id: str) -> dict[str, Polic
     """A run's policies by name, without its own model."""
     found = (await policies_of(session, [run_id])).get(run_id, [])
     return {one.name: one for one in found if not one.is_own}
+
+
+async def base_models(session: ReadSession, ids: Collection[str]) -> dict[str, str]:
+    """The folder of the model with which each policy began, by id, once its trainer has recorded that."""
+    table = tables.RunBase
+    rows = await session.execute(select(table.run_id, table.path).where(table.run_id.in_(ids)))
+    return {row.run_id: row.path for row in rows}
 
 
 async def set_intent(session: Session, run_id: str, intent: RunIntent) -> None:

@@ -17,7 +17,7 @@ from leyden.libs.contracts.config import BrokenDocument, Computation, RunConfig,
 from leyden.libs.contracts.states import ConsumptionVerdict, GroupVerdict
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
-from leyden.libs.store.policies import policies_by_id
+from leyden.libs.store.policies import base_models, policies_by_id
 from leyden.libs.store.read.best import best_version, undecided_versions
 from leyden.libs.store.read.runs import UnknownRun
 from leyden.libs.store.rewards import SIBLING, SOLVE_RATE
@@ -98,12 +98,14 @@ class Version:
 
 @dataclass(frozen=True)
 class Parent:
-    """The run that another one continues: its version, the checkpoint of the step that made it, and its document."""
+    """The run that another one continues: its version, the checkpoint of the step that made it, its document, and the
+    folder of the model with which it began (None: of an earlier release, which did not record it)."""
 
     run_id: str
     version: Version
     checkpoint: str | None
     config: RunConfig | BrokenDocument
+    base: str | None
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,8 @@ async def read_parent(session: ReadSession, run_id: str) -> Parent | None:
         return None
     found, config, checkpoint = row
     weights = Version(found.version, found.path, found.content_sha256, found.size_bytes)
-    return Parent(found.run_id, weights, checkpoint, RunConfig.read(config))
+    base = (await base_models(session, [found.run_id])).get(found.run_id)
+    return Parent(found.run_id, weights, checkpoint, RunConfig.read(config), base)
 
 
 async def last_committed_step(session: ReadSession, run_id: str) -> CommittedStep | None:
@@ -202,10 +205,13 @@ async def retained_versions(session: ReadSession, run_id: str) -> list[Version]:
     ]
 
 
-async def add_base_version(session: Session, run_id: str, version: Version) -> None:
-    """Records version 0. A repeat changes nothing; idempotency key: run and version."""
+async def add_base_version(session: Session, run_id: str, version: Version, base: str) -> None:
+    """Records version 0, and the folder of the model with which the run begins. A repeat changes nothing; idempotency
+    keys: run and version, and the run."""
     row = {"run_id": run_id, **vars(version)}
     await session.execute(insert_or_skip(tables.PolicyVersion).values(row).on_conflict_do_nothing())
+    began = {"run_id": run_id, "path": base}
+    await session.execute(insert_or_skip(tables.RunBase).values(began).on_conflict_do_nothing())
 
 
 async def ready_groups(session: ReadSession, run_id: str) -> list[ReadyGroup]:

@@ -14,10 +14,18 @@ from leyden.libs.store.engines import Pool
 from leyden.services.api.models import refusal
 
 
-def amended(run: Run, version: int, request: ResumeRequest, pools: Mapping[str, Pool], turns_taken: int) -> RunConfig:
+def amended(
+    run: Run,
+    version: int,
+    request: ResumeRequest,
+    pools: Mapping[str, Pool],
+    turns_taken: int,
+    bases: Mapping[str, str],
+) -> RunConfig:
     """Returns the ended run's document with the changes laid over it.
 
-    Args:   turns_taken: of the order of tasks, by the steps that made the version
+    Args:   turns_taken: of the order of tasks, by the steps that made the version; bases: the models with which the
+        run's policies began, by id
     Raises: Problem: a field cannot change, or no steps are left; RequestValidationError: the document is refused
     """
     before = run.config
@@ -46,10 +54,10 @@ def amended(run: Run, version: int, request: ResumeRequest, pools: Mapping[str, 
         skipped = before.sampling.skip_groups + turns_taken if is_same else 0
         further = config.sampling.model_copy(update={"skip_groups": skipped})
         config = config.model_copy(update={"sampling": further})
-    _check_parameters(before, config, pools, "changes.", "changes.training.lora")
+    _check_parameters(before, config, pools, bases.get(run.id), "changes.", "changes.training.lora")
     for name in _in_both(run, config):
-        path = f"changes.policies.{name}."
-        _check_parameters(before.policy_document(name), config.policy_document(name), pools, path, f"{path}lora")
+        path, base = f"changes.policies.{name}.", bases.get(run.policies[name].id)
+        _check_parameters(before.policy_document(name), config.policy_document(name), pools, base, path, f"{path}lora")
     return config
 
 
@@ -70,17 +78,21 @@ def _in_both(run: Run, config: RunConfig) -> list[str]:
     return [name for name in config.served_policies if name in run.policies]
 
 
-def _check_parameters(old: RunConfig, new: RunConfig, pools: Mapping[str, Pool], path: str, lora: str) -> None:
+def _check_parameters(
+    old: RunConfig, new: RunConfig, pools: Mapping[str, Pool], base: str | None, path: str, lora: str
+) -> None:
     """Passes a document that trains or serves the same parameters.
 
-    Args:   path: where the changes have these settings; lora: where they have LoRA's
+    Args:   base: the model with which the old one began, once that is recorded; path: where the changes have these
+        settings; lora: where they have LoRA's
     Raises: Problem: they differ
     """
     before, after = pools.get(old.pool), pools.get(new.pool)
-    if before is not None and before.model_path != (after and after.model_path):
+    if before is not None and (after and after.model_path) not in {before.model_path, base}:
         raise refusal(f"{path}pool", "a continued run keeps its model: write a pool that serves it")
     for place, was, now in (
-        (f"{path}model", old.model, new.model),
+        # To name the model that the run has anyway changes nothing.
+        (f"{path}model", old.model, old.model if base is not None and new.model == base else new.model),
         (f"{path}algorithm.critic.model", _critics_model(old), _critics_model(new)),
         (lora, old.training.lora, new.training.lora),
     ):

@@ -14,6 +14,7 @@ from typing import Any
 import jsonschema_rs
 
 from leyden.libs.contracts.api.problems import FieldProblem
+from leyden.libs.contracts.api.runs import Run
 from leyden.libs.contracts.config import BrokenDocument, Distillation, GroupAgent, Reward, RunConfig, Sft
 from leyden.libs.contracts.config.graders import (
     CODE,
@@ -32,7 +33,8 @@ from leyden.libs.service import Problem
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.datasets import find_dataset, first_fault, has_field, task_without
 from leyden.libs.store.demonstrations import has_demonstrations
-from leyden.libs.store.engines import Pool, embedding_engines
+from leyden.libs.store.engines import Pool, embedding_engines, read_pools
+from leyden.libs.store.policies import base_models
 from leyden.libs.store.runs.facts import run_configs
 from leyden.libs.store.runs.teachers import lock_teacher, read_teacher
 from leyden.services.api.settings import Settings
@@ -73,6 +75,27 @@ def check_pool(config: RunConfig, pools: Mapping[str, Pool], path: str = "") -> 
     remedy = f"write pool {fitting[0]!r}" if fitting else "leave `model` out"
     cause = f", and {mismatch}" if mismatch else ""
     raise refusal(f"{path}model", f"the engines of pool {pool.name!r} serve {pool.model_path}{cause}: {remedy}")
+
+
+async def check_base_models(session: ReadSession, run: Run) -> None:
+    """Passes a run whose policies began with the model that engines with adapters have. Others load whole versions.
+
+    Raises: Problem: they would add an adapter to another model
+    """
+    if run.config is None:
+        return
+    pools = await read_pools(session)
+    documents = {run.id: run.config}
+    documents |= {one.id: run.config.policy_document(name) for name, one in run.policies.items()}
+    for policy, base in (await base_models(session, documents)).items():
+        pool = pools.get(documents[policy].pool)
+        if pool is None or pool.adapters is None or pool.model_path is None or Path(pool.model_path) == Path(base):
+            continue
+        detail = (
+            f"run {run.id} began with {base}, and the engines of pool {pool.name!r} add its adapters to"
+            f" {pool.model_path}: start the platform with that model again (CONTROLLER_POOLS)"
+        )
+        raise Problem(409, detail, cause="state")
 
 
 def check_policies(config: RunConfig, pools: Mapping[str, Pool]) -> None:

@@ -36,6 +36,7 @@ from leyden.libs.service import JsonResponse, Problem
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.datasets import find_dataset
 from leyden.libs.store.engines import read_pools
+from leyden.libs.store.policies import base_models
 from leyden.libs.store.read import agents, policies, results, runs, views
 from leyden.libs.store.read.best import best_version
 from leyden.libs.store.runs import actions, retention
@@ -46,6 +47,7 @@ from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer
 from leyden.services.api.continuation import amended, continued_policies
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
 from leyden.services.api.models import (
+    check_base_models,
     check_conversations,
     check_demonstrations,
     check_directory,
@@ -244,7 +246,8 @@ async def resume_run(
     async def work(session: Session) -> tuple[BaseModel, bool]:
         ended, version = await actions.resumable_version(session, run_id, asked.from_version)
         turns = await actions.turns_taken(session, run_id, version)
-        config = amended(ended, version, asked, await read_pools(session), turns)
+        bases = await base_models(session, [run_id, *(one.id for one in ended.policies.values())])
+        config = amended(ended, version, asked, await read_pools(session), turns, bases)
         _check_services(request, config)
         check_judgements(config, "changes.")
         warnings = await _check_references(request, session, config)
@@ -391,6 +394,7 @@ async def create_evaluation(
     """Measure one policy version on a dataset; what is left out comes from the run's own `evaluation`."""
 
     async def work(session: Session) -> tuple[BaseModel, bool]:
+        await check_base_models(session, await runs.get_run(session, run_id))
         evaluation_id = await actions.create_evaluation(session, run_id, asked)
         made = await results.get_evaluation(session, evaluation_id)
         assert made is not None

@@ -19,6 +19,7 @@ from leyden.libs.store import training
 from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.store.engines import Pool, pool_of_run
 from leyden.libs.store.locks import AdvisoryLock, LockLost
+from leyden.libs.store.policies import base_models
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.trainer.loop import Trainer
 from leyden.services.trainer.model.families import check_family
@@ -134,11 +135,11 @@ class _Leader:
             config = await training.read_run_config(session, run_id)
             version_0 = await training.read_version(session, run_id, 0)
             pool = await pool_of_run(session, run_id)
+            began = (await base_models(session, [run_id])).get(run_id)
             parent = await training.read_parent(session, run_id)
             teacher = await find_teacher(session, config) if version_0 is None and config.training.steps > 0 else None
-        base = _base_model(config, pool, self.settings)
-        if version_0 is None:
-            await asyncio.to_thread(require_served, base, pool, self.settings.model_path)
+        base = _base_model(config, pool, self.settings, began or (parent.base if parent else None))
+        await asyncio.to_thread(require_served, base, pool, self.settings.model_path)
         # A continued run has a version 0 of its own. Its parent may be deleted once that is recorded.
         copy = version_folder(self.settings.folder.absolute(), run_id, 0)
         start = copy if version_0 is not None and Path(version_0.path) == copy else None
@@ -156,7 +157,7 @@ class _Leader:
                 await asyncio.to_thread(_check_teacher, base, teacher, config)
             export = await asyncio.to_thread(describe, start or base)
             async with self.database.session() as session:
-                await training.add_base_version(session, run_id, export.row(0))
+                await training.add_base_version(session, run_id, export.row(0), str(base))
             await self.notifications.notify(Topic.VERSIONS)
         if config.training.steps == 0:
             return None
@@ -230,21 +231,27 @@ def require_served(base: Path, pool: Pool | None, default: Path | None) -> None:
     Raises: ValueError: they were started with a model that differs in more than weights and chat template
     """
     served = Path(pool.model_path) if pool is not None and pool.model_path else default
-    if served is None or served == base:
+    if served is None or served.resolve() == base.resolve():
         return
+    if not base.is_dir():
+        raise ValueError(f"the run's model {base} is gone: put the folder back, or a link to its new place")
     mismatch = serving_mismatch(served, base)
     if mismatch is None and pool is not None and pool.adapters is not None:
         mismatch = "engines with adapters of several runs keep the weights of their own model"
     if mismatch is not None:
         raise ValueError(
             f"the run's model {base} cannot be served by the engines of its pool, which serve {served}: {mismatch}."
-            " Leave `model` out, or give the model a pool of its own (CONTROLLER_POOLS)"
+            " Leave `model` out of a new run; where the platform's model has changed since the run began, start the"
+            " platform with that one again; or give the model a pool of its own (CONTROLLER_POOLS)"
         )
 
 
-def _base_model(config: RunConfig, pool: Pool | None, settings: Settings) -> Path:
-    """The model folder of the run, of its pool, or of the settings. Raises: ValueError: none names one."""
-    named = config.model or (pool and pool.model_path)
+def _base_model(config: RunConfig, pool: Pool | None, settings: Settings, began: str | None) -> Path:
+    """The model folder that the run names or began with, or of its pool, or of the settings.
+
+    Raises: ValueError: none names one
+    """
+    named = config.model or began or (pool and pool.model_path)
     if named:
         return Path(named)
     if settings.model_path is None:

@@ -160,7 +160,8 @@ class Run(Body):
     agent_names: list[str] = Field(default_factory=list)
     """The names of its `agents`; of one agent its command, and `external` where clients start it."""
     model: str | None = None
-    """The folder of its base model: the document's, else that of its pool. Null while the pool is unknown."""
+    """The folder of its base model: the document's, else the one with which it began, else that of its pool. Null
+    while the pool is unknown."""
     parent: RunParent | None = None
     """The run that this one continues; its version is this run's version 0. Null for the base model."""
     policies: dict[str, RunPolicy] = Field(default_factory=dict)

@@ -14,7 +14,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.alarms.stored import lasting_alarms
 from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession
-from leyden.libs.store.policies import IS_RUN, UnknownPolicy, further_policies, policies_by_id
+from leyden.libs.store.policies import IS_RUN, UnknownPolicy, base_models, further_policies, policies_by_id
 from leyden.libs.store.read import step_figures
 from leyden.libs.store.read.agents import agents_progress
 from leyden.libs.store.read.call_counts import of_run
@@ -223,6 +223,7 @@ async def with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> lis
     found = {record["id"]: record for record in result.mappings()}
     policies = await shown_policies(session, run_ids)
     pools = await session.execute(select(tables.Pool.name, tables.Pool.model_path))
+    bases = await base_models(session, run_ids)
     paces = await step_figures.read_paces(session, run_ids)
     models = {row.name: row.model_path for row in pools}
     runs = []
@@ -257,7 +258,7 @@ async def with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> lis
                 pruned=record["pruned"],
                 alarms=alarms[row.id],
                 agent_names=_agent_names(document) if document else [],
-                model=(document.model or models.get(document.pool)) if document else None,
+                model=(document.model or bases.get(row.id) or models.get(document.pool)) if document else None,
                 parent=_parent(row),
                 policies=policies.get(row.id, {}),
                 allowed_actions=[one for one in allowed if document or one not in NEEDS_DOCUMENT],

@@ -171,6 +171,20 @@ class Computation(Base):
     created_at: Mapped[datetime] = created()
 
 
+class RunBase(Base):
+    """Writer: trainer. The model with which a run began, in one transaction with version 0: the run stays with it,
+    whatever pools and settings name later."""
+
+    __tablename__ = "base_models"
+    run_id: Mapped[str] = mapped_column(
+        ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True, comment="The run, or a further policy of one."
+    )
+    path: Mapped[str] = mapped_column(
+        comment="Folder of the model; of a continued run that of its parent, whose version is a copy."
+    )
+    created_at: Mapped[datetime] = created()
+
+
 class TrainerEnd(Base):
     """Writer: controller. An end of a run's trainer, planned ones apart."""
 

@@ -155,6 +155,28 @@ async def test_what_cannot_continue_a_run_is_refused_with_its_path(
     assert (refused.status_code, words in refused.json()["detail"]) == (status, True), refused.text
 
 
+async def test_a_run_goes_on_with_the_model_with_which_it_began(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await ended_run(api_http, database, "completed")
+    path = f"/v1/runs/{run['id']}"
+    async with database.session() as session:
+        session.add(tables.RunBase(run_id=run["id"], path="/m/a"))
+        # The platform has another model by now.
+        await write_pools(session, [Pool("default", "/m/b"), Pool("first", "/m/a")])
+    assert (await api_http.get(path)).json()["model"] == "/m/a"
+    assert (
+        await api_http.post(f"{path}/evaluations", json={"policy_version": 2, "dataset": "questions"})
+    ).status_code == 201
+    made = await resumed(api_http, run, changes={"pool": "first", "model": "/m/a"})
+    assert (made["config"]["pool"], made["model"]) == ("first", "/m/a")
+    async with database.session() as session:
+        await write_pools(session, [Pool("default", "/m/b", adapters=2)])
+    refused = await api_http.post(f"{path}/evaluations", json={"policy_version": 2, "dataset": "questions"})
+    words = f"run {run['id']} began with /m/a, and the engines of pool 'default' add its adapters to /m/b: start"
+    assert (refused.status_code, words in refused.json()["detail"]) == (409, True), refused.text
+
+
 async def test_a_run_that_has_not_ended_or_made_all_steps_needs_more_to_continue(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:

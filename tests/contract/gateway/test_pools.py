@@ -84,6 +84,17 @@ async def test_each_run_has_the_template_the_limits_and_the_engines_of_its_pool(
     assert model.tokenizer.decode(np.frombuffer(calls[run.id].sampled_ids, "<i4").tolist()).startswith("Small.")
 
 
+async def test_a_run_has_the_template_of_the_model_with_which_it_began(tmp_path: Path, database: Database) -> None:
+    first = make_chat_model(tmp_path / "first", BARE)
+    async with scene(tmp_path, database, says="Hello.") as stage:
+        async with database.session() as session:
+            session.add(tables.RunBase(run_id=stage.run_id, path=str(first)))
+        async with stage.client() as agent:
+            create: Any = agent.chat.completions.create
+            await create(model="m", messages=HI)
+    assert rendered(stage.engine, stage.model) == ["[user]hi[assistant]"]
+
+
 async def test_an_engine_that_drains_ends_its_calls_and_gets_no_new_one(
     tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,7 @@ class StepMachine(StoreMachine):
     def base(self, _: object) -> Deed:
         async def work() -> str:
             async with self.database.session() as session:
-                await training.add_base_version(session, self.run.id, training.Version(0, "base", "hash", 1))
+                await training.add_base_version(session, self.run.id, training.Version(0, "base", "hash", 1), "base")
             return DONE
 
         return Model.base, work

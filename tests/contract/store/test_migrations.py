@@ -28,10 +28,12 @@ from leyden.libs.contracts.conversation import Dialect, ToolCall, Turn, parse_tu
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database, sqlalchemy_url
 from leyden.libs.store.migrate import UnknownSchema, downgrade, migrate
+from leyden.libs.store.policies import base_models
 from leyden.libs.store.records.chains import FullCall, full_calls
 from leyden.libs.store.schema import MIGRATIONS, SchemaOutdated, check_schema, newest_revision
 from leyden.libs.store.tables import Base
 from leyden.libs.store.wait import wait_for
+from tests.support import builders
 
 CATALOG = {
     "columns": """
@@ -292,6 +294,24 @@ async def test_calls_of_an_earlier_schema_are_the_same_in_full_after_the_migrati
         connection.execute("UPDATE model_calls SET attempt = 2")
     with pytest.raises(RuntimeError, match="prune their runs first"):
         downgrade(empty_postgres_dsn, BASELINE)
+
+
+async def test_runs_of_an_earlier_schema_stay_with_the_model_with_which_they_began(empty_postgres_dsn: str) -> None:
+    migrate(empty_postgres_dsn, "20261129_0096")
+    database = Database(empty_postgres_dsn)
+    first = await builders.add_run(database)
+    await builders.add_policy_version(database, first, 0, path="/models/a")
+    lineage = [first.id]
+    # The last one's parent is deleted.
+    for parent in (0, 1, None):
+        columns = {} if parent is None else {"parent_run_id": lineage[parent], "parent_version": 0}
+        run = await builders.add_run(database, dataset_id=first.dataset_id, **columns)
+        await builders.add_policy_version(database, run, 0, path=f"/weights/{run.id}/versions/0")
+        lineage.append(run.id)
+    migrate(empty_postgres_dsn)
+    async with database.read() as session:
+        assert await base_models(session, lineage) == dict.fromkeys(lineage[:3], "/models/a")
+    await database.close()
 
 
 def test_several_services_may_migrate_at_once(empty_postgres_dsn: str) -> None:

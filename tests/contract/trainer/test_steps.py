@@ -17,7 +17,7 @@ import numpy as np
 import psycopg
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sqlalchemy import func, select, update
 from transformers import PreTrainedModel
 
@@ -25,7 +25,9 @@ from leyden.libs.contracts.config import RunConfig
 from leyden.libs.service import Checks
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database, Refused
+from leyden.libs.store.engines import Pool, write_pools
 from leyden.libs.store.locks import AdvisoryLock
+from leyden.libs.store.policies import base_models
 from leyden.libs.store.runs import actions, retention
 from leyden.services.trainer import loop as trainer_loop
 from leyden.services.trainer import worker
@@ -1066,6 +1068,56 @@ async def test_a_continued_run_whose_first_version_is_damaged_trains_nothing(cas
     with pytest.raises(CheckpointDamaged, match="not what the store recorded of this version"):
         await case.train()
     assert sorted(await case.versions()) == [0]
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "target_modules": ["q_proj"]}], ids=["whole", "lora"])
+async def test_a_run_and_one_that_continues_it_stay_with_the_model_with_which_they_began(
+    case: Case, tmp_path: Path, lora: dict[str, Any] | None
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(case.model, other)
+    (other / "chat_template.jinja").write_text("another template")
+    weights = load_file(other / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    made, changes = list[list[str]](), {"lora": lora} if lora else {}
+    for later in (case.model, other):
+        # KL to the first model: a full run needs it at each step, too.
+        await case.open(steps=2, algorithm={"kl_coefficient": 0.1}, **changes)
+        hashes = []
+        for first, model in ((0, case.model), (2, later)):
+            for number in (first, first + 1):
+                await case.add_group(number)
+            stop = asyncio.Event()
+            training = asyncio.create_task(case.train(stop, model_path=model))
+            await until_rows(case, tables.Step, first // 2 + 1)
+            stop.set()
+            await training
+        hashes += [row.content_sha256 for row in (await case.versions()).values()]
+        parent = case.run
+        document = {**parent.config, "training": {**parent.config["training"], "steps": 1}}
+        case.run = await builders.add_run(case.database, config=document, parent_run_id=parent.id, parent_version=2)
+        for number in (4, 5):
+            await case.add_group(number)
+        await case.train(model_path=later)
+        versions = await case.versions()
+        hashes += [row.content_sha256 for row in versions.values()]
+        assert (Path(versions[1].path) / "chat_template.jinja").read_text() != "another template"
+        made.append(hashes)
+        async with case.database.read() as session:
+            ids = [parent.id, case.run.id]
+            assert await base_models(session, ids) == dict.fromkeys(ids, str(case.model))
+    assert made[0] == made[1]
+
+
+async def test_a_run_whose_engines_serve_another_model_by_now_does_not_go_on(case: Case, tmp_path: Path) -> None:
+    await case.open(steps=0)
+    await case.train()
+    shared = Pool("default", str(tmp_path / "other"), adapters=2)
+    shutil.copytree(case.model, tmp_path / "other")
+    async with case.database.session() as session:
+        await write_pools(session, [shared])
+    with pytest.raises(ValueError, match=rf"the run's model {case.model} cannot be served .* start the platform with"):
+        await case.train()
 
 
 async def test_a_policy_that_is_frozen_when_it_continues_serves_the_weights_that_it_begins_with(case: Case) -> None:
