@@ -5,7 +5,7 @@ go with their run."""
 from alembic import op
 
 revision = "20261129_0098"
-down_revision = "20261129_0096"
+down_revision = "20261129_0097"
 branch_labels = None
 depends_on = None
 
