@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
@@ -16,6 +16,7 @@ import jinja2
 import jinja2.meta
 
 from leyden.libs.contracts.conversation import Json, Tool, ToolCall, Turn
+from leyden.libs.contracts.ids import new_call_id
 from leyden.services.gateway.calls.context import ModelRequest
 from leyden.services.gateway.errors import BadRequest
 from leyden.services.gateway.prompt.reasoning import (
@@ -28,6 +29,7 @@ from leyden.services.gateway.prompt.reasoning import (
 from leyden.services.gateway.prompt.sandbox import RenderingSlow, TemplateSandbox, cpu_limit, to_json
 from leyden.services.gateway.prompt.tokenizer import ModelTokenizer, ModelUnreadable, read_model_json, token_text
 from leyden.services.gateway.prompt.tools.hermes import generic_turns, parsed_arguments
+from leyden.services.gateway.prompt.tools.ids import short_ids
 from leyden.services.gateway.prompt.tools.parsers import (
     CALL_TOKENS,
     TEXT_TAGS,
@@ -41,19 +43,20 @@ _UNRENDERABLE = (
 )  # fmt: skip
 """Exceptions of templates that refuse a conversation or do not support its shape."""
 _ANSWER, _NEXT = "the-answer-of-a-probe", "the-next-message-of-a-probe"
-_PROBE_CALL = ToolCall("call_0000000001", "f", json.dumps({"x": _ANSWER}))
+_PROBE_CALL = ToolCall(f"call_{new_call_id()}_0", "f", json.dumps({"x": _ANSWER}))
 _MARK = f"mark-{secrets.token_hex(16)}"
 _BRACKETED = re.compile(r"\W.*\w.*\W", re.DOTALL)
 PROBE_SECONDS = 5.0
 """CPU time of the renderings that find out the marks of a new template; and again of those that find out its forms."""
+_PROBE_OF_CALLS = (
+    Turn("user", "x"),
+    Turn("assistant", "", tool_calls=(_PROBE_CALL,)),
+    Turn("tool", "x", tool_call_id=_PROBE_CALL.id),
+)
 _PROBES = (
     (Turn("system", "x"), Turn("user", "x"), Turn("assistant", "x"), Turn("user", "x")),
     (Turn("user", "x"), Turn("assistant", "x"), Turn("user", "x")),
-    (
-        Turn("user", "x"),
-        Turn("assistant", "", tool_calls=(_PROBE_CALL,)),
-        Turn("tool", "x", tool_call_id=_PROBE_CALL.id),
-    ),
+    _PROBE_OF_CALLS,
 )
 """Conversations in which every role speaks; some templates know no system message, others no tools."""
 
@@ -84,8 +87,12 @@ class ChatModel:
         self._has_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
         texts = {name: token_text(value) for name, value in settings.items() if name.endswith("_token")}
         self._specials = {name: text for name, text in texts.items() if text is not None}
+        self._has_short_ids = False
         with cpu_limit(PROBE_SECONDS):
-            written = "\n".join([source, *self._probed()])
+            # Once, not for each conversation: later prompts write the ids of earlier ones again.
+            if self._probed(_PROBE_OF_CALLS) is None:
+                self._has_short_ids = self._probed(tuple(short_ids(_PROBE_OF_CALLS))) is not None
+            written = "\n".join([source, *filter(None, map(self._probed, _PROBES))])
         self.tokenizer = ModelTokenizer(
             folder, context_length=context_length, is_mark=lambda name: _is_mark(name, written)
         )
@@ -116,7 +123,7 @@ class ChatModel:
         Args: options: the request's template options, such as `enable_thinking`
         Raises: BadRequest: the template refuses the conversation, cannot render it, or takes longer than `cpu_limit`
         """
-        turns = [self._as_text(turn) for turn in turns]
+        turns = self._with_its_ids([self._as_text(turn) for turn in turns])
         tools = tuple(Tool(_spelled(tool.document, self.tokenizer.as_text)) for tool in tools)
         uses_tools = bool(tools) or any(turn.role == "tool" or turn.tool_calls for turn in turns)
         spelled = generic_turns(tuple(turns), tools) if uses_tools and not self._has_tools else turns
@@ -155,15 +162,19 @@ class ChatModel:
             repair(functions)
         return self._template.render(**variables, messages=messages)
 
-    def _probed(self) -> Iterator[str]:
-        """Yields conversations as the template writes them, with the marks that it makes from a role's name.
+    def _probed(self, turns: Sequence[Turn]) -> str | None:
+        """Returns a conversation as the template writes it, with the marks that it makes from a role's name.
 
-        It writes no marks of one that it refuses.
+        None where it refuses the conversation.
         """
         variables = {**self._specials, "tools": None, "documents": None, "add_generation_prompt": True}
-        for turns in _PROBES:
-            with suppress(*_UNRENDERABLE, RenderingSlow):
-                yield self._fill(list(map(_template_message, turns)), variables)
+        with suppress(*_UNRENDERABLE, RenderingSlow):
+            return self._fill(list(map(_template_message, self._with_its_ids(turns))), variables)
+        return None
+
+    def _with_its_ids(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+        """Returns the turns with ids of tool calls that the template takes."""
+        return list(short_ids(turns)) if self._has_short_ids else turns
 
     def start_of_turn(
         self, index: int, turns: Sequence[Turn], tools: tuple[Tool, ...], options: Json, text: str

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from leyden.libs.contracts.conversation import Tool, ToolCall, Turn
+from leyden.libs.contracts.ids import new_call_id
 from leyden.services.gateway.errors import BadRequest
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tokenizer import ModelUnreadable
@@ -101,3 +103,24 @@ def test_gpt_oss_writes_a_tool_without_a_description(tmp_path):
     model = ChatModel(FAMILIES["gpt_oss"].write(tmp_path / "m"))
     tool = Tool.of({"name": "look", "parameters": {"type": "object", "properties": {}}})
     assert "type look = " in model.render([Turn("user", "x")], (tool,), {})
+
+
+def called(call_id: str) -> list[Turn]:
+    calls = (ToolCall(call_id, "f", "{}"),)
+    return [Turn("user", "x"), Turn("assistant", "", tool_calls=calls), Turn("tool", "ok", tool_call_id=call_id)]
+
+
+def test_a_template_that_refuses_long_ids_gets_short_ones_for_call_and_result(tmp_path):
+    model = ChatModel(FAMILIES["mistral"].write(tmp_path / "m"))
+    call_id = f"call_{new_call_id()}_0"
+    text = model.render(called(call_id), (), {})
+    [written] = re.findall(r'"id": "(\w+)"', text)
+    assert len(written) == 9
+    assert text.endswith(f"[TOOL_RESULTS]ok, {written}[/TOOL_RESULTS]")
+    assert model.render(called("abcDEF123"), (), {}) == text.replace(written, "abcDEF123")
+
+
+def test_a_template_that_takes_long_ids_gets_those_of_the_agent(tmp_path):
+    model = ChatModel(FAMILIES["mistral_v11"].write(tmp_path / "m"))
+    call_id = f"call_{new_call_id()}_0"
+    assert model.render(called(call_id), (), {}).count(call_id) == 2
