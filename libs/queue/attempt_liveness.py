@@ -74,6 +74,10 @@ class AttemptLiveness:
         with suppress(StoreAway, TimeoutError):
             await self._running(set())
 
+    def is_confirmed(self, rollout_id: str, attempt: int) -> bool:
+        """Whether `confirm` would return at once."""
+        return self._confirmed_until.get(AttemptKey(rollout_id, attempt), 0.0) > time.monotonic()
+
     async def confirm(self, rollout_id: str, attempt: int) -> None:
         """Returns if the attempt runs.
 

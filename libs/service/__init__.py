@@ -8,7 +8,7 @@ FastAPI: workers do without. Depends on `leyden.libs.telemetry`, and on `leyden.
 from leyden.libs.contracts.addresses import HttpAddress
 from leyden.libs.service.errors import JsonResponse, Problem, problem_response
 from leyden.libs.service.health import Checks, add_health, create_internal_app
-from leyden.libs.service.limits import Budget, Limits, Overloaded, Share
+from leyden.libs.service.limits import Budget, Limits, Overloaded, Share, ShareUsed
 from leyden.libs.service.server import run_http, serving
 from leyden.libs.service.settings import HttpSettings, ServiceSettings
 from leyden.libs.service.worker import pause, run_worker
@@ -24,6 +24,7 @@ __all__ = [
     "Problem",
     "ServiceSettings",
     "Share",
+    "ShareUsed",
     "add_health",
     "create_internal_app",
     "pause",

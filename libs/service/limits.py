@@ -1,6 +1,7 @@
 """Bounds on clients: connections, headers, the size of a body, the bytes of all bodies together, and deadlines.
 
 Overloaded   the process has no room for another byte; the client should try again later
+ShareUsed    the client's own requests have taken its part of that room
 
 uvicorn bounds neither headers nor the time of a slow client. `RequestLimits` bounds headers and bodies,
 `DeadlineProtocol` connections and the time of headers, and TCP_USER_TIMEOUT (Linux) the time of an unread answer.
@@ -10,9 +11,10 @@ Nothing here bounds clients per address or TLS handshakes: an ingress should.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -62,9 +64,9 @@ class Limits(BaseModel):
     header_seconds: float = Field(default=20.0, gt=0)
     """Time of a client for the headers of a request; then it gets 408. A silent client is disconnected."""
     body_grace_seconds: float = Field(default=60.0, gt=0)
-    """Time of a client for the body of a request, however small; then it gets 408."""
+    """Time of a client for the body of a request, however small, and for a pause in a long one; then it gets 408."""
     body_bytes_per_second: int = Field(default=1000, ge=1)
-    """Slowest accepted client: so many bytes of a body add a second to `body_grace_seconds`."""
+    """Slowest accepted client: so many bytes of a body give back a used second of `body_grace_seconds`."""
     unread_seconds: float = Field(default=300.0, ge=0.001)
     """Time of a client to read on; then the kernel closes the connection of an unread answer (Linux)."""
     idle_seconds: float = Field(default=75.0, ge=1)
@@ -79,20 +81,45 @@ class Overloaded(Exception):
     """The bodies in memory have reached the budget; the client should try again later."""
 
 
-@dataclass
-class Budget:
-    """The bytes that the bodies of all requests together may take: a limit per body bounds nothing for thousands."""
+class ShareUsed(Exception):
+    """The bodies of one client have reached its part of the budget; it should try again later."""
 
-    free_bytes: int
+
+class Budget:
+    """The bytes that the bodies of all requests together may take: a limit per body bounds nothing for thousands.
+
+    Args: client_bytes: those that the requests of one client may take together
+    """
+
+    def __init__(self, free_bytes: int, *, client_bytes: float = math.inf) -> None:
+        self.free_bytes = free_bytes
+        self._client_bytes = client_bytes
+        self._used: dict[Hashable, int] = {}
 
     @contextmanager
-    def share(self) -> Iterator[Share]:
-        """The part of one request; the end of the block returns it to the budget."""
-        share = Share(self)
+    def share(self, client: Hashable = None) -> Iterator[Share]:
+        """The part of one request; the end of the block returns it to the budget.
+
+        Args: client: whose request it is; None: nobody's, and only the whole budget bounds it
+        """
+        share = Share(self, client)
         try:
             yield share
         finally:
             share.acquire(-share.bytes)
+
+    def take(self, client: Hashable, size_bytes: int) -> None:
+        """Raises: ShareUsed: the client has its part; Overloaded: the budget has no room for so much."""
+        used = self._used.get(client, 0) + size_bytes
+        if client is not None and used > self._client_bytes:
+            raise ShareUsed
+        if size_bytes > self.free_bytes:
+            raise Overloaded
+        self.free_bytes -= size_bytes
+        self._used[client] = used
+        if not used:
+            del self._used[client]
+        BODY_BYTES.inc(size_bytes)
 
 
 @dataclass
@@ -100,15 +127,13 @@ class Share:
     """The bytes of one request."""
 
     budget: Budget
+    client: Hashable = None
     bytes: int = 0
 
     def acquire(self, size_bytes: int) -> None:
-        """Raises: Overloaded: the budget has no room for so much."""
-        if size_bytes > self.budget.free_bytes:
-            raise Overloaded
-        self.budget.free_bytes -= size_bytes
+        """Raises: ShareUsed, Overloaded: there is no room for so much, its client's or at all."""
+        self.budget.take(self.client, size_bytes)
         self.bytes += size_bytes
-        BODY_BYTES.inc(size_bytes)
 
 
 class RequestLimits:
@@ -159,7 +184,9 @@ class RequestLimits:
             received += size
             if received > most:
                 raise Problem(413, f"the body exceeds {most} bytes", cause="too_large")
+            # What came early earns no pause: a body that lacks its last byte would keep its memory for hours.
             seconds_left += size / limits.body_bytes_per_second - monotonic() + started
+            seconds_left = min(seconds_left, limits.body_grace_seconds)
             is_complete = not message.get("more_body", False)
             return message
 

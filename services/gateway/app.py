@@ -18,7 +18,7 @@ from leyden.libs.capability import KeyRing
 from leyden.libs.contracts.config import DEFAULT_POOL
 from leyden.libs.queue.attempt_liveness import AttemptLiveness
 from leyden.libs.queue.notifications import Notifications
-from leyden.libs.service import Budget, Overloaded
+from leyden.libs.service import Budget, Overloaded, ShareUsed
 from leyden.libs.service.app import create_app as create_service_app
 from leyden.libs.service.quota import Amount, Limit
 from leyden.libs.service.secrets import read_secret
@@ -42,6 +42,7 @@ from leyden.services.gateway.errors import (
     GatewayError,
     NotServed,
     TooLarge,
+    TooManyCalls,
     TooSlow,
     Unavailable,
     error_response,
@@ -87,12 +88,15 @@ def create_app(settings: Settings) -> FastAPI:
             GatewayError: _on_gateway_error,
             HTTPException: _on_http_exception,
             Overloaded: _on_overloaded,
+            ShareUsed: _on_share_used,
         },
         unexpected=_on_unexpected,
     )
     app.add_middleware(_SingleSlashes)
     app.state.settings = settings
-    app.state.budget = Budget(settings.max_bytes_in_flight)
+    # One body always fits.
+    of_attempt = max(settings.max_body_bytes, settings.max_bytes_in_flight // 4)
+    app.state.budget = Budget(settings.max_bytes_in_flight, client_bytes=of_attempt)
     return app
 
 
@@ -243,6 +247,12 @@ async def _on_gateway_error(request: Request, error: Any) -> Response:
 async def _on_overloaded(request: Request, _error: Any) -> Response:
     message = "The gateway is reading as many requests as it may; try again."
     return await _on_gateway_error(request, Unavailable(message, code="overloaded", retry_after_seconds=1))
+
+
+async def _on_share_used(request: Request, _error: Any) -> Response:
+    message = "The gateway is reading as many bytes of this attempt's requests as it may; wait for some of them."
+    error = TooManyCalls(message, code="rate_limit_exceeded", retry_after_seconds=1)
+    return await _on_gateway_error(request, error)
 
 
 async def _on_http_exception(request: Request, error: Any) -> Response:

@@ -49,6 +49,10 @@ class Authenticator:
         except CapabilityError as error:
             raise refusal(error) from error
 
+    def is_confirmed(self, attempt: Attempt) -> bool:
+        """Whether `confirm` would return at once."""
+        return self._liveness.is_confirmed(attempt.rollout_id, attempt.attempt)
+
     async def confirm(self, attempt: Attempt) -> None:
         """Returns if the attempt runs.
 

@@ -8,7 +8,7 @@ GatewayError             base: status, type, param, code; 500: the run's stored 
   OtherVersion           409: an engine serves another version than the one that was asked for
   TooSlow                408: the body came too slowly
   TooLarge               413: the body exceeds the limit
-  TooManyCalls           429 with Retry-After: one attempt has the maximum of calls in flight
+  TooManyCalls           429 with Retry-After: one attempt has the maximum of calls, or of bytes of bodies, in flight
   Unavailable            503 with Retry-After: no engine or no store for longer than a request waits, or the gateway
                          stops
 """
@@ -106,7 +106,7 @@ class TooLarge(GatewayError):
 
 
 class TooManyCalls(GatewayError):
-    """One attempt has the maximum of calls in flight."""
+    """One attempt has the maximum of calls, or of bytes of bodies, in flight."""
 
     status = 429
     type = "requests"

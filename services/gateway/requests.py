@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -18,9 +18,10 @@ from starlette.routing import Route
 
 from leyden.libs.service import Share
 from leyden.libs.service.body import read_body
+from leyden.services.gateway.auth import Authenticator
 from leyden.services.gateway.calls.context import Attempt
 from leyden.services.gateway.dialects.body import read_object
-from leyden.services.gateway.errors import GatewayError
+from leyden.services.gateway.errors import GatewayError, Unavailable
 from leyden.services.gateway.records.deliveries import Deliveries, Delivery
 
 ATTEMPT = "/r/{rollout}/{attempt}"
@@ -112,3 +113,25 @@ async def body_of(request: Request, share: Share) -> bytes:
     if deployment is None:
         return body
     return orjson.dumps({**read_object(body, param="messages"), "model": deployment})
+
+
+async def body_of_running(request: Request, attempt: Attempt, share: Share) -> bytes:
+    """Reads the body while the gateway asks whether the attempt runs, so that no ended one fills the memory for bodies.
+
+    No answer yet stops nothing here: the request's watch begins after its body, and the caller confirms the attempt in
+    it. Raises: KeyRefused: it has ended; BadRequest
+    """
+    auth: Authenticator = request.app.state.auth
+    if auth.is_confirmed(attempt):
+        return await body_of(request, share)
+    confirming, reading = asyncio.create_task(auth.confirm(attempt)), asyncio.create_task(body_of(request, share))
+    try:
+        await asyncio.wait({confirming, reading}, return_when=asyncio.FIRST_COMPLETED)
+        if confirming.done():
+            with suppress(Unavailable):
+                confirming.result()
+        return await reading
+    finally:
+        confirming.cancel()
+        reading.cancel()
+        await asyncio.gather(confirming, reading, return_exceptions=True)

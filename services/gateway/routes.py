@@ -35,6 +35,7 @@ from leyden.services.gateway.requests import (
     attempt_of,
     authenticate,
     body_of,
+    body_of_running,
     disconnected,
     watched,
 )
@@ -135,7 +136,7 @@ async def _embed(request: Request, form: EmbeddingForm | None) -> Response:
     try:
         # Before the body: a slow server holds the bodies of few requests, which the budget of model calls then spares.
         async with service.turn(attempt.key):
-            with request.app.state.budget.share() as share:
+            with request.app.state.budget.share(attempt.key) as share:
                 body = await body_of(request, share)
             if form is None:
                 return await service.answer(attempt, body, request.headers, defaults.embeddings)
@@ -196,7 +197,7 @@ async def _count(request: Request, wire_format: WireFormat) -> int:
     request.state.wire_format = wire_format
     attempt = await authenticate(request)
     calls: CallService = request.app.state.calls
-    with request.app.state.budget.share() as share:
+    with request.app.state.budget.share(attempt.key) as share:
         return await calls.count(attempt, wire_format, await body_of(request, share), request.headers)
 
 
@@ -205,9 +206,9 @@ async def _answer(request: Request, wire_format: WireFormat) -> Response:
     request.state.wire_format = wire_format
     attempt = attempt_of(request)
     calls: CallService = request.app.state.calls
-    with request.app.state.budget.share() as share:
+    with request.app.state.budget.share(attempt.key) as share:
         try:
-            body = await body_of(request, share)
+            body = await body_of_running(request, attempt, share)
         except Overloaded:
             calls.give_up(attempt)
             raise

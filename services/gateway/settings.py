@@ -94,7 +94,8 @@ class Settings(HttpSettings):
     max_body_bytes: int = Field(default=16 * 2**20, ge=1024)
     """Largest body of a request."""
     max_bytes_in_flight: int = Field(default=256 * 2**20, ge=1024)
-    """Bytes of all bodies that the gateway reads at once; beyond it 503 with Retry-After."""
+    """Bytes of all bodies that the gateway reads at once; beyond it 503 with Retry-After. One attempt has a quarter of
+    it, or one body where that is more; beyond that 429."""
     history_bytes: int = Field(default=256 * 2**20, ge=2**16)
     """Memory of the cache of completed calls, of all models; the gateway reads dropped attempts from the store."""
     context_length: int | None = Field(default=None, ge=16)

@@ -411,6 +411,20 @@ async def test_the_end_of_what_is_sent_ends_a_request_that_nothing_can_be_asked_
         assert await read_all(reader) == b""
 
 
+async def test_what_came_early_of_a_body_earns_no_longer_pause() -> None:
+    nearly = b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 1001\r\n\r\n" + b"x" * 1000
+    async with served(**QUICK, body_bytes_per_second=1) as (_, port), asyncio.timeout(30):
+        assert (await exchange(port, nearly)).startswith(b"HTTP/1.1 408")
+
+
+async def test_a_body_that_comes_fast_enough_may_take_longer_than_the_grace() -> None:
+    begin = b"POST /echo HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 40\r\n\r\n"
+    async with served(**QUICK, body_bytes_per_second=1) as (_, port), connected(port) as (reader, writer):
+        writer.write(begin)
+        await drip(writer, b"x" * 40)
+        assert (await read_all(reader)).endswith(b'{"size":40}')
+
+
 async def test_a_body_that_is_sent_ahead_slowly_does_not_cut_the_answer_in_hand() -> None:
     slow = b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nx"
     async with served(**QUICK) as (app, port), connected(port) as (reader, writer), asyncio.timeout(60):

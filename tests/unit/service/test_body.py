@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from leyden.libs.service import Budget, Overloaded, Problem
+from leyden.libs.service import Budget, Overloaded, Problem, ShareUsed
 from leyden.libs.service.body import read_body
 
 
@@ -29,6 +29,20 @@ async def test_a_bomb_costs_the_bound_and_not_its_size() -> None:
         await read(pieces(gzip.compress(b"\0" * 50_000_000)), "gzip", budget)
     assert caught.value.status_code == 413
     assert await read(pieces(b"x" * 1000), budget=budget) == b"x" * 1000
+
+
+def test_a_client_has_its_part_of_the_budget_and_no_more() -> None:
+    budget = Budget(1000, client_bytes=400)
+    with budget.share("a") as first, budget.share("a") as second, budget.share("b") as other:
+        first.acquire(300)
+        with pytest.raises(ShareUsed):
+            second.acquire(101)
+        second.acquire(100)
+        other.acquire(400)
+        with budget.share() as nobodys, pytest.raises(Overloaded):
+            nobodys.acquire(201)
+    with budget.share("a") as again:
+        again.acquire(400)
 
 
 async def test_requests_share_the_budget_and_release_it() -> None:

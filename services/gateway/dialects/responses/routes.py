@@ -55,7 +55,8 @@ async def cancel(request: Request) -> Response:
 
 async def create_conversation(request: Request) -> Response:
     """Makes a conversation, with items if the body has some."""
-    attempt, body = await authenticate(request), await _read(request)
+    attempt = await authenticate(request)
+    body = await _read(request, attempt)
     conversation_id = f"conv_{secrets.token_hex(12)}"
     own = {"id": conversation_id, "object": "conversation", "created_at": int(time.time()), "metadata": body.metadata}
     items = stored_items(body.items, secrets.token_hex(12))
@@ -72,7 +73,7 @@ async def conversation(request: Request) -> Response:
 async def update_conversation(request: Request) -> Response:
     """Replaces the metadata of a conversation."""
     attempt, [own, *_] = await _conversation(request)
-    own |= {"metadata": (await _read(request)).metadata}
+    own |= {"metadata": (await _read(request, attempt)).metadata}
     await _objects(request).replace(attempt.of_run, own["id"], own["id"], own)
     return JsonResponse(own)
 
@@ -93,7 +94,7 @@ async def conversation_items(request: Request) -> Response:
 async def add_items(request: Request) -> Response:
     """Appends items to a conversation; a client's retry of the last ones returns those."""
     attempt, [own, *items] = await _conversation(request)
-    new = list(stored_items((await _read(request)).items, secrets.token_hex(12)).values())
+    new = list(stored_items((await _read(request, attempt)).items, secrets.token_hex(12)).values())
     last = items[-len(new) :] if new else []
     is_repeat = Retry.of(request.headers).may_be_answered and list(map(_content, last)) == list(map(_content, new))
     if is_repeat:
@@ -153,8 +154,8 @@ class _Body(Wire):
     metadata: dict[str, str] = Field(default_factory=dict)
 
 
-async def _read(request: Request) -> _Body:
-    with request.app.state.budget.share() as share:
+async def _read(request: Request, attempt: Attempt) -> _Body:
+    with request.app.state.budget.share(attempt.key) as share:
         return validated(_Body, read_object(await body_of(request, share), param="items"), {})
 
 
