@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from leyden.libs.contracts.conversation import Dialect, Tool, ToolCall, Turn
+from leyden.libs.contracts.ids import new_call_id
 from leyden.libs.store.attempts import AttemptKey
 from leyden.services.gateway.calls.context import ModelRequest, SampledTokens, Sampling
 from leyden.services.gateway.prompt.answer import finish_answer
@@ -67,7 +68,8 @@ async def continuations(model: ChatModel, *, echoes_reasoning: bool) -> list[str
     found: list[str] = []
     answers = (Turn("assistant", "", tool_calls=(CALL,)), Turn("assistant", "Rain."), Turn("assistant", "Bye."))
     follow = (Turn("tool", "rain", tool_call_id=CALL.id), LATER, LATER)
-    for number, (says, following) in enumerate(zip(answers, follow, strict=True)):
+    for says, following in zip(answers, follow, strict=True):
+        call_id = new_call_id()
         request = ModelRequest(
             Dialect.CHAT_COMPLETIONS, "m", tuple(turns), tuple(map(Tool, TOOLS)), True, True, False, False, 1, False, 0,
             Sampling(), {}, {}, b"",
@@ -77,11 +79,11 @@ async def continuations(model: ChatModel, *, echoes_reasoning: bool) -> list[str
         mark = CALL_ENDS.get(model.tool_parser.name) if says.tool_calls else None
         ends = [t for t in model.tokenizer.eos_ids if mark in (None, model.tokenizer.decode([t]))]
         ids = [*model.tokenizer.encode(sampled_text(model, indexed.text, says)).tolist(), ends[0]]
-        answer = finish_answer(model, request, indexed.prompt, SampledTokens(f"c{number}", 0, 0, ids=ids)).turn
+        answer = finish_answer(model, request, indexed.prompt, SampledTokens(call_id, 0, 0, ids=ids)).turn
         assert [call.name for call in answer.tool_calls] == [call.name for call in says.tool_calls]
         assert answer.content == says.content
         assert answer.reasoning == (None if model.reasoning_parser.name == "none" else "Hm.")
-        index.remember(KEY, f"c{number}", indexed, answer, ids)
+        index.remember(KEY, call_id, indexed, answer, ids)
         if answer.tool_calls:
             following = replace(following, tool_call_id=answer.tool_calls[0].id)
         turns += [answer if echoes_reasoning else replace(answer, reasoning=None), following]
