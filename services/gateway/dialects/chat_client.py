@@ -12,6 +12,7 @@ from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
 from leyden.services.gateway.calls.context import Answer, ModelRequest
 from leyden.services.gateway.dialects.body import first_reason
 from leyden.services.gateway.dialects.custom import chat_call
+from leyden.services.gateway.prompt.tools.ids import given_ids
 
 NOT_SENT = frozenset(
     {
@@ -91,7 +92,7 @@ def request_document(request: ModelRequest, model: str, *, limit_name: str, take
         # As where all of them were the provider's own: without tools it refuses both.
         for name in ("tool_choice", "parallel_tool_calls"):
             document.pop(name, None)
-    return {**document, "model": model, "messages": [_message(turn) for turn in request.turns]}
+    return {**document, "model": model, "messages": [_message(turn) for turn in given_ids(request.turns)]}
 
 
 def read_answer(body: bytes, count: int, request_id: str) -> ProvidedAnswer:

@@ -29,7 +29,7 @@ from leyden.services.gateway.prompt.reasoning import (
 from leyden.services.gateway.prompt.sandbox import RenderingSlow, TemplateSandbox, cpu_limit, to_json
 from leyden.services.gateway.prompt.tokenizer import ModelTokenizer, ModelUnreadable, read_model_json, token_text
 from leyden.services.gateway.prompt.tools.hermes import generic_turns, parsed_arguments
-from leyden.services.gateway.prompt.tools.ids import short_ids
+from leyden.services.gateway.prompt.tools.ids import given_ids, short_ids
 from leyden.services.gateway.prompt.tools.parsers import (
     CALL_TOKENS,
     TEXT_TAGS,
@@ -174,7 +174,7 @@ class ChatModel:
 
     def _with_its_ids(self, turns: Sequence[Turn]) -> Sequence[Turn]:
         """Returns the turns with ids of tool calls that the template takes."""
-        return list(short_ids(turns)) if self._has_short_ids else turns
+        return list(short_ids(given_ids(turns))) if self._has_short_ids else turns
 
     def start_of_turn(
         self, index: int, turns: Sequence[Turn], tools: tuple[Tool, ...], options: Json, text: str

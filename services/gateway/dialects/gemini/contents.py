@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from leyden.libs.contracts.conversation import Json, ToolCall, Turn
 from leyden.services.gateway.dialects.arguments import arguments_text
 from leyden.services.gateway.dialects.gemini.wire import Proto
 from leyden.services.gateway.errors import BadRequest
+from leyden.services.gateway.prompt.tools.ids import OpenCalls
 
 SIGNATURE = "thoughtSignature", "thought_signature"
 """Names of a field that a part may have without any content."""
@@ -49,37 +49,17 @@ class Content(Proto):
     parts: list[Part] | None = None
 
 
-class _OpenCalls:
-    """The calls of one turn that wait for their results. Thousands of results cost one look each."""
-
-    def __init__(self, calls: Sequence[ToolCall]) -> None:
-        self._by_id = defaultdict[str, deque[int]](deque)
-        self._by_name = defaultdict[str, deque[int]](deque)
-        self._open = dict(enumerate(calls))
-        for number, call in self._open.items():
-            self._by_id[call.id].append(number)
-            self._by_name[call.name].append(number)
-
-    def take(self, answered: FunctionResponse) -> ToolCall | None:
-        """Removes and returns the first open call with the response's id, or with its name where it has none."""
-        waiting = self._by_id.get(answered.id) if answered.id else self._by_name.get(answered.name)
-        while waiting:
-            if (call := self._open.pop(waiting.popleft(), None)) is not None:
-                return call
-        return None
-
-
 def turns_of(contents: Sequence[Content]) -> Iterator[Turn]:
     """Yields the turns. A stream's chunks come back as contents of their own: together they are one turn.
 
     Raises: BadRequest: the model cannot read a part
     """
-    asked = _OpenCalls(())
+    asked = OpenCalls(())
     for is_model, group in groupby(enumerate(contents), key=lambda pair: pair[1].role == "model"):
         placed = [(f"contents.{index}.parts", content.parts or []) for index, content in group]
         if is_model:
             turn = _assistant([part for place, parts in placed for part in _readable(parts, place)])
-            asked = _OpenCalls(turn.tool_calls)
+            asked = OpenCalls(turn.tool_calls)
             yield turn
         else:
             for place, parts in placed:
@@ -105,7 +85,7 @@ def _assistant(parts: Sequence[Part]) -> Turn:
     return Turn("assistant", text, tool_calls=calls, reasoning="".join(thoughts) if thoughts else None)
 
 
-def _user(parts: Sequence[Part], asked: _OpenCalls, place: str) -> Iterator[Turn]:
+def _user(parts: Sequence[Part], asked: OpenCalls, place: str) -> Iterator[Turn]:
     if not parts:
         yield Turn("user", "")
     for is_response, group in groupby(parts, key=lambda part: part.function_response is not None):
@@ -115,12 +95,12 @@ def _user(parts: Sequence[Part], asked: _OpenCalls, place: str) -> Iterator[Turn
             yield Turn("user", "\n".join(part.text for part in group if part.text))
 
 
-def _result(answered: FunctionResponse, asked: _OpenCalls, place: str) -> Turn:
+def _result(answered: FunctionResponse, asked: OpenCalls, place: str) -> Turn:
     """The turn of a result. Google's clients send no ids: it is for the first open call of the function."""
     if answered.parts:
         message = f"{place}: a function's response has parts: this model reads its `response` alone."
         raise BadRequest(message, param=place, code="unsupported_content")
-    call = asked.take(answered)
+    call = asked.take(answered.id, answered.name)
     response = answered.response or {}
     return Turn(
         "tool",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -59,6 +60,43 @@ def test_a_body_of_chat_completions_keeps_its_extra_parameters() -> None:
     request = ChatCompletions().parse(json.dumps(body | EXTRAS).encode(), max_choices=4)
     document = request_document(request, "other", limit_name="max_tokens")
     assert document == body | EXTRAS | {"model": "other"}
+
+
+def ollama_turns(*names: str) -> Json:
+    calls = [{"function": {"name": name, "arguments": {}}} for name in names]
+    results = [{"role": "tool", "tool_name": name, "content": name} for name in reversed(names)]
+    return OLLAMA | {"messages": [TURN, {"role": "assistant", "content": "", "tool_calls": calls}, *results]}
+
+
+def gemini_turns(*names: str) -> Json:
+    calls = [{"functionCall": {"name": name, "args": {}}} for name in names]
+    results = [{"functionResponse": {"name": name, "response": {"result": name}}} for name in reversed(names)]
+    return GEMINI | {
+        "contents": [*GEMINI["contents"], {"role": "model", "parts": calls}, {"role": "user", "parts": results}]
+    }
+
+
+@pytest.mark.parametrize(("wire_format", "turns"), [(OllamaChat(), ollama_turns), (Gemini("m"), gemini_turns)])
+def test_a_provider_gets_ids_for_calls_and_results_that_have_none(
+    wire_format: WireFormat, turns: Callable[..., Json]
+) -> None:
+    request = wire_format.parse(json.dumps(turns("f", "g", "f")).encode(), max_choices=4)
+    _, asked, *results = request_document(request, "other", limit_name="max_tokens")["messages"]
+    calls = [(call["id"], call["function"]["name"]) for call in asked["tool_calls"]]
+    assert calls == [("call_1_0", "f"), ("call_1_1", "g"), ("call_1_2", "f")]
+    assert [(result["tool_call_id"], result["content"]) for result in results] == [
+        ("call_1_0", "f"), ("call_1_1", "g"), ("call_1_2", "f")
+    ]  # fmt: skip
+
+
+def test_a_result_without_a_name_answers_the_first_open_call_and_ids_stay_as_they_are() -> None:
+    calls = [{"id": name, "function": {"name": "f", "arguments": {}}} for name in ("a", "b", "")]
+    results = [{"role": "tool", "content": "x", **given} for given in ({"tool_call_id": "b"}, {}, {}, {})]
+    body = OLLAMA | {"messages": [TURN, {"role": "assistant", "content": "", "tool_calls": calls}, *results]}
+    request = OllamaChat().parse(json.dumps(body).encode(), max_choices=4)
+    _, asked, *answers = request_document(request, "other", limit_name="max_tokens")["messages"]
+    assert [call["id"] for call in asked["tool_calls"]] == ["a", "b", "call_1_2"]
+    assert [answer.get("tool_call_id") for answer in answers] == ["b", "a", "call_1_2", None]
 
 
 def calling(**config: Any) -> Json:

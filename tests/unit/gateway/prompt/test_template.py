@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -124,3 +125,11 @@ def test_a_template_that_takes_long_ids_gets_those_of_the_agent(tmp_path):
     model = ChatModel(FAMILIES["mistral_v11"].write(tmp_path / "m"))
     call_id = f"call_{new_call_id()}_0"
     assert model.render(called(call_id), (), {}).count(call_id) == 2
+
+
+def test_a_template_that_demands_ids_gets_them_for_calls_without(tmp_path):
+    model = ChatModel(FAMILIES["mistral"].write(tmp_path / "m"))
+    asked, answered = called("")[1:]
+    text = model.render([Turn("user", "x"), asked, replace(answered, tool_call_id=None, name="f")], (), {})
+    [written] = re.findall(r'"id": "(\w+)"', text)
+    assert text.endswith(f"[TOOL_RESULTS]ok, {written}[/TOOL_RESULTS]")
