@@ -241,7 +241,12 @@ class Responses(WireFormat):
 
 
 class ResponseEvents:
-    """The events of one stream. Reasoning and message begin with their first text, a tool call when it is complete."""
+    """The events of one stream. Reasoning and message begin with their first text, a tool call when it is complete.
+
+    Clients know an item by its place, and one ends before the next begins. Reasoning that follows a text, as that of
+    gpt-oss may, comes as an item after the message; where reasoning came before, too, the complete response alone has
+    it.
+    """
 
     keepalive = COMMENT
     error_is_final = True
@@ -252,18 +257,12 @@ class ResponseEvents:
         self._created = created
         self._count = 0
         self._reasoning: str | None = None
+        self._is_reasoning_open = False
         self._message_index: int | None = None
 
     def reasoning(self, _index: int, text: str) -> bytes:
-        """Encodes a piece of the reasoning."""
-        events = self._started()
-        if self._reasoning is None:
-            self._reasoning = ""
-            item = reasoning_item(self._request_id, "", "in_progress") | {"content": []}
-            events += self._event("output_item.added", output_index=0, item=item)
-            events += self._reasoning_event("content_part.added", part=reasoning_part(""))
-        self._reasoning += text
-        return events + self._reasoning_event("reasoning_text.delta", delta=text)
+        """Encodes a piece of the reasoning; no bytes after the beginning of the message."""
+        return self._reasoned(text) if self._message_index is None else b""
 
     def text(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """Encodes a piece of the message's text."""
@@ -273,9 +272,10 @@ class ResponseEvents:
     def rest(self, answer: Answer, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """Encodes the rest of the text, the end of the message, and every tool call."""
         events = self._started()
-        for index, item in enumerate(_output(self._request_id, answer, self._request.parameters)):
+        for index, item in enumerate(self._in_order(_output(self._request_id, answer, self._request.parameters))):
             match item["type"]:
                 case "reasoning":
+                    events += self._reasoned(item["content"][0]["text"]) if self._reasoning is None else b""
                     events += self._reasoning_done(item)
                 case "message":
                     events += self.text(answer.index, text, logprobs) if text else self._message_started()
@@ -287,6 +287,7 @@ class ResponseEvents:
     def end(self, completion: Completion) -> bytes:
         """Encodes the event with the complete response."""
         response = response_of(self._request.parameters, self._request.tools, completion)
+        response["output"] = self._in_order(response["output"])
         return self._event(response["status"], response=response)
 
     def error(self, error: GatewayError) -> bytes:
@@ -306,14 +307,33 @@ class ResponseEvents:
             self._request.parameters, self._request.tools, self._request_id, self._created, status, [], error=error
         )
 
+    def _in_order(self, output: list[Json]) -> list[Json]:
+        """Returns the items of an answer in the order in which they began."""
+        return sorted(output, key=lambda item: item["type"] != "message") if self._message_index == 0 else output
+
+    def _reasoned(self, text: str) -> bytes:
+        events = self._started()
+        if self._reasoning is None:
+            self._reasoning, self._is_reasoning_open = "", True
+            item = reasoning_item(self._request_id, "", "in_progress") | {"content": []}
+            events += self._event("output_item.added", output_index=self._reasoning_index, item=item)
+            events += self._reasoning_event("content_part.added", part=reasoning_part(""))
+        self._reasoning += text
+        return events + self._reasoning_event("reasoning_text.delta", delta=text)
+
     def _reasoning_done(self, item: Json) -> bytes:
-        """Returns the end of the reasoning; no bytes where it was sent before the message."""
-        if self._message_index is not None:
+        """Returns the end of the reasoning; no bytes where it was sent before."""
+        if not self._is_reasoning_open:
             return b""
+        self._is_reasoning_open = False
         [part] = item["content"]
         events = self._reasoning_event("reasoning_text.done", text=part["text"])
         events += self._reasoning_event("content_part.done", part=part)
-        return events + self._event("output_item.done", output_index=0, item=item)
+        return events + self._event("output_item.done", output_index=self._reasoning_index, item=item)
+
+    @property
+    def _reasoning_index(self) -> int:
+        return 1 if self._message_index == 0 else 0
 
     def _message_started(self) -> bytes:
         if self._message_index is not None:
@@ -350,7 +370,7 @@ class ResponseEvents:
         return self._event(kind, **place, **fields)
 
     def _reasoning_event(self, kind: str, **fields: Any) -> bytes:
-        place = {"item_id": f"rs_{self._request_id}", "output_index": 0, "content_index": 0}
+        place = {"item_id": f"rs_{self._request_id}", "output_index": self._reasoning_index, "content_index": 0}
         return self._event(kind, **place, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:

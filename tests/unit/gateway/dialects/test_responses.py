@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from leyden.libs.contracts.conversation import Turn
+from leyden.libs.contracts.conversation import ToolCall, Turn
+from leyden.services.gateway.calls.context import Answer, Completion
 from leyden.services.gateway.dialects.hosted import refuse_hosted
 from leyden.services.gateway.dialects.responses.dialect import Responses, ResponsesRequest
 from leyden.services.gateway.dialects.responses.items import HOSTED_ITEMS, turns_of
@@ -70,3 +71,43 @@ ALLOWED = {"type": "allowed_tools", "mode": "required"}
 def test_a_choice_of_a_hosted_tool_requires_none(choice: Any, required: tuple[str, ...]) -> None:
     request = parsed(tools=[{"type": "web_search"}, OWN], tool_choice=choice)
     assert (request.required_tools, request.parameters["tool_choice"]) == (required, choice)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "in_order"),
+    [
+        (["r:Hm.", "t:Yes."], ["reasoning", "message", "function_call"]),
+        (["t:I look.", "r:Hm.", "r: Ha.", "t:Yes."], ["message", "reasoning", "function_call"]),
+        (["r:Hm.", "t:I look.", "r:Ha.", "t:Yes."], ["reasoning", "message", "function_call"]),
+        # The text comes with the end of the answer, as it does in a replay.
+        (["r:Hm."], ["reasoning", "message", "function_call"]),
+        ([], ["message", "function_call"]),
+    ],
+)
+def test_each_item_of_a_stream_has_a_place_of_its_own_and_ends_once(pieces: list[str], in_order: list[str]) -> None:
+    request = parsed(stream=True)
+    writer = Responses(cast(Any, None), cast(Any, None)).stream(request, "c1", 1, 5)
+    said = {kind: "".join(piece[2:] for piece in pieces if piece[0] == kind) for kind in "rt"}
+    events = b"".join(
+        writer.reasoning(0, piece[2:]) if piece[0] == "r" else writer.text(0, piece[2:], None) for piece in pieces
+    )
+    turn = Turn(
+        "assistant", said["t"] or "Yes.", tool_calls=(ToolCall("call_1", "own", "{}"),), reasoning=said["r"] or None
+    )
+    answer = Answer(0, turn, "tool_calls", None)
+    events += writer.rest(answer, "" if said["t"] else "Yes.", None)
+    events += writer.end(Completion("c1", "m", 1, None, (answer,), 5, 9, 0))
+    found = [json.loads(line[6:]) for line in events.splitlines() if line.startswith(b"data: ")]
+    for kind in ("added", "done"):
+        items = [
+            (event["output_index"], event["item"]["type"])
+            for event in found
+            if event["type"] == f"response.output_item.{kind}"
+        ]
+        assert items == list(enumerate(in_order))
+    response = found[-1]["response"]
+    assert [item["type"] for item in response["output"]] == in_order
+    texts = {item["type"]: item["content"][0]["text"] for item in response["output"] if "content" in item}
+    assert texts == {"message": turn.content} | ({"reasoning": said["r"]} if said["r"] else {})
+    of_items = {event["item_id"][:2]: event["output_index"] for event in found if "item_id" in event}
+    assert of_items == {item["id"][:2]: index for index, item in enumerate(response["output"])}
