@@ -217,11 +217,11 @@ async def _answer(request: Request, wire_format: WireFormat) -> Response:
             await request.app.state.auth.confirm(attempt)
             asked, call = await calls.start(arrival)
     if arrival.delivery.left_at is not None:
-        calls.abandon(call)
+        calls.abandon(call, attempt, arrival.digest)
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    delivered = partial(calls.deliver, call, attempt, arrival.digest)
+    delivered, lost = (partial(note, call, attempt, arrival.digest) for note in (calls.deliver, calls.lose))
     if asked.stream:
-        return await _stream(request, wire_format, asked, call, delivered)
+        return await _stream(request, wire_format, asked, call, _Ending(request, delivered, lost))
     if isinstance(call, Completion):
         return _complete(wire_format.body(asked, call), delivered)
     assert call.task is not None
@@ -229,7 +229,7 @@ async def _answer(request: Request, wire_format: WireFormat) -> Response:
         await asyncio.wait({call.task}, timeout=UNWATCHED_SECONDS)
         has_left = not call.task.done() and await _until_disconnect(request, asyncio.wait({call.task})) is None
         if has_left or await request.is_disconnected():
-            calls.lose(call)
+            lost()
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         return _complete(wire_format.body(asked, call.result()), delivered)
 
@@ -250,11 +250,10 @@ async def _stream(
     wire_format: WireFormat,
     asked: ModelRequest,
     call: InFlightCall | Completion,
-    on_delivery: Callable[[], None],
+    ending: _Ending,
 ) -> Response:
     settings = request.app.state.settings
     writer = wire_format.stream(asked, call.request_id, call.created, call.prompt_tokens)
-    ending = _Ending(request, on_delivery, partial(_lose, request, call))
     if isinstance(call, Completion):
         events = streaming.replay(writer, call, ending.begin)
     else:
@@ -294,11 +293,6 @@ class _Ending:
             self._deliver()
         else:
             self.lose()
-
-
-def _lose(request: Request, call: InFlightCall | Completion) -> None:
-    if isinstance(call, InFlightCall):
-        request.app.state.calls.lose(call)
 
 
 async def _joined(events: AsyncGenerator[bytes]) -> bytes:

@@ -239,3 +239,16 @@ class RetryIndex:
             return False
         self._claims[request_id] = retry.count
         return True
+
+    def repeats(self, key: RequestKey, lost: str | None, request_id: str) -> bool:
+        """Returns whether a stored answer may go to a repeat that does not say so, and reserves it.
+
+        Args: lost: the request whose answer did not arrive; None where a gateway that died had it
+        """
+        if lost is None:
+            return self.claim(request_id, UNDECLARED)
+        # Each loss is repeated once, however often the answer was lost before.
+        if lost != request_id or self.undelivered.get(key) != lost:
+            return False
+        del self.undelivered[key]
+        return True

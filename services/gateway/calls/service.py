@@ -41,7 +41,7 @@ from leyden.services.gateway.calls.context import (
 )
 from leyden.services.gateway.calls.override import overridden
 from leyden.services.gateway.calls.prepare import NAME_HEADER, agent_of, role_of
-from leyden.services.gateway.calls.retries import REPEAT_SECONDS, UNDECLARED, InFlightCall, Retry, RetryIndex
+from leyden.services.gateway.calls.retries import REPEAT_SECONDS, InFlightCall, Retry, RetryIndex
 from leyden.services.gateway.dialects.base import WireFormat
 from leyden.services.gateway.dialects.hosted import refuse_hosted
 from leyden.services.gateway.engine.client import EngineClient
@@ -208,22 +208,22 @@ class CallService:
         served = await self.models.of_run(caller.policy_id)
         return len((await render(served, self._stored, attempt, request, caller.policy_id)).prompt.ids)
 
-    def abandon(self, call: InFlightCall | Completion) -> None:
+    def abandon(self, call: InFlightCall | Completion, attempt: Attempt, digest: bytes) -> None:
         """Notes that the client left before it could listen to the call: a repeat may join it for a while."""
         if isinstance(call, InFlightCall):
             call.abandon()
-            self.lose(call)
+        self.lose(call, attempt, digest)
 
-    def lose(self, call: InFlightCall) -> None:
-        """Notes that the call's client hung up before the end of the answer, so that an equal request repeats it."""
-        self._retries.undelivered[call.context.attempt.key, call.context.request_sha256] = call.request_id
-        if call.task is not None and call.task.done():
+    def lose(self, call: InFlightCall | Completion, attempt: Attempt, digest: bytes) -> None:
+        """Notes that a client hung up before the end of the answer, so that an equal request repeats it."""
+        self._retries.undelivered[attempt.key, digest] = call.request_id
+        if isinstance(call, InFlightCall) and call.task is not None and call.task.done():
             self._lose_delivery(call)
 
     def deliver(self, call: InFlightCall | Completion, attempt: Attempt, digest: bytes) -> None:
         """Notes that the end of an answer went to a client that was still connected."""
+        self._retries.found((attempt.key, digest), call.request_id)
         if isinstance(call, InFlightCall):
-            self._retries.found((attempt.key, digest), call.request_id)
             self._end_delivery(call, delivered=True)
             return
         sequence = call.created * 1_000_000_000
@@ -303,8 +303,7 @@ class CallService:
             return None
         arrived = (latest + 1 - REPEAT_SECONDS, latest) if lost is None else EVER
         for done in await self._stored.completions(attempt, arrival.request, arrival.digest, arrived):
-            if lost in {None, done.request_id} and self._retries.claim(done.request_id, UNDECLARED):
-                self._retries.undelivered.pop(key, None)
+            if self._retries.repeats(key, lost, done.request_id):
                 return _replayed(done)
         return None
 
@@ -404,7 +403,7 @@ class CallService:
                 await wire_format.remember(call.context.attempt, call.context.request, completion)
             except GatewayError:
                 # The record holds an answer that its client does not get: an equal request does.
-                self.lose(call)
+                self.lose(call, call.context.attempt, call.context.request_sha256)
                 raise
             fault_point("gateway.recorded")
         except asyncio.CancelledError:

@@ -19,7 +19,7 @@ from leyden.libs.store.database import Database
 from leyden.libs.store.records.deliveries import NewDelivery
 from leyden.libs.store.runs.rollouts import AttemptFacts, ended_attempts
 from leyden.services.gateway.records.deliveries import Deliveries
-from tests.contract.gateway.test_deliveries import deliveries, ended, give_up
+from tests.contract.gateway.test_deliveries import deliveries, ended, give_up, leave
 from tests.contract.gateway.test_trouble import HI
 from tests.fakes.gateway import Scene, scene
 from tests.faults.proxy import FaultProxy, Trouble
@@ -129,6 +129,24 @@ async def test_a_refusal_of_what_the_agent_asked_for_excuses_nothing(tmp_path, d
         facts = await judged(stage, kind="agent_error", reward=None)
         assert await deliveries(database) == []
     assert not facts.call_failed
+
+
+async def test_an_answer_that_is_lost_twice_is_not_sampled_again(tmp_path, database):
+    go = asyncio.Event()
+    async with scene(tmp_path, database, engine={"pace": lambda _: go.wait()}) as stage, stage.client() as client:
+        await leave(stage)
+        go.set()
+        await eventually(lambda: stage.calls())
+        # The repeat looks for the stored answer, and its client leaves before it is found.
+        async with locked(database.dsn, "model_calls"):
+            with pytest.raises(openai.APITimeoutError):
+                await ask(stage, timeout=1.5)
+        await asyncio.sleep(1)
+        answer = await client.chat.completions.create(model="m", messages=HI)
+        (call,) = await stage.calls()
+        assert answer.id == f"chatcmpl-{call.id}"
+        # This one has arrived: an equal request is one of its own.
+        assert (await client.chat.completions.create(model="m", messages=HI)).id != answer.id
 
 
 async def test_a_repeat_that_joins_the_call_of_its_first_try_lost_nothing(tmp_path, database):

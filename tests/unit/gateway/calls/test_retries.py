@@ -80,6 +80,14 @@ async def test_a_call_that_its_client_left_goes_to_one_repeat_until_that_leaves_
         assert retries.join_abandoned(KEY) is call
 
 
+def test_each_loss_of_a_stored_answer_goes_to_one_repeat():
+    retries = RetryIndex()
+    for _ in range(2):
+        retries.undelivered[KEY] = "c1"
+        assert [retries.repeats(KEY, "c1", request_id) for request_id in ("c2", "c1", "c1")] == [False, True, False]
+    assert [retries.repeats(KEY, None, "c3") for _ in range(2)] == [True, False]
+
+
 @asynccontextmanager
 async def running(abandoned_seconds: float) -> AsyncIterator[InFlightCall]:
     """A call that runs until the test cancels it."""
