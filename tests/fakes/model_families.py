@@ -22,6 +22,11 @@ PHI4 = (
     '"arguments": {{ call.function.arguments | tojson }}}{{ ", " if not loop.last }}{% endfor %}]<|/tool_call|>'
     "{% endif %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+_CHECK = "{%%- if %s | length != 9 %%}{{ raise_exception('ids have length 9') }}{%%- endif %%}"
+MISTRAL_OF_MAKERS = MISTRAL.replace("{%- set out =", _CHECK % "call.id" + "{%- set out =").replace(
+    "[TOOL_RESULTS]", _CHECK % "m.tool_call_id" + "[TOOL_RESULTS]"
+)
+"""Ids of tool calls have nine characters, as in the makers' templates; the recorded sessions have others, too."""
 LISTS_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}"
 """DeepSeek's templates leave the tools to the system message; before them this makes a template that lists tools."""
 
@@ -85,7 +90,7 @@ FAMILIES: dict[str, ModelFamily] = {
     "qwen3_6": ModelFamily("qwen3_6", "qwen3_coder", ["<|im_end|>"]),
     "llama3_1": ModelFamily("llama3_1", "llama3", ["<|eot_id|>", "<|eom_id|>"], _LLAMA),
     "llama3_2": ModelFamily("llama3_2", "llama3", ["<|eot_id|>", "<|eom_id|>"], _LLAMA),
-    "mistral": ModelFamily(MISTRAL, "mistral", ["</s>"], ["[INST]", "[/INST]", "[TOOL_CALLS]"]),
+    "mistral": ModelFamily(MISTRAL_OF_MAKERS, "mistral", ["</s>"], ["[INST]", "[/INST]", "[TOOL_CALLS]"]),
     "mistral_v11": ModelFamily(MISTRAL7, "mistral", ["</s>"], ["[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]"]),
     "glm4_5": ModelFamily(
         "glm4moe",

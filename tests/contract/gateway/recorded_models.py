@@ -199,7 +199,7 @@ LLAMA3 = (
     "{{ m.content | trim }}<|eot_id|>{%- endif %}{%- endfor %}"
     "{%- if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
-# Tools and the system's text stand before the last question, so they move on with it. Ids have nine characters.
+# Tools and the system's text stand before the last question, so they move on with it.
 MISTRAL = (
     "{%- if messages[0].role == 'system' %}{%- set said = messages[0].content %}{%- set rest = messages[1:] %}"
     "{%- else %}{%- set rest = messages %}{%- endif %}{%- if not tools is defined %}{%- set tools = none %}{%- endif %}"
@@ -210,12 +210,10 @@ MISTRAL = (
     "{%- for m in rest %}{%- if m.role == 'user' %}{%- if tools is not none and m == asked[-1] %}[AVAILABLE_TOOLS]"
     "{{ tools | tojson }}[/AVAILABLE_TOOLS]{%- endif %}[INST]{%- if loop.last and said is defined %}{{ said }}\n\n"
     "{% endif %}{{ m.content }}[/INST]{%- elif m.tool_calls %}[TOOL_CALLS][{%- for call in m.tool_calls %}"
-    "{%- if call.id | length != 9 %}{{ raise_exception('ids have length 9') }}{%- endif %}"
     "{%- set out = call.function | tojson %}{{ out[:-1] }}, "
     '"id": "{{ call.id }}"}{{ \', \' if not loop.last }}'
     "{%- endfor %}]{{ eos_token }}{%- elif m.role == 'assistant' %} {{ m.content | trim }}{{ eos_token }}"
-    "{%- elif m.role == 'tool' %}{%- if m.tool_call_id | length != 9 %}{{ raise_exception('ids have length 9') }}"
-    "{%- endif %}[TOOL_RESULTS]{{ m.content }}, {{ m.tool_call_id }}[/TOOL_RESULTS]"
+    "{%- elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.content }}, {{ m.tool_call_id }}[/TOOL_RESULTS]"
     "{%- endif %}{%- endfor %}"
 )
 # Later versions write both first.
