@@ -98,17 +98,21 @@ def _relation(operation: str, text: str, reference: str) -> bool:
             return reference in text
 
 
+_ARTICLE = re.compile(r"[a-z] +[*_`'\"(]*\w")
+
+
 def choice(grader: graders.Choice, facts: AttemptFacts) -> Scored:
     """The last option in the text counts: agents write their thoughts first.
 
-    Options as they are written come first, and with them those in another case that end their part of the line, such
-    as "(b)". Only without any of these does an "a" before another word count: it is mostly an article.
+    A small letter before another word, as in "a better fit", is mostly an article: it counts as option A only where
+    the text has no other option.
     """
     references, text = texts_of(grader.reference, facts), text_of(grader.output, facts)
     right = {one.strip().casefold() for one in references}
     options = "|".join(re.escape(one) for one in sorted(grader.options, key=len, reverse=True))
-    written = re.findall(rf"(?<!\w)({options}|(?i:{options})(?! +\S))(?!\w)", text)
-    found = written or re.findall(rf"(?<!\w)({options})(?!\w)", text, re.IGNORECASE)
+    every = list(re.finditer(rf"(?<!\w)({options})(?!\w)", text, re.IGNORECASE))
+    meant = [one for one in every if one[0] in grader.options or not _ARTICLE.match(text, one.start())]
+    found = [one[0] for one in meant or every]
     if not found:
         return 0.0, None, f"none of {', '.join(grader.options)} stands in the output"
     is_right = found[-1].casefold() in right

@@ -105,9 +105,8 @@ class Numeric(_Compared):
 
 
 class Choice(_Compared):
-    """1 where the last of the options in the text is the reference, else 0. An option stands alone, as it is
-    written. In another case it counts where no space and further text follow, such as `(b)`, or where the text has no
-    option otherwise: `a better fit` is not A."""
+    """1 where the last of the options in the text is the reference, else 0. An option stands alone, in any case. A
+    small letter before another word, as in `a better fit`, counts as one only where the text has no other option."""
 
     type: Literal["choice"]
     options: list[Word] = Field(min_length=2, max_length=100)

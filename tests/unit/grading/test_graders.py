@@ -195,6 +195,21 @@ def test_choice_takes_no_article_for_an_option(output: str, extracted: str) -> N
     assert value(output, {"key": "A"}, **grader) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("options", "output", "extracted"),
+    [
+        (["yes", "no"], "I see no issue here. Answer: Yes - it compiles", "Yes"),
+        (["positive", "negative"], "Not negative. Positive overall", "Positive"),
+        (["true", "false"], "If false were right we would see x. The statement is True because y", "True"),
+        (["New York", "New York City"], "The answer is New York city.", "New York city"),
+        (["A", "B"], "A common mistake. The answer is option b - it fits", "b"),
+    ],
+)
+def test_choice_takes_words_in_any_case(options: list[str], output: str, extracted: str) -> None:
+    found = graded(output, {"key": extracted}, type="choice", options=options, reference="{task.key}")
+    assert (found.value, found.extracted) == (1.0, extracted)
+
+
 def test_regex_matches_at_each_line() -> None:
     found = graded("hm\nanswer: 4\nbye", type="regex", pattern="^answer: .+$")
     assert (found.value, found.extracted) == (1.0, "answer: 4")
