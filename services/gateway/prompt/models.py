@@ -98,12 +98,21 @@ class PoolModels:
 
     async def _load(self, source: _Source) -> ServedModel:
         pool, folder = source
-        if folder is None or (pool.model_path is None and Path(folder) == self._default.folder):
+        if folder is None or (pool.model_path is None and await asyncio.to_thread(self._is_default, Path(folder))):
             chat = self._default
         else:
             chat = await self._read(pool, Path(folder))
         prefixes = PrefixIndex(chat, self._prefixes, scope=source, renderer=self._renderer)
         return ServedModel(pool.name, chat, prefixes)
+
+    def _is_default(self, folder: Path) -> bool:
+        """Whether a model that the trainer has named is the gateway's own, which may have another path here."""
+        if not folder.is_dir():
+            log.warning(
+                "model not here: the gateway's own serves", folder=str(folder), default=str(self._default.folder)
+            )
+            return True
+        return folder.samefile(self._default.folder)
 
     async def _read(self, pool: Pool, folder: Path) -> ChatModel:
         is_pools, length = pool.model_path == str(folder), pool.context_length

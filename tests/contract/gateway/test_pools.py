@@ -95,6 +95,24 @@ async def test_a_run_has_the_template_of_the_model_with_which_it_began(tmp_path:
     assert rendered(stage.engine, stage.model) == ["[user]hi[assistant]"]
 
 
+@pytest.mark.parametrize("is_here", [True, False])
+async def test_the_gateways_model_serves_a_run_whose_trainer_has_it_at_another_path(
+    tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch, is_here: bool
+) -> None:
+    async with scene(tmp_path, database, says="Hello.") as stage:
+        elsewhere = tmp_path / "elsewhere"
+        if is_here:
+            elsewhere.symlink_to(stage.model.folder)
+        async with database.session() as session:
+            session.add(tables.RunBase(run_id=stage.run_id, path=str(elsewhere)))
+        # It is read once, with its parsers.
+        monkeypatch.setattr("leyden.services.gateway.prompt.models.ChatModel", None)
+        async with stage.client() as agent:
+            create: Any = agent.chat.completions.create
+            await create(model="m", messages=HI)
+    assert rendered(stage.engine, stage.model)[0].startswith("<|im_start|>user\nhi")
+
+
 async def test_an_engine_that_drains_ends_its_calls_and_gets_no_new_one(
     tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
