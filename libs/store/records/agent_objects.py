@@ -30,7 +30,10 @@ async def add_objects(
     """
     if not documents:
         return
-    # The clocks of gateways differ: the store alone knows what is earlier.
+    # The clocks of gateways differ: the store alone knows what is earlier. Requests that end at once take turns.
+    await session.execute(
+        select(AgentObject.id).where(*_in(attempt, owner_id), AgentObject.id == owner_id).with_for_update()
+    )
     last = await session.scalar(select(func.max(AgentObject.position)).where(*_in(attempt, owner_id))) or 0
     rows = [
         {**attempt._asdict(), "owner_id": owner_id, "id": name, "position": last + index, "document": document}

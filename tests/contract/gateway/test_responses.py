@@ -15,6 +15,7 @@ import orjson
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+from sqlalchemy import text
 
 from leyden.libs.store.records.agent_objects import AttemptOfRun, add_objects, owned_objects
 from tests.contract.gateway.test_turns import SAMPLED_CALL, begins_with, forks, ids
@@ -517,6 +518,32 @@ async def test_items_of_a_gateway_whose_clock_is_behind_come_after_those_before_
     async with database.read() as session:
         found = await owned_objects(session, attempt, "talk")
     assert list(found) == ["turn 1, user", "turn 1, assistant", "turn 2, user", "turn 2, assistant"]
+
+
+async def test_items_of_two_requests_that_end_at_once_stay_together(database):
+    attempt = AttemptOfRun("run-a", "run-a.0.0", 1)
+    async with database.session() as session:
+        await add_objects(session, attempt, "talk", {"talk": {}})
+
+    async def add(turn: str) -> None:
+        async with database.session() as session:
+            await add_objects(session, attempt, "talk", {f"{turn}, {role}": {} for role in ("user", "assistant")})
+
+    async def is_blocked() -> bool:
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        async with database.read() as reader:
+            return bool(await reader.scalar(text(waiting)))
+
+    async with database.session() as session:
+        await add_objects(session, attempt, "talk", {f"1, {role}": {} for role in ("user", "assistant")})
+        second = asyncio.create_task(add("2"))
+        await eventually(is_blocked)
+    await second
+    async with database.read() as session:
+        found = await owned_objects(session, attempt, "talk")
+    assert list(found) == ["talk", "1, user", "1, assistant", "2, user", "2, assistant"]
 
 
 async def test_items_with_an_id_of_the_agents_own_are_all_stored(tmp_path, database):
