@@ -88,7 +88,8 @@ def _check_parameters(
     Raises: Problem: they differ
     """
     before, after = pools.get(old.pool), pools.get(new.pool)
-    if before is not None and (after and after.model_path) not in {before.model_path, base}:
+    kept = (before.model_path if before else None, *filter(None, [base]))
+    if before is not None and (after and after.model_path) not in kept:
         raise refusal(f"{path}pool", "a continued run keeps its model: write a pool that serves it")
     for place, was, now in (
         # To name the model that the run has anyway changes nothing.

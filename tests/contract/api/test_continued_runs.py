@@ -177,6 +177,18 @@ async def test_a_run_goes_on_with_the_model_with_which_it_began(
     assert (refused.status_code, words in refused.json()["detail"]) == (409, True), refused.text
 
 
+async def test_a_run_without_a_recorded_model_stays_in_pools_of_its_own(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await ended_run(api_http, database, "completed")
+    async with database.session() as session:
+        await write_pools(session, [Pool("default", "/m/a"), Pool("second")])
+    answer = await api_http.post(
+        f"/v1/runs/{run['id']}/resume", json={"changes": {"pool": "second", "training": {"steps": 4}}}
+    )
+    assert (answer.status_code, "keeps its model" in answer.text) == (422, True), answer.text
+
+
 async def test_a_run_that_has_not_ended_or_made_all_steps_needs_more_to_continue(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:
