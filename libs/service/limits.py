@@ -184,7 +184,7 @@ class RequestLimits:
             received += size
             if received > most:
                 raise Problem(413, f"the body exceeds {most} bytes", cause="too_large")
-            # What came early earns no pause: a body that lacks its last byte would keep its memory for hours.
+            # Early bytes earn no pause: a body that lacks its last byte would keep its memory for hours.
             seconds_left += size / limits.body_bytes_per_second - monotonic() + started
             seconds_left = min(seconds_left, limits.body_grace_seconds)
             is_complete = not message.get("more_body", False)
