@@ -112,15 +112,15 @@ async def test_a_long_event_is_read_beside_the_loop_which_goes_on_meanwhile(
     database: Database, tmp_path: Path, tiny_experts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bound, read = 1000, list[tuple[bool, bool]]()
-    answered, by_loop = threading.Event(), list[asyncio.AbstractEventLoop]()
+    answered, loop = threading.Event(), asyncio.get_running_loop()
 
     def reading(data: bytes) -> Event:
         with suppress(RuntimeError):
-            by_loop.append(asyncio.get_running_loop())
+            asyncio.get_running_loop()
             read.append((len(data) > bound, True))
             return read_event(data)
         # The loop answers while this thread has not read the event.
-        by_loop[0].call_soon_threadsafe(answered.set)
+        loop.call_soon_threadsafe(answered.set)
         read.append((len(data) > bound, not answered.wait(30)))
         return read_event(data)
 
@@ -128,7 +128,8 @@ async def test_a_long_event_is_read_beside_the_loop_which_goes_on_meanwhile(
     monkeypatch.setattr(client, "read_event", reading)
     async with playing(database, tmp_path, tiny_experts, REPLAY) as (gateway, _, rollouts):
         await converse(gateway, rollouts[0], 1)
-    assert set(read) == {(False, True), (True, False)}
+    # A busy engine sends all tokens in one long event.
+    assert (True, False) in read and set(read) <= {(False, True), (True, False)}
     [call] = await calls_of(database, rollouts[0])
     experts = RoutedExperts.parse(call.routed_experts)
     assert len(experts.ids) == 6 * (call.prompt_tokens + call.completion_tokens - 1)
