@@ -65,7 +65,7 @@ def read_seed(client: Client, seed: int, stages: Sequence[Stage]) -> Seed:
             held_out |= _of_components(client, found[0].id, stage.base, stage.components)
         for one in found[0 if stage.base is None else 1 : -1]:
             if one.results.reward is not None:
-                held_out[f"{stage.label}, step {one.version}"] = one.results.reward.mean
+                held_out[f"{stage.label}, step {one.policy_version}"] = one.results.reward.mean
         held_out[stage.label] = measured[-1].mean
         held_out |= _of_components(client, found[-1].id, stage.label, stage.components)
         tasks = measured[-1].count
