@@ -36,7 +36,8 @@ class Settings(HttpSettings):
     shutdown_seconds: float = Field(default=300.0, gt=0)
     """How long calls in flight may run after SIGTERM; then, or at a second SIGTERM, they get 503."""
     model_path: Path = Path("model")
-    """Hugging Face folder of the model of a pool that names none: tokenizer, chat template and config.json."""
+    """Hugging Face folder of the model of a pool that names none: tokenizer, chat template and config.json. It also
+    serves a run whose base model the trainer names by a path that this machine lacks."""
     tool_parsers: dict[PoolName, ToolParserName] = Field(default_factory=dict)
     """Formats of tool calls by pool as a JSON object, such as `{"default": "llama3"}`; others follow the template, as
     does a run's own `model`."""

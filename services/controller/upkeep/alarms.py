@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from prometheus_client import Counter, Gauge
@@ -14,10 +13,11 @@ from leyden.libs.service.volumes import Volumes
 from leyden.libs.store.alarms.events import record_events
 from leyden.libs.store.alarms.judging import judge_run, runs_to_judge
 from leyden.libs.store.alarms.stored import Judgement, runs_by_alarm
-from leyden.libs.store.database import Database, Refused, StoreAway
+from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.read.waiting import folders_written
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.controller.settings import Settings
+from leyden.services.controller.upkeep.rounds import repeat
 
 log = logger()
 limited_log = RateLimitedLogger(log)
@@ -35,19 +35,15 @@ QUIET_SECONDS = 60.0
 async def judge_forever(settings: Settings, database: Database) -> None:
     """Judges every run each few seconds, until cancelled."""
     volumes = Volumes()
+
+    async def judge() -> None:
+        async with database.read() as session:
+            folders = await folders_written(session)
+        disks = await volumes.measure(*folders)
+        await judge_all(database, disks, with_events=settings.webhook_url is not None)
+
     try:
-        while True:
-            try:
-                async with database.read() as session:
-                    folders = await folders_written(session)
-                disks = await volumes.measure(*folders)
-                await judge_all(database, disks, with_events=settings.webhook_url is not None)
-            except StoreAway as error:
-                limited_log.warning("runs not judged", cause=str(error))
-            # The loop must live: the next round judges again.
-            except Exception:
-                log.exception("runs not judged")
-            await asyncio.sleep(PAUSE_SECONDS)
+        await repeat(judge, PAUSE_SECONDS, "runs not judged")
     finally:
         # The next leader counts.
         _show({})

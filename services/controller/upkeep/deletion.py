@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from leyden.libs.store.database import Database, Refused, StoreAway
+from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.locks import AdvisoryLock
 from leyden.libs.store.runs import retention
 from leyden.libs.store.runs.actions import ActionRefused
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainers.process import log_file
+from leyden.services.controller.upkeep.rounds import repeat
 
 log = logger()
 limited_log = RateLimitedLogger(log)
@@ -24,15 +25,7 @@ POLL_SECONDS = 2.0
 
 async def delete_forever(settings: Settings, database: Database) -> None:
     """Deletes marked runs until cancelled."""
-    while True:
-        try:
-            await delete_marked(settings, database)
-        except StoreAway as error:
-            limited_log.warning("runs not deleted", cause=str(error))
-        # The loop must live: the next round tries again.
-        except Exception:
-            log.exception("runs not deleted")
-        await asyncio.sleep(POLL_SECONDS)
+    await repeat(lambda: delete_marked(settings, database), POLL_SECONDS, "runs not deleted")
 
 
 async def delete_marked(settings: Settings, database: Database) -> None:

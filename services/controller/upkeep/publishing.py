@@ -7,12 +7,13 @@ from pathlib import Path
 
 from leyden.libs.store.alarms.events import record_events
 from leyden.libs.store.alarms.publications import end_unpublished, ended_unpublished_runs
-from leyden.libs.store.database import Database, Refused, StoreAway
+from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.locks import AdvisoryLock
 from leyden.libs.store.training import retained_versions
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.libs.weights import Damaged, VersionKey, WeightStore
 from leyden.services.controller.settings import Settings
+from leyden.services.controller.upkeep.rounds import repeat
 
 log = logger()
 limited_log = RateLimitedLogger(log)
@@ -25,15 +26,7 @@ async def publish_forever(settings: Settings, database: Database) -> None:
     if settings.weight_store is None:
         return
     damaged = set[str]()
-    while True:
-        try:
-            await publish_late(settings, database, damaged)
-        except StoreAway as error:
-            limited_log.warning("versions not published", cause=str(error))
-        # The loop must live: the next round tries again.
-        except Exception:
-            log.exception("versions not published")
-        await asyncio.sleep(POLL_SECONDS)
+    await repeat(lambda: publish_late(settings, database, damaged), POLL_SECONDS, "versions not published")
 
 
 async def publish_late(settings: Settings, database: Database, damaged: set[str]) -> None:

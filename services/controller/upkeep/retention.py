@@ -3,7 +3,6 @@ answers of the API."""
 
 from __future__ import annotations
 
-import asyncio
 from datetime import timedelta
 
 from prometheus_client import Counter
@@ -12,11 +11,11 @@ from leyden.libs.store.access import forget_answers
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.runs.actions import ActionRefused
 from leyden.libs.store.runs.retention import RecordsInUse, prunable_runs, prune_run
-from leyden.libs.telemetry import RateLimitedLogger, logger
+from leyden.libs.telemetry import logger
 from leyden.services.controller.settings import Settings
+from leyden.services.controller.upkeep.rounds import repeat
 
 log = logger()
-limited_log = RateLimitedLogger(log)
 
 PRUNED = Counter("controller_runs_pruned_total", "Runs whose records were dropped because they were old.")
 FREED = Counter("controller_pruned_bytes_total", "Bytes that pruning freed on the disk of Postgres.")
@@ -31,16 +30,8 @@ async def prune_forever(settings: Settings, database: Database) -> None:
     """Prunes every minute, until cancelled; returns at once where runs never expire."""
     if settings.retention_days is None:
         return
-    done = set[str]()
-    while True:
-        try:
-            await prune_old(database, timedelta(days=settings.retention_days), done)
-        except StoreAway as error:
-            limited_log.warning("runs not pruned", cause=str(error))
-        # The loop must live: the next round tries again.
-        except Exception:
-            log.exception("runs not pruned")
-        await asyncio.sleep(POLL_SECONDS)
+    age, done = timedelta(days=settings.retention_days), set[str]()
+    await repeat(lambda: prune_old(database, age, done), POLL_SECONDS, "runs not pruned")
 
 
 async def prune_old(database: Database, age: timedelta, done: set[str]) -> list[str]:
@@ -70,15 +61,7 @@ async def prune_old(database: Database, age: timedelta, done: set[str]) -> list[
 
 async def forget_forever(database: Database) -> None:
     """Deletes answers of the API that no client asks for again, every minute, until cancelled."""
-    while True:
-        try:
-            await forget_old_answers(database)
-        except StoreAway as error:
-            limited_log.warning("answers not forgotten", cause=str(error))
-        # The loop must live: the next round tries again.
-        except Exception:
-            log.exception("answers not forgotten")
-        await asyncio.sleep(POLL_SECONDS)
+    await repeat(lambda: forget_old_answers(database), POLL_SECONDS, "answers not forgotten")
 
 
 async def forget_old_answers(database: Database) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import httpx
 from prometheus_client import Counter
 
 from leyden.libs.faults import fault_point
 from leyden.libs.store.alarms.events import Due, due_events, mark_delivered, mark_failed
-from leyden.libs.store.database import Database, StoreAway
+from leyden.libs.store.database import Database
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.controller.settings import Settings
+from leyden.services.controller.upkeep.rounds import repeat
 
 log = logger()
 limited_log = RateLimitedLogger(log)
@@ -28,16 +27,9 @@ async def deliver_forever(settings: Settings, database: Database) -> None:
     """Delivers what is due, until cancelled; returns at once without a webhook."""
     if settings.webhook_url is None:
         return
+    url = settings.webhook_url.get_secret_value()
     async with httpx.AsyncClient(timeout=ANSWER_SECONDS) as http:
-        while True:
-            try:
-                await deliver_due(http, settings.webhook_url.get_secret_value(), database)
-            except StoreAway as error:
-                limited_log.warning("events not delivered", cause=str(error))
-            # The loop must live: the next round delivers what is still due.
-            except Exception:
-                log.exception("events not delivered")
-            await asyncio.sleep(PAUSE_SECONDS)
+        await repeat(lambda: deliver_due(http, url, database), PAUSE_SECONDS, "events not delivered")
 
 
 async def deliver_due(http: httpx.AsyncClient, url: str, database: Database) -> None:
