@@ -148,8 +148,10 @@ def test_an_interval_is_students_t_and_one_seed_has_none() -> None:
 
 def test_a_page_has_each_seed_and_their_mean() -> None:
     seeds = [
-        Seed(0, ["run-a"], 40, {"base model": 0.0, "trained": 0.5}, {"trained": [0.1, 0.2]}, {"trained": 7.5}, 60.0),
-        Seed(1, ["run-b"], 40, {"base model": 0.1, "trained": 0.7}, {"trained": [0.3]}, {"trained": None}, 61.6),
+        Seed(
+            0, ["run-a"], [38, 40], {"base model": 0.0, "trained": 0.5}, {"trained": [0.1, 0.2]}, {"trained": 7.5}, 60
+        ),
+        Seed(1, ["run-b"], [38, 40], {"base model": 0.1, "trained": 0.7}, {"trained": [0.3]}, {"trained": None}, 61.6),
     ]
     assert held_out(seeds)[2:] == [
         "| base model | 0.00 | 0.10 | 0.05 [-0.59, 0.69] |",
@@ -159,5 +161,6 @@ def test_a_page_has_each_seed_and_their_mean() -> None:
     assert step_seconds(seeds)[2:] == ["| trained | 7.50 | – | – |"]
     text = page("Title", "Purpose.", "make experiment", seeds)
     assert "over 2 seeds" in text
+    assert "on 38 to 40 held-out tasks" in text
     assert "60; 62" in text
     assert "One seed has no interval" in page("Title", "Purpose.", "make experiment", seeds[:1])

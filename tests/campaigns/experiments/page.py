@@ -18,7 +18,7 @@ def page(title: str, purpose: str, command: str, seeds: Sequence[Seed]) -> str:
             "",
             f"`{command}` trained it and wrote this page from the store. {_intervals(seeds)}",
             "",
-            f"Mean reward on {seeds[0].tasks} held-out tasks, one rollout each:",
+            f"Mean reward on {tasks(seeds)} held-out tasks, one rollout each:",
             "",
             *held_out(seeds),
             "",
@@ -32,6 +32,12 @@ def page(title: str, purpose: str, command: str, seeds: Sequence[Seed]) -> str:
             "",
         ]
     )
+
+
+def tasks(seeds: Sequence[Seed]) -> str:
+    """Returns how many tasks an evaluation counted, as "38 to 40" where they differ."""
+    counts = {count for one in seeds for count in one.tasks}
+    return " to ".join(map(str, sorted({min(counts), max(counts)})))
 
 
 def held_out(seeds: Sequence[Seed]) -> list[str]:
@@ -71,10 +77,10 @@ def _table(first: list[str], seeds: Sequence[Seed], rows: list[list[str]]) -> li
 
 def _intervals(seeds: Sequence[Seed]) -> str:
     if len(seeds) == 1:
-        error = 0.5 / math.sqrt(seeds[0].tasks)
+        error = 0.5 / math.sqrt(min(seeds[0].tasks))
         return (
             "One seed has no interval: these figures show that it runs, and not how much it learns. The standard error"
-            f" of a mean over {seeds[0].tasks} tasks, of rewards from 0 to 1, is at most {error:.2f}."
+            f" of a mean over {tasks(seeds)} tasks, of rewards from 0 to 1, is at most {error:.2f}."
         )
     return f"Intervals are Student's t, 95 %, over {len(seeds)} seeds."
 

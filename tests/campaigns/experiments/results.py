@@ -34,14 +34,15 @@ class Stage:
 class Seed:
     """Figures of one seed.
 
-    Args: held_out: the mean reward of each evaluation by label, in order; curves: of the rollouts of each step, by the
-        label of their run, and by `LABEL, COMPONENT`, as in `held_out`; step_seconds: from the end of a step to that of
-        the next, in the mean, by label; seconds: from the creation of its runs to their ends
+    Args: tasks: counted by each evaluation; held_out: the mean reward of each evaluation by label, in order; curves: of
+        the rollouts of each step, by the label of their run, and by `LABEL, COMPONENT`, as in `held_out`; step_seconds:
+        from the end of a step to that of the next, in the mean, by label; seconds: from the creation of its runs to
+        their ends
     """
 
     seed: int
     runs: list[str]
-    tasks: int
+    tasks: list[int]
     held_out: dict[str, float]
     curves: dict[str, list[float | None]]
     step_seconds: dict[str, float | None]
@@ -53,7 +54,7 @@ def read_seed(client: Client, seed: int, stages: Sequence[Stage]) -> Seed:
     held_out: dict[str, float] = {}
     curves: dict[str, list[float | None]] = {}
     step_seconds: dict[str, float | None] = {}
-    tasks, seconds = 0, 0.0
+    tasks, seconds = list[int](), 0.0
     for stage in stages:
         run = client.run(stage.run_id)
         assert run.finished_at is not None
@@ -68,7 +69,7 @@ def read_seed(client: Client, seed: int, stages: Sequence[Stage]) -> Seed:
                 held_out[f"{stage.label}, step {one.policy_version}"] = one.results.reward.mean
         held_out[stage.label] = measured[-1].mean
         held_out |= _of_components(client, found[-1].id, stage.label, stage.components)
-        tasks = measured[-1].count
+        tasks += [one.count for one in measured]
         if stage.has_curve:
             steps = list(client.steps(stage.run_id))
             curves[stage.label] = [step.reward_mean for step in steps]
