@@ -55,10 +55,10 @@ from leyden.services.api.settings import Settings
 from leyden.services.api.upload import BadUpload, UploadTooLarge
 
 DATABASE_SECONDS = 2
-GRADE_SECONDS = 5.0
-# Each holds a database connection for as long as its sender takes.
-MAX_UPLOADS = 4
 """Retry-After of an answer while the database is away."""
+GRADE_SECONDS = 5.0
+MAX_UPLOADS = 4
+"""Each holds a database connection for as long as its sender takes."""
 
 _STATUSES: dict[type[Exception], tuple[int, str]] = {
     UnknownDataset: (404, "unknown"),
