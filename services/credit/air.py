@@ -6,8 +6,9 @@ formula. Ours: for each tool that its sampled answer asked for, a call earns the
 shows, as after a lost span, earns what the tool earned on average in the group: no sibling is better or worse by it. A
 text that may be the result or the bare message of a failure is worth the middle of both where the group has a status of
 its tool, else nothing: which texts are bare depends on how the tool ended, so that an average of the others is none of
-theirs. A result without content has the status that `null` says, and a tool with `failures` that of its rules, with and
-without a span. Rule `own` with an `alpha` leaves average and middle out (`group.py`).
+theirs. A result without content has the status that `null` says, one that the wire format marks as an error has
+failed, and a tool with `failures` has the status of its rules, with and without a span. Rule `own` with an `alpha`
+leaves average and middle out (`group.py`).
 
 The agent writes its own spans, so a span counts only as the result of a tool call that the model sampled, and each
 sampled tool call has one result. The first of these finds it; the source is stored with the result:
@@ -127,12 +128,15 @@ def _results(calls: Sequence[Call]) -> dict[str, ToolResult]:
 
 
 def _with_span(ask: Ask, span: ToolSpan, source: Source, result: ToolResult | None, air: Air) -> ToolUse:
-    """A span's own error counts, and so does its success, unless the run has another word for the result."""
+    """A span's own error counts, and so does its success, unless the run or the wire format has another word for the
+    result: Claude Code leaves the span of a tool that failed without a status."""
     tool = ask.asked.tool
     if span.end_ns < span.start_ns or _is_late(span.end_ns - span.start_ns, air):
         return ToolUse(tool, SpanStatus.ERROR, "hung")
     status = SpanStatus(span.status)
-    if result is not None and (tool in air.failures or (status is not SpanStatus.ERROR and is_nothing(result))):
+    if result is not None and (
+        tool in air.failures or (status is not SpanStatus.ERROR and (result.is_error or is_nothing(result)))
+    ):
         return ToolUse(tool, *_of_result(result, air, tool))
     return ToolUse(tool, status, source)
 

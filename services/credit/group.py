@@ -42,7 +42,7 @@ from leyden.services.credit.rules import call_returns, token_shares, trained_tok
 from leyden.services.credit.shaping import overlong_reward, shaped_outcome
 from leyden.services.credit.states import START, state_keys
 
-CREDIT_VERSION = 12
+CREDIT_VERSION = 13
 """Grows with every change of the computation."""
 
 

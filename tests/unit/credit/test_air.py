@@ -267,6 +267,15 @@ def test_an_empty_result_means_the_same_with_and_without_a_span(
     assert uses == {asked.id: [ToolUse("search", *expected)]}
 
 
+def test_a_result_marked_as_an_error_counts_more_than_a_span_without_one() -> None:
+    asked = asking("a", [1], [2], "search", at=0)
+    named = asked.asked[0].tool_call_id
+    answer = replace(call("b", [1, 2, 3], [4], at=1), results=(ToolResult(named, "no such file", is_error=True),))
+    both = [asked, answer]
+    found = tool_uses(both, [span("search", at=0.5, tool_call_id=named)], both, OutcomeKind.SUCCEEDED)
+    assert found == {asked.id: [ToolUse("search", "error", "result")]}
+
+
 def test_a_spans_error_counts_more_than_an_empty_result_and_the_runs_rules_more() -> None:
     asked = asking("a", [1], [2], "search", at=0)
     answer = replace(call("b", [1, 2, 3], [4], at=1), results=(ToolResult(asked.asked[0].tool_call_id, "null"),))
