@@ -232,6 +232,24 @@ async def add_call(
     return call
 
 
+async def add_delivery(database: Database, call: tables.ModelCall, *, delivered: bool) -> None:
+    """The fate of a call's answer, whose last byte left, or whose client was gone, a second after the request came."""
+    row = tables.Delivery(
+        run_id=call.run_id,
+        request_id=call.request_id,
+        rollout_id=call.rollout_id,
+        attempt=call.attempt,
+        gateway="g",
+        sequence=call.sequence,
+        request_sha256=call.request_sha256,
+        waited_seconds=0.0,
+        seconds=1.0,
+        delivered=delivered,
+    )
+    async with database.session() as session:
+        session.add(row)
+
+
 async def add_tool_span(
     database: Database, rollout: tables.Rollout, tool: str, *, attempt: int = 1, status: str = "ok", **columns: Any
 ) -> tables.Span:

@@ -2,7 +2,8 @@
 
 The gateway writes the row of a request that waits while it waits (ADR 47), and completes it when the answer went out or
 the client is gone. A request that the platform failed before it had a call has this row alone. `WAITS` sums the rows of
-an attempt up, for the controller, which judges whose failure it was.
+an attempt up, for the controller, which judges whose failure it was. `RECEIVED` keeps answers that no agent had from
+graders.
 """
 
 from __future__ import annotations
@@ -83,6 +84,14 @@ UNSETTLED = f"""
                  OR g.seen_at > clock_timestamp() - interval '{AWAY_SECONDS} seconds'
                  AND a.finished_at > clock_timestamp() - interval '{RETURN_SECONDS} seconds')))
 """  # noqa: S608  # constants alone
+
+# Whether an agent got the answer of its call m, as far as anybody knows. A call that continues an answer has it.
+RECEIVED = """(
+    NOT EXISTS (SELECT FROM deliveries q WHERE q.run_id = m.run_id AND q.request_id = m.request_id AND NOT q.delivered)
+    OR EXISTS (
+        SELECT FROM model_calls k
+        WHERE k.run_id = m.run_id AND k.rollout_id = m.rollout_id AND k.attempt = m.attempt AND k.parent_call_id = m.id
+        AND k.shared_turns > m.shared_turns + jsonb_array_length(m.turns)))"""
 
 # The refusal of a request is its answer.
 _ANSWERED = "m.status IN ('completed', 'refused')"

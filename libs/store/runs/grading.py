@@ -26,6 +26,7 @@ from leyden.libs.faults import fault_point
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.records.deliveries import RECEIVED
 from leyden.libs.store.runs.feedback import AWAITS_FEEDBACK, feedback_of
 
 MAX_OUTPUT = 1_000_000
@@ -42,17 +43,17 @@ MAX_LEASES = 10
 _GRADERS_DIED = f"its grader died {MAX_LEASES} times while it graded, or lost the store"
 
 # Columns over the attempt `leased`.
-OF_CALLS = """
+OF_CALLS = f"""
            (SELECT count(*) FROM model_calls m
             WHERE m.run_id = leased.run_id AND m.rollout_id = leased.rollout_id AND m.attempt = leased.attempt
-            AND m.choice = 0 AND m.status = 'completed') AS calls,
-           ARRAY(SELECT tool #>> '{}' FROM model_calls m
+            AND m.choice = 0 AND m.status = 'completed' AND {RECEIVED}) AS calls,
+           ARRAY(SELECT tool #>> '{{}}' FROM model_calls m
                  CROSS JOIN LATERAL jsonb_path_query(m.answer, '$.tool_calls[*].name')
                      WITH ORDINALITY AS of (tool, place)
                  WHERE m.run_id = leased.run_id AND m.rollout_id = leased.rollout_id AND m.attempt = leased.attempt
-                 AND m.status = 'completed'
+                 AND m.status = 'completed' AND {RECEIVED}
                  ORDER BY m.sequence, m.choice, of.place) AS tools
-"""
+"""  # noqa: S608  # constants alone
 
 
 class Lane(StrEnum):

@@ -31,6 +31,7 @@ from tests.support.builders import (
     add_call,
     add_credited_group,
     add_dataset,
+    add_delivery,
     add_group,
     add_outcome,
     add_run,
@@ -202,22 +203,7 @@ async def test_a_tool_hangs_where_its_result_comes_too_late_after_the_answer(dat
     for rollout, seconds in zip(rollouts, (2.0, 2.5), strict=True):
         first = await add_call(database, rollout, [1, 2], [3, 4], answer=answer, sequence=10**9)
         await add_call(database, rollout, [1, 2, 3, 4, 5], [6], turns=turns, sequence=int(10**9 * (2.0 + seconds)))
-        async with database.session() as session:
-            session.add(
-                tables.Delivery(
-                    run_id=run.id,
-                    request_id=first.request_id,
-                    rollout_id=rollout.id,
-                    attempt=1,
-                    gateway="g",
-                    sequence=first.sequence,
-                    request_sha256=first.request_sha256,
-                    waited_seconds=0.0,
-                    # The last byte left a second after the request came.
-                    seconds=1.0,
-                    delivered=True,
-                )
-            )
+        await add_delivery(database, first, delivered=True)
         await finish_rollout(database, rollout, reward=0.0)
     await complete(database, group)
     assert await credit_pending(database, 8) == [group.id]

@@ -61,6 +61,10 @@ print(json.dumps({"reward": 0.5, "explanation": json.dumps([d["task"], d["rollou
         shared_turns=2,
     )
     await builders.add_call(database, rollout, **turns("elsewhere", answer="yes"))
+    lost = await builders.add_call(
+        database, rollout, **turns("and then", answer="lost"), parent_call_id=first.id, shared_turns=2
+    )
+    await builders.add_delivery(database, lost, delivered=False)
     async with grading(database, redis_url, **of_code(tmp_path)):
         (found,) = await settled(database, run, 1)
     assert found.total == pytest.approx(0.5)

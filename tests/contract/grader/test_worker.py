@@ -151,6 +151,25 @@ async def test_calls_and_tools_are_those_that_the_gateway_recorded(database: Dat
     ]
 
 
+async def test_an_answer_that_never_reached_the_agent_is_no_call_and_no_use_of_a_tool(
+    database: Database, redis_url: str
+) -> None:
+    budget = {"name": "calls", "grader": {"type": "call_budget", "at_most": 9}}
+    tool = {"name": "tool", "grader": {"type": "tool_use", "tool": "search", "at_least": 1}}
+    run, (rollout,) = await add_ungraded(database, budget, tool, outputs=[""])
+    asked = [{"id": "call_1", "name": "search", "arguments": "{}"}]
+    answer = {"role": "assistant", "content": "", "tool_calls": asked}
+    # The client left for the first answer and asked again; it left for the second one, too, and continued it.
+    for _ in range(2):
+        call = await builders.add_call(database, rollout, answer=answer)
+        await builders.add_delivery(database, call, delivered=False)
+    await builders.add_call(database, rollout, parent_call_id=call.id, shared_turns=2)
+    async with grading(database, redis_url):
+        await settled(database, run, 1)
+    found = await rewards(database, run)
+    assert [one.explanation for one in found] == ["2 model calls of 9", "1 calls of search"]
+
+
 async def test_a_grader_that_takes_too_long_is_tried_again_and_is_no_0(database: Database, redis_url: str) -> None:
     run, _ = await add_ungraded(database, FORMAT, SLOW, outputs=["SELECT 1"], task={"sql": SLOW_SQL})
     async with grading(database, redis_url, component_seconds=1.0):
