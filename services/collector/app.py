@@ -21,6 +21,7 @@ from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.records.spans import AttemptEnded, RewardConflict
 from leyden.libs.store.schema import check_schema
 from leyden.services.collector.batch import telemetry_commit
+from leyden.services.collector.components import Components
 from leyden.services.collector.langsmith_routes import langsmith_router
 from leyden.services.collector.places import Places
 from leyden.services.collector.quotas import Quotas
@@ -80,6 +81,7 @@ async def _resources(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     await liveness.start()
     app.state.commit, app.state.liveness = commit, liveness
     app.state.places, app.state.quotas = Places(database), Quotas(settings, database)
+    app.state.components = Components(database)
     app.state.checks.add("database", database.ping)
     app.state.checks.add("schema", lambda: check_schema(database))
     writing = asyncio.create_task(commit.run(), name="group commit")

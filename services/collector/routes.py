@@ -29,8 +29,9 @@ from leyden.libs.queue.attempt_liveness import AttemptEnded, AttemptLiveness
 from leyden.libs.service import Budget, JsonResponse, Problem, Share
 from leyden.libs.service.body import read_body
 from leyden.libs.service.json_body import JsonRoute
-from leyden.libs.store.records.spans import ENDPOINT, FEEDBACK, NewReward
+from leyden.libs.store.records.spans import ENDPOINT, NewReward
 from leyden.services.collector.batch import TelemetryCommit
+from leyden.services.collector.components import Components
 from leyden.services.collector.conventions import Sender
 from leyden.services.collector.decode import Decode, Rows, decode_logs, decode_traces
 from leyden.services.collector.places import Places
@@ -210,9 +211,11 @@ async def decoded_and_stored(
     granted = not capability.scopes.isdisjoint((Scope.REWARD, Scope.FEEDBACK))
     read = partial(decode, body, json=json, sender=sender, rewards_granted=granted)
     rows = await _decoded(read, len(body), state.decoding)
-    if Scope.REWARD not in capability.scopes:
-        rows.rewards = [one._replace(source=FEEDBACK) for one in rows.rewards]
-    await _leave_out_misplaced(state, sender, rows)
+    if Scope.REWARD in capability.scopes:
+        await _leave_out_misplaced(state, sender, rows)
+    else:
+        components: Components = state.components
+        await components.give(sender, rows)
     # Rows wait for their commit longer than they take to decode.
     share.acquire(len(rows) * ROW_BYTES)
     quotas: Quotas = state.quotas

@@ -33,8 +33,7 @@ TRUNCATED = "leyden.truncated"
 FEEDBACK = "feedback"
 """Source of values for components that are `from: otlp`: rows of `feedback`, not of `rewards`."""
 
-# Values of other names are not kept: those that are `from: feedback` are not the agent's to give. Their times order
-# the values of one statement, too.
+# Their times order the values of one statement, too.
 _GIVE = text("""
     INSERT INTO feedback (rollout_id, key, attempt, run_id, component, value, created_at)
     SELECT v.rollout_id, 'otlp:' || v.attempt || ':' || v.key, v.attempt, v.run_id, v.name, v.value,
@@ -42,9 +41,12 @@ _GIVE = text("""
     FROM unnest(CAST(:rollout_ids AS text[]), CAST(:attempts AS integer[]), CAST(:keys AS text[]),
                 CAST(:run_ids AS text[]), CAST(:names AS text[]), CAST(:values AS double precision[]))
         WITH ORDINALITY AS v (rollout_id, attempt, key, run_id, name, value, place)
-    JOIN runs u ON u.id = v.run_id AND jsonb_path_exists(
-        u.config, '$.reward.components[*] ? (@.from == "otlp" && @.name == $name)', jsonb_build_object('name', v.name))
     ON CONFLICT DO NOTHING
+""")
+
+_OTLP_COMPONENTS = text("""
+    SELECT jsonb_path_query(config, '$.reward.components[*] ? (@.from == "otlp").name') #>> '{}' FROM runs
+    WHERE id = :run
 """)
 
 _STORED = text("""
@@ -182,6 +184,11 @@ async def unknown_places(session: ReadSession, rewards: Sequence[NewReward]) -> 
         # It reads whole answers.
         tool_calls = set(await session.scalars(_UNKNOWN_TOOL_CALLS, {**names, "ids": sorted(tool_calls)}))
     return UnknownPlaces(answers, tool_calls)
+
+
+async def otlp_components(session: ReadSession, run_id: str) -> frozenset[str]:
+    """The names of the components that telemetry of a run's agents gives."""
+    return frozenset(await session.scalars(_OTLP_COMPONENTS, {"run": run_id}))
 
 
 async def stored_rewards(session: ReadSession, rollout_id: str, attempt: int) -> int:

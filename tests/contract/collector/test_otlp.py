@@ -447,26 +447,44 @@ def named(name: str, value: float) -> dict[str, Any]:
     }
 
 
-async def test_evaluation_results_give_the_components_that_are_from_otlp_and_no_others(collector: Collector) -> None:
-    components = [{"name": "quality", "from": "otlp"}, {"name": "thumbs", "from": "feedback"}]
-    reward = {"components": components, "wait": {"seconds": 60.0}}
+async def with_components(collector: Collector, *components: dict[str, Any]) -> str:
+    """Gives the run these components; returns a key that gives values to those from telemetry."""
     async with collector.database.session() as session:
         run = await session.get_one(tables.Run, collector.rollout.run_id)
-        run.config = {**run.config, "reward": reward}
-    records = [named("quality", 0.25), named("quality", 0.75), named("thumbs", 1.0), named("other", 1.0)]
-    key = collector.key(frozenset({Scope.TELEMETRY, Scope.FEEDBACK}))
+        run.config = {**run.config, "reward": {"components": list(components), "wait": {"seconds": 60.0}}}
+    return collector.key(frozenset({Scope.TELEMETRY, Scope.FEEDBACK}))
+
+
+async def values_given(collector: Collector) -> list[tuple[str, int, float]]:
+    async with collector.database.read() as session:
+        rows = (await session.scalars(select(tables.Feedback).order_by(tables.Feedback.created_at))).all()
+    return [(one.component, one.attempt, one.value) for one in rows]
+
+
+async def test_evaluation_results_give_the_components_that_are_from_otlp_and_no_others(collector: Collector) -> None:
+    key = await with_components(collector, {"name": "quality", "from": "otlp"}, {"name": "thumbs", "from": "feedback"})
+    records = [named("quality", 0.25), named("quality", 0.75), named("thumbs", 1.0), named("Quality", 1.0)]
     headers = {"authorization": f"Bearer {key}"}
     for _ in range(2):
         document = {"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}
         answer = await collector.client.post(f"{collector.url}/v1/logs", json=document, headers=headers)
-        assert (answer.status_code, answer.json()) == (200, {})
-    assert (await collector.post("/v1/traces", body({"events": [evaluation(1.0)]}), key=key)).status_code == 200
-    async with collector.database.read() as session:
-        rows = (await session.scalars(select(tables.Feedback).order_by(tables.Feedback.created_at))).all()
-    assert [(one.component, one.attempt, one.value) for one in rows] == [("quality", 1, 0.25), ("quality", 1, 0.75)]
+        partial = answer.json()["partialSuccess"]
+        assert (answer.status_code, partial["rejectedLogRecords"]) == (200, 0)
+        assert partial["errorMessage"].endswith("has the name 'Quality', 'thumbs'")
+    assert await values_given(collector) == [("quality", 1, 0.25), ("quality", 1, 0.75)]
     assert await collector.rewards() == []
     refused = await collector.client.post(f"{collector.url}/reward", json={"value": 1}, headers=headers)
     assert refused.status_code == 403
+
+
+async def test_an_evaluation_gives_its_component_on_a_span_of_another_model_too(collector: Collector) -> None:
+    key = await with_components(collector, {"name": "correct", "from": "otlp"})
+    judge = with_reward("chat", 0.1, response_id="chatcmpl-of-another-model")
+    answer = await collector.post(
+        "/v1/traces", body({**judge, "attributes": judge["attributes"][:-1], "events": [evaluation(1.0)]}), key=key
+    )
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert await values_given(collector) == [("correct", 1, 1.0)]
 
 
 async def test_the_reward_endpoint_accepts_valid_rewards_alone(collector: Collector) -> None:
