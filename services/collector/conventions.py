@@ -188,16 +188,22 @@ def _kind(span: WireSpan) -> str:
     if kind is not None:
         return kind
     for name in _KIND_ATTRIBUTES:
-        if kind := _KINDS_BY_NAME.get(str(attributes.get(name)).lower()):
+        if kind := _KINDS_BY_NAME.get((_named(attributes, name) or "").lower()):
             return kind
     return "reward" if next(_rewards_on(span), None) else "other"
 
 
 def _tool(span: WireSpan) -> str:
     for name in _TOOL_NAMES:
-        if tool := _short(span.attributes.get(name)):
+        if tool := _named(span.attributes, name):
             return tool
     return _short(span.name.removeprefix("execute_tool ")) or "unknown"
+
+
+def _named(attributes: Attributes, name: str) -> str | None:
+    """A short text. MLflow writes each of its attributes as JSON, texts in quotes."""
+    found = _short(attributes.get(name))
+    return found.strip('"') or None if found is not None and name.startswith("mlflow.") else found
 
 
 def _error_type(span: WireSpan) -> str | None:
