@@ -14,6 +14,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -53,6 +54,8 @@ _TOOL_NAMES = (
     "mlflow.spanFunctionName",
 )
 _FAILURES = {"gen_ai.task.status": "failure", "langfuse.observation.level": "ERROR", "tool.status": "error"}
+_TOOL_RESULTS = ("output.value", "gen_ai.completion", "traceloop.entity.output", "gen_ai.tool.call.result")
+_PAUSES = frozenset({"GraphInterrupt", "NodeInterrupt", "ParentCommand", "GraphBubbleUp"})
 # Both ids are minted by the gateway, so that one seen anywhere names its call.
 _MINTED_TOOL_CALL = re.compile(r"call_c[0-9a-f]{24}_\d+")
 _MINTED_RESPONSE = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)(c[0-9a-f]{24})")
@@ -77,6 +80,12 @@ class Limits:
     text_length: int = 16_384
 
 
+def is_pause(error_type: str | None) -> bool:
+    """Whether an exception is one of LangGraph's that end no tool: the graph hands over, or waits and runs the tool
+    again."""
+    return error_type is not None and error_type.rpartition(".")[2] in _PAUSES
+
+
 class SpanRejected(Exception):
     """A span or log record that cannot be stored; the request's others can."""
 
@@ -94,8 +103,11 @@ def span_row(span: WireSpan, sender: Sender, limits: Limits) -> NewSpan:
     if not all(map(_is_time, (span.start_ns, span.end_ns, *(event.time_ns for event in span.events)))):
         raise SpanRejected(f"span {span.span_id} has a time outside of 64-bit nanoseconds")
     attributes = span.attributes
-    kind = _kind(span)
     error_type = _error_type(span)
+    kind = _kind(span)
+    if kind == "tool" and is_pause(error_type):
+        # The same tool call has another span later, which is its use.
+        kind = "other"
     return NewSpan(
         run_id=sender.run_id,
         rollout_id=sender.rollout_id,
@@ -215,11 +227,33 @@ def _error_type(span: WireSpan) -> str | None:
 
 
 def _status(span: WireSpan, kind: str, error_type: str | None) -> SpanStatus:
+    if is_pause(error_type):
+        return SpanStatus.UNSET
     has_failed = any(span.attributes.get(name) == value for name, value in _FAILURES.items())
+    if kind == "tool" and not has_failed:
+        has_failed = any(_is_failed_message(span.attributes.get(name)) for name in _TOOL_RESULTS)
     if span.status_code == STATUS_ERROR or error_type is not None or has_failed:
         return SpanStatus.ERROR
     # Most instrumentation leaves a success unset; a tool without a sign of failure has succeeded.
     return SpanStatus.OK if span.status_code == STATUS_OK or kind == "tool" else SpanStatus.UNSET
+
+
+def _is_failed_message(result: object) -> bool:
+    """Whether a tool's result is the message in which LangChain or LangChain.js says that the tool failed: its run, and
+    so its span, has succeeded."""
+    if not isinstance(result, str) or "error" not in result:
+        return False
+    try:
+        found = _object(orjson.loads(result))
+    except orjson.JSONDecodeError:
+        return False
+    # LangSmith and Traceloop name it output, OpenInference data; LangChain serializes it with its fields in kwargs.
+    message = _object(found.get("data") if found.get("type") == "tool" else found.get("output"))
+    return "error" in (message.get("status"), *(_object(one.get("kwargs")).get("status") for one in (message, found)))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _tool_call_id(attributes: Attributes, kind: str) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from leyden.services.collector.conventions import Limits, Sender, SpanRejected, span_row
+from leyden.services.collector.conventions import Limits, Sender, SpanRejected, is_pause, span_row
 from leyden.services.collector.decode import Rows
 from leyden.services.collector.otlp import STATUS_ERROR, STATUS_OK, Attributes, WireSpan
 from leyden.services.collector.wire import MAX_RECORDS, BadBody, TooMany, loads
@@ -24,8 +24,6 @@ _FIELDS = frozenset({"inputs", "outputs", "error", "extra"})
 _NAME = re.compile(rb'\bname="([^"]{1,300})"')
 _PYTHON = re.compile(r"(\w{1,100})\(")
 _ANY = re.compile(r"^(\w{0,100}(?:Error|Exception))\b", re.MULTILINE)
-_PAUSES = frozenset({"GraphInterrupt", "NodeInterrupt", "ParentCommand", "GraphBubbleUp"})
-"""LangGraph's exceptions that end no tool: the graph hands over, or waits and runs the tool again."""
 
 
 class Multipart:
@@ -127,7 +125,7 @@ def _span(run: Run) -> WireSpan | None:
     """The span of a run that has ended; None where LangGraph paused it. Raises: SpanRejected."""
     error = run.get("error")
     error_type = _error_type(str(error)) if error else None
-    if error_type in _PAUSES:
+    if is_pause(error_type):
         return None
     return WireSpan(
         trace_id=_uuid(run.get("trace_id") or run.get("id")),
@@ -155,7 +153,6 @@ def _attributes(run: Run, error: str | None, error_type: str | None) -> Attribut
         "gen_ai.completion": _text(outputs),
         "error.type": error_type,
         "exception.message": error,
-        "tool.status": "error" if kind == "tool" and _is_failure(outputs) else None,
         **{f"langsmith.metadata.{name}": value for name, value in metadata.items() if _is_own(name, value)},
     }
     return {name: value for name, value in found.items() if value is not None}
@@ -175,19 +172,6 @@ def _text(value: Any) -> str | None:
     except orjson.JSONEncodeError as error:
         # It reads deeper than it writes.
         raise SpanRejected(f"a run's inputs or outputs are nested too deep: {error}") from error
-
-
-def _is_failure(outputs: Any) -> bool:
-    """Whether a tool's message, as LangChain or LangChain.js writes it, says that the tool failed."""
-    if isinstance(outputs, str):
-        if "error" not in outputs:
-            return False
-        try:
-            outputs = orjson.loads(outputs)
-        except orjson.JSONDecodeError:
-            return False
-    output = _fields(outputs if isinstance(outputs, dict) else {}, "output")
-    return "error" in (output.get("status"), _fields(output, "kwargs").get("status"))
 
 
 def _fields(holder: Run, name: str) -> Run:

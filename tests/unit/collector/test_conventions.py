@@ -80,6 +80,28 @@ def test_a_tool_has_succeeded_without_a_sign_of_failure(
     assert (found.status, found.error_type) == expected
 
 
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"output__value": '{"type": "tool", "data": {"content": "gone", "status": "error"}}'},
+        {"traceloop__entity__output": '{"output": {"lc": 1, "kwargs": {"content": "gone", "status": "error"}}}'},
+        {"gen_ai__tool__call__result": '{"lc": 1, "kwargs": {"content": "gone", "status": "error"}}'},
+        {"gen_ai__completion": '{"output": {"content": "gone", "status": "error"}}'},
+    ],
+)
+def test_the_message_of_a_tool_that_failed_outweighs_its_span(result: dict[str, Any]) -> None:
+    assert row(wire(status=1, openinference__span__kind="TOOL", **result)).status == "error"
+    succeeded = {name: text.replace('"status": "error"', '"status": "success"') for name, text in result.items()}
+    assert row(wire(status=1, openinference__span__kind="TOOL", **succeeded)).status == "ok"
+
+
+@pytest.mark.parametrize("status", [1, 2])
+def test_a_tool_that_langgraph_pauses_has_no_use_and_no_failure(status: int) -> None:
+    event = WireEvent("exception", {"exception.type": "langgraph.errors.GraphInterrupt"})
+    found = row(wire(status=status, events=[event], openinference__span__kind="TOOL", tool__name="ask"))
+    assert (found.kind, found.tool, found.status) == ("other", None, "unset")
+
+
 def test_other_spans_keep_an_unset_status() -> None:
     assert row(wire(gen_ai__operation__name="chat")).status == "unset"
 
