@@ -149,6 +149,7 @@ def span_rewards(span: WireSpan, row: NewSpan, sender: Sender) -> Iterator[NewRe
             value=value,
             response_id=response_id or row.response_id,
             tool_call_id=row.tool_call_id,
+            time_ns=(event.time_ns if event is not None else 0) or span.end_ns,
         )
 
 
@@ -186,6 +187,7 @@ def log_reward(log: WireLog, sender: Sender) -> NewReward | None:
         value=value,
         response_id=response_id,
         tool_call_id=_short(attributes.get("gen_ai.tool.call.id")),
+        time_ns=log.event.time_ns,
     )
 
 

@@ -10,7 +10,7 @@ Refused            the store will never take these rows
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg
 from sqlalchemy import and_, func, or_, text
@@ -33,14 +33,20 @@ TRUNCATED = "leyden.truncated"
 FEEDBACK = "feedback"
 """Source of values for components that are `from: otlp`: rows of `feedback`, not of `rewards`."""
 
-# Their times order the values of one statement, too.
+# The time of a value is that of its event: exporters send spans when they end, and log records apart from them. It is
+# never after its arrival, and a microsecond orders values of one time.
 _GIVE = text("""
     INSERT INTO feedback (rollout_id, key, attempt, run_id, component, value, created_at)
-    SELECT v.rollout_id, 'otlp:' || v.attempt || ':' || v.key, v.attempt, v.run_id, v.name, v.value,
-           statement_timestamp() + v.place * interval '1 microsecond'
-    FROM unnest(CAST(:rollout_ids AS text[]), CAST(:attempts AS integer[]), CAST(:keys AS text[]),
-                CAST(:run_ids AS text[]), CAST(:names AS text[]), CAST(:values AS double precision[]))
-        WITH ORDINALITY AS v (rollout_id, attempt, key, run_id, name, value, place)
+    SELECT rollout_id, 'otlp:' || attempt || ':' || key, attempt, run_id, name, value,
+           at + row_number() OVER (PARTITION BY rollout_id, attempt, at ORDER BY time_ns, place)
+               * interval '1 microsecond'
+    FROM (
+        SELECT *, least(statement_timestamp(),
+                        timestamptz 'epoch' + nullif(time_ns, 0) / 1000 * interval '1 microsecond') AS at
+        FROM unnest(CAST(:rollout_ids AS text[]), CAST(:attempts AS integer[]), CAST(:keys AS text[]),
+                    CAST(:run_ids AS text[]), CAST(:names AS text[]), CAST(:values AS double precision[]),
+                    CAST(:times AS bigint[]))
+            WITH ORDINALITY AS v (rollout_id, attempt, key, run_id, name, value, time_ns, place)) AS given
     ON CONFLICT DO NOTHING
 """)
 
@@ -110,7 +116,9 @@ class NewSpan(NamedTuple):
 
 
 class NewReward(NamedTuple):
-    """One row of `rewards`. `key` is unique within the attempt."""
+    """One row of `rewards` or `feedback`. `key` is unique within the attempt. `time_ns` is when it was given, or 0;
+    `rewards` has no such column.
+    """
 
     rollout_id: str
     attempt: int
@@ -121,6 +129,7 @@ class NewReward(NamedTuple):
     value: float
     response_id: str | None
     tool_call_id: str | None
+    time_ns: int = 0
 
 
 class UnknownPlaces(NamedTuple):
@@ -204,10 +213,16 @@ async def _write(
         if spans:
             await copy_rows(session, "spans", NewSpan._fields, spans, on_conflict_do_nothing=may_exist)
         fault_point("collector.spans_written")
-        if own := [reward._asdict() for reward in rewards if reward.source != FEEDBACK]:
+        if own := [_columns(reward) for reward in rewards if reward.source != FEEDBACK]:
             await session.execute(_add_rewards(), own)
         await _give(session, [reward for reward in rewards if reward.source == FEEDBACK])
         await _compare(session, [reward for reward in rewards if reward.source == ENDPOINT])
+
+
+def _columns(reward: NewReward) -> dict[str, Any]:
+    columns = reward._asdict()
+    del columns["time_ns"]
+    return columns
 
 
 def _add_rewards() -> Insert:
@@ -231,6 +246,7 @@ async def _give(session: Session, feedback: Sequence[NewReward]) -> None:
             "run_ids": [one.run_id for one in feedback],
             "names": [one.name for one in feedback],
             "values": [one.value for one in feedback],
+            "times": [one.time_ns for one in feedback],
         }
         await session.execute(_GIVE, columns)
 

@@ -487,6 +487,21 @@ async def test_an_evaluation_gives_its_component_on_a_span_of_another_model_too(
     assert await values_given(collector) == [("correct", 1, 1.0)]
 
 
+async def test_the_times_of_evaluations_order_them_and_not_their_arrival(collector: Collector) -> None:
+    key = await with_components(collector, {"name": "correct", "from": "otlp"})
+    # A span is sent when it ends: the root with an early event after an inner one with a late event.
+    late, early = (
+        {"events": [{**evaluation(value), "time_unix_nano": at}]} for value, at in ((0.9, 5000), (0.2, 1000))
+    )
+    untimed = {"end_time_unix_nano": 0, "events": [evaluation(0.5)]}
+    for sent in (
+        body(late, early, untimed),
+        body({"span_id": b"\x77" * 8, "events": [{**evaluation(0.4), "time_unix_nano": 3000}]}),
+    ):
+        assert (await collector.post("/v1/traces", sent, key=key)).status_code == 200
+    assert [value for _, _, value in await values_given(collector)] == [0.2, 0.4, 0.9, 0.5]
+
+
 async def test_the_reward_endpoint_accepts_valid_rewards_alone(collector: Collector) -> None:
     async def give(document: dict[str, Any], **options: Any) -> int:
         headers = {"authorization": f"Bearer {collector.key(**options)}"}
