@@ -47,6 +47,13 @@ class Team:
         """Whether every step of each policy is done, or training stops early."""
         return all(map(self.has_made_steps, self.runs))
 
+    def can_serve(self, version: int) -> bool:
+        """Whether the run's own model has a version, and each further policy has come as far, or makes no later one."""
+        return version in self.lead.servable_versions and all(
+            self.has_made_steps(one) or (one.latest_version is not None and one.latest_version >= version)
+            for one in self.others
+        )
+
 
 def teams_of(runs: Sequence[RunFacts]) -> list[Team]:
     """Returns the teams of the runs, in their order."""
@@ -57,13 +64,13 @@ def teams_of(runs: Sequence[RunFacts]) -> list[Team]:
 
 
 def due_evaluation(team: Team) -> tuple[EvaluationFacts, int] | None:
-    """Returns the first unfinished evaluation whose version exists, and that version.
+    """Returns the first unfinished evaluation whose version all policies have made, and that version.
 
     Version null means the last one once training has ended.
     """
     for evaluation in sorted(team.lead.evaluations, key=lambda evaluation: evaluation.number):
         version = _version_of(team, evaluation)
-        if not evaluation.finished and version is not None and version in team.lead.servable_versions:
+        if not evaluation.finished and version is not None and team.can_serve(version):
             return evaluation, version
     return None
 
@@ -176,7 +183,7 @@ def target_version(team: Team, run: RunFacts) -> int | None:
     """Returns the version of a run that engines should serve: the due evaluation's, else the newest. None before 0.
 
     Before the first group of an evaluation, open training groups end on the newest version. During one of version v, a
-    further policy has its own version v, if there is one.
+    further policy has its own version v, if its files are there.
     """
     due = due_evaluation(team)
     if due is None:

@@ -120,6 +120,24 @@ async def test_an_evaluation_of_an_old_version_asks_that_version_of_each_policy(
     assert [fleet.served and fleet.served.version for fleet in scene.fleets.values()] == [1, 1]
 
 
+async def test_an_evaluation_waits_until_each_policy_has_its_version(scene: Scene) -> None:
+    held_out = {"dataset": document()["dataset"], "every": 1, "at_start": False}
+    lead, checker = await create(scene, evaluation=held_out)
+    await scene.tick(2)
+    await scene.finish_all(lead)
+    await scene.tick()
+    await scene.credit_and_train(lead, 1)
+    await scene.tick(2)
+    assert await scene.phase(lead) == ("running", None)
+    assert [group.evaluation_id for group in await scene.groups(lead)] == [None] * 4
+    await credit_and_train(scene, lead, checker, 1)
+    await scene.tick(3)
+    assert await scene.phase(lead) == ("evaluating", None)
+    assert [fleet.served and fleet.served.version for fleet in scene.fleets.values()] == [1, 1]
+    measured = [group.admitted_version for group in await scene.groups(lead) if group.evaluation_id is not None]
+    assert measured == [1] * 4
+
+
 async def test_a_frozen_policy_bounds_nothing(scene: Scene) -> None:
     lead, checker = await create(scene, policies={"checker": {"pool": "second", "frozen": True}})
     await scene.tick(2)
