@@ -1,6 +1,7 @@
 """A run's versions beside each other by its evaluations: the one that earned most, and the values of early stopping.
 
-Evaluations are compared on the tasks that each of them counted: a task counts where one of its rollouts has a reward.
+Evaluations are compared on the tasks that each of them counted: a task counts where each of the run's agents has a
+rollout of it with a reward. The rollouts that one agent lost are no fair draw.
 """
 
 from __future__ import annotations
@@ -33,17 +34,23 @@ _ON_THE_SAME_TASKS = text("""
 """)
 
 _TASKS = text(f"""
-    SELECT e.id, e.run_id, e.number, e.rollouts_per_task * e.agents AS rollouts_per_task,
-        least(d.task_count, e.max_tasks) AS asked, groups.task_number,
-        min(groups.admitted_version) AS version,
-        count(*) FILTER (WHERE rollouts.state NOT IN ('queued', 'cancelled')) AS ended,
-        count(*) FILTER (WHERE graded.is_open) AS ungraded, avg(earned.reward) AS mean
-    FROM evaluations e JOIN datasets d ON d.id = e.dataset_id
-    JOIN groups ON groups.evaluation_id = e.id JOIN rollouts ON rollouts.group_id = groups.id
-    JOIN runs ON runs.id = groups.run_id
-    CROSS JOIN LATERAL (SELECT {UNGRADED} AS is_open) AS graded
-    CROSS JOIN LATERAL (SELECT CASE WHEN NOT graded.is_open THEN {REWARD} END AS reward) AS earned
-    WHERE e.id = ANY(:evaluations) GROUP BY e.id, d.task_count, groups.task_number ORDER BY e.number
+    SELECT id, run_id, number, rollouts_per_task, asked, task_number, min(version) AS version,
+        sum(ended)::bigint AS ended, sum(ungraded)::bigint AS ungraded,
+        CASE WHEN count(mean) = agents THEN avg(mean) END AS mean
+    FROM (
+        SELECT e.id, e.run_id, e.number, e.agents, e.rollouts_per_task * e.agents AS rollouts_per_task,
+            least(d.task_count, e.max_tasks) AS asked, groups.task_number,
+            min(groups.admitted_version) AS version,
+            count(*) FILTER (WHERE rollouts.state NOT IN ('queued', 'cancelled')) AS ended,
+            count(*) FILTER (WHERE graded.is_open) AS ungraded, avg(earned.reward) AS mean
+        FROM evaluations e JOIN datasets d ON d.id = e.dataset_id
+        JOIN groups ON groups.evaluation_id = e.id JOIN rollouts ON rollouts.group_id = groups.id
+        JOIN runs ON runs.id = groups.run_id
+        CROSS JOIN LATERAL (SELECT {UNGRADED} AS is_open) AS graded
+        CROSS JOIN LATERAL (SELECT CASE WHEN NOT graded.is_open THEN {REWARD} END AS reward) AS earned
+        WHERE e.id = ANY(:evaluations) GROUP BY e.id, d.task_count, groups.task_number, groups.agent
+    ) AS of_agents
+    GROUP BY id, run_id, number, agents, rollouts_per_task, asked, task_number ORDER BY number
 """)  # noqa: S608  # constants alone
 
 _BEST_TRAINED = text(f"""
@@ -82,7 +89,7 @@ class Measurement:
     asked: int
     """Number of its tasks."""
     means: dict[int, float] = field(default_factory=dict)
-    """Mean rewards of the tasks that count, by their numbers."""
+    """Mean rewards of the tasks that count, by their numbers; each agent weighs the same."""
 
     @property
     def is_compared(self) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database
-from leyden.libs.store.read.best import best_version
+from leyden.libs.store.read.best import best_version, measured_tasks
 from tests.support import builders
 
 PLAN = {"evaluation": {"dataset": "held-out", "every": 1}, "training": {"steps": 4}}
@@ -32,10 +34,12 @@ async def measure(
     asked: int = 4,
     rollouts: int = 1,
     lost: str = "excluded",
+    agents: Sequence[str | None] = (None,),
 ) -> None:
     """Evaluation `number` of a version.
 
-    Args: rewards: of the first tasks' rollouts; None for one that was lost; lost: its state
+    Args: rewards: of the first tasks' rollouts, those of each agent together; None for one that was lost; lost: its
+        state
     """
     name = f"{run.id}.e{number}"
     async with database.session() as session:
@@ -48,20 +52,22 @@ async def measure(
                 policy_version=version,
                 rollouts_per_task=rollouts,
                 max_tasks=asked,
+                agents=len(agents),
             )
         )
-    for task in range(len(rewards) // rollouts):
+    for place in range(len(rewards) // rollouts):
         _, made = await builders.add_group(
             database,
             run,
-            task,
+            place,
             size=rollouts,
-            task_number=task,
+            task_number=place // len(agents),
+            agent=agents[place % len(agents)],
             evaluation_id=name,
             admitted_version=version,
             state="complete",
         )
-        for rollout, reward in zip(made, rewards[task * rollouts :], strict=False):
+        for rollout, reward in zip(made, rewards[place * rollouts :], strict=False):
             if reward is not None:
                 await builders.finish_rollout(database, rollout, reward=reward)
                 continue
@@ -89,6 +95,19 @@ async def test_a_task_weighs_the_same_however_many_of_its_rollouts_were_lost(dat
     await measure(database, run, 3, 2, [1.0, 1.0, 0.1, None], asked=2, rollouts=2)
     await measure(database, run, 4, 3, [1.0, 0.8, None, 0.0], asked=2, rollouts=2)
     assert await best(database, run) == (2, "by evaluations")
+
+
+async def test_a_task_counts_where_each_agent_has_a_reward(database: Database) -> None:
+    run = await run_with_versions(database)
+    agents = ("good", "bad")
+    await measure(database, run, 2, 1, [1.0, 0.2, 0.8, 0.2], asked=2, agents=agents)
+    # The good agent alone: its mean is that of no version.
+    await measure(database, run, 3, 2, [1.0, None, 0.8, None], asked=2, agents=agents)
+    reason = "by evaluations; not compared: evaluation 3 (version 2; 0 of 2 tasks counted)"
+    assert await best(database, run) == (1, reason)
+    async with database.read() as session:
+        means = [one.means for one in await measured_tasks(session, run.id)]
+    assert means == [{0: pytest.approx(0.6), 1: pytest.approx(0.5)}, {}]
 
 
 async def test_rounding_makes_no_version_better_than_a_newer_one(database: Database) -> None:
