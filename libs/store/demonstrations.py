@@ -8,6 +8,7 @@ from typing import NamedTuple
 from sqlalchemy import text
 
 from leyden.libs.contracts.config import RunConfig, Sft
+from leyden.libs.contracts.rewards import ROUNDING
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.rewards import REWARD, SIBLING
 
@@ -18,7 +19,7 @@ _DEMONSTRATIONS = f"""
     FROM groups g JOIN rollouts ON rollouts.group_id = g.id AND rollouts.state = 'finished'
     CROSS JOIN LATERAL (SELECT {REWARD} AS reward) AS earned
     WHERE g.run_id = ANY(:runs) AND g.dataset_id = :dataset AND g.state = 'complete'
-    AND rollouts.reward IS NOT NULL AND {SIBLING} AND earned.reward >= :min_reward
+    AND rollouts.reward IS NOT NULL AND {SIBLING} AND earned.reward >= :min_reward - {ROUNDING}
     AND EXISTS (SELECT FROM model_calls c WHERE c.run_id = g.run_id AND c.rollout_id = rollouts.id
                 AND c.attempt = rollouts.attempt AND c.status = 'completed')
 """  # noqa: S608  # constants alone

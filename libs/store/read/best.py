@@ -62,7 +62,7 @@ _BEST_TRAINED = text(f"""
     LEFT JOIN given ON given.id = rollouts.id
     WHERE v.run_id = ANY(:run_ids) AND v.version > 0 AND v.pruned_at IS NULL AND groups.evaluation_id IS NULL
     GROUP BY v.run_id, v.version HAVING count({TRAINING_REWARD}) > 0
-    ORDER BY v.run_id, reward DESC, v.version DESC
+    ORDER BY v.run_id, round(avg({TRAINING_REWARD})::numeric, 9) DESC, v.version DESC
 """)  # noqa: S608  # constants alone
 
 

@@ -24,6 +24,7 @@ from sqlalchemy import (
 )
 
 from leyden.libs.contracts.api.rollouts import Cause, Rollout, RolloutPage
+from leyden.libs.contracts.rewards import ROUNDING
 from leyden.libs.contracts.states import ShownRolloutState
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import ROLLOUT_STATE
@@ -224,9 +225,9 @@ def _conditions(wanted: RolloutFilter, reward: ColumnElement[float | None]) -> l
         failed = (rollout.state == "excluded") | ((rollout.state == "finished") & (rollout.reason != "succeeded"))
         found.append(failed if wanted.failed else (rollout.state == "finished") & (rollout.reason == "succeeded"))
     if wanted.reward_min is not None:
-        found.append(cast("ColumnElement[float]", reward) >= wanted.reward_min)
+        found.append(cast("ColumnElement[float]", reward) >= wanted.reward_min - ROUNDING)
     if wanted.reward_max is not None:
-        found.append(cast("ColumnElement[float]", reward) <= wanted.reward_max)
+        found.append(cast("ColumnElement[float]", reward) <= wanted.reward_max + ROUNDING)
     if wanted.text:
         found.append(_has_text(wanted.run_id, wanted.text))
     if wanted.cause is not None:
@@ -236,8 +237,8 @@ def _conditions(wanted: RolloutFilter, reward: ColumnElement[float | None]) -> l
     if wanted.tool is not None:
         found.append(_bound(f"({_WITH_TOOL})", of_run=wanted.run_id, tool=wanted.tool))
     if wanted.component is not None:
-        low = -math.inf if wanted.component_min is None else wanted.component_min
-        high = math.inf if wanted.component_max is None else wanted.component_max
+        low = -math.inf if wanted.component_min is None else wanted.component_min - ROUNDING
+        high = math.inf if wanted.component_max is None else wanted.component_max + ROUNDING
         found.append(_bound(_WITH_COMPONENT, component=wanted.component, component_min=low, component_max=high))
     return found
 

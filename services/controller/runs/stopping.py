@@ -11,6 +11,7 @@ from prometheus_client import Counter
 
 from leyden.libs.contracts.call_counts import why_nothing_trains
 from leyden.libs.contracts.config import EarlyStopping
+from leyden.libs.contracts.rewards import gain, reaches
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.faults import fault_point
 from leyden.libs.store.database import ReadSession, Session
@@ -90,7 +91,7 @@ def _progress(stopping: EarlyStopping, values: Sequence[tuple[int, float]]) -> I
     for index in range(stopping.average_over - 1, len(values)):
         window = [value for _, value in values[index + 1 - stopping.average_over : index + 1]]
         at, value = values[index][0], sum(window) / len(window)
-        worse = 0 if best is None or value > best[1] else worse + 1
+        worse = 0 if best is None or gain(best[1], value) > 0 else worse + 1
         yield _Moment(at, value, best, worse)
         if worse == 0:
             best = (at, value)
@@ -98,7 +99,7 @@ def _progress(stopping: EarlyStopping, values: Sequence[tuple[int, float]]) -> I
 
 def _reason(stopping: EarlyStopping, now: _Moment, *, may_reach_target: bool = True) -> str | None:
     metric, noun = WORDS[stopping.metric]
-    if stopping.target is not None and may_reach_target and now.value >= stopping.target:
+    if stopping.target is not None and may_reach_target and reaches(now.value, stopping.target):
         return (
             f"stopped early at {noun} {now.at}: the {metric} {now.value:.4g} reached the target {stopping.target:.4g}"
         )

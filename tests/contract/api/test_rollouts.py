@@ -430,7 +430,7 @@ async def test_rollouts_are_filtered_by_reward_failure_and_text_sorted_and_count
 ) -> None:
     run, other = await builders.add_run(database), await builders.add_run(database)
     _, siblings = await builders.add_group(database, run, size=4)
-    rewards = zip(siblings[:3], (0.5, -1.0, 2.0), ("succeeded", "agent_error", "succeeded"), strict=True)
+    rewards = zip(siblings[:3], (0.5, -1.0, 0.7 + 0.2 + 0.1), ("succeeded", "agent_error", "succeeded"), strict=True)
     for rollout, reward, kind in rewards:
         await builders.finish_rollout(database, rollout, reward=reward, kind=kind, stdout_tail=f"ends 100% {reward}")
     calls = [{"id": "1", "name": "look", "arguments": '{"at": "x\ny"}'}]
@@ -448,6 +448,8 @@ async def test_rollouts_are_filtered_by_reward_failure_and_text_sorted_and_count
     assert await found(sort="oldest") == [0, 1, 2, 3]
     assert await found(reward_min=0.5, sort="lowest") == [0, 2]
     assert await found(reward_max=0.5, sort="lowest") == [1, 0]
+    # The sum is 0.9999999999999999.
+    assert await found(reward_min=1.0) == [2]
     assert (await found(failed=True), await found(failed=False, sort="lowest")) == ([1], [0, 2])
     assert await found(text="100% -1") == [1]
     assert await found(text="100_ -1") == []

@@ -70,6 +70,13 @@ async def test_rollouts_that_earned_enough_train_all_their_sampled_tokens(databa
     assert len(await verdicts_of(database, source)) == 2
 
 
+async def test_rounding_makes_no_rollout_less_than_a_demonstration(database: Database) -> None:
+    source = await add_source(database, [[(0.7 + 0.2 + 0.1, (3,)), (0.99, (4,))]])
+    run = await add_supervised(database, source)
+    assert await demonstrate_pending(database) == 1
+    assert [one.rollout_id for one in await samples_of(database, run)] == [f"{source.id}.0.0"]
+
+
 async def test_a_task_has_at_most_so_many_demonstrations_the_best_ones(database: Database) -> None:
     source = await add_source(database, [[(1.0, (3,)), (3.0, (4,)), (2.0, (5,))], [(1.0, (6,))]])
     run = await add_supervised(database, source, algorithm={"per_task": 2})

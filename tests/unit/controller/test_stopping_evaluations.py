@@ -40,6 +40,13 @@ def test_whole_evaluations_decide_as_their_means_do() -> None:
     )
 
 
+def test_rounding_is_no_progress_and_keeps_no_target_away() -> None:
+    shares = 0.7 + 0.2 + 0.1
+    assert shares < 1.0
+    assert "reached the target 1" in (reason({"target": 1.0}, [shares, shares]) or "")
+    assert "not better than 1 (version 0)" in (reason({"patience": 1}, [shares, shares], [1.0, 1.0]) or "")
+
+
 def test_a_version_whose_hard_tasks_were_lost_is_not_the_better_one() -> None:
     # On the tasks that both counted each version is better than the one before; lost easy tasks looked like a loss.
     assert reason({"patience": 1}, [0.9, 0.9, 0.1, 0.1], [None, None, 0.2, 0.2], [0.9, 0.9, 0.3, 0.3]) is None
