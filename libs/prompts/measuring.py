@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -139,13 +140,17 @@ class Measuring:
     def _live_run(self, version: int, texts: Mapping[str, str]) -> str:
         known, number = self._journal.get("run", str(version)), 1
         if known is not None:
-            if self._journal.get("dropped", known["id"]) is None:
+            if self._journal.get("dropped", known["id"]) is None and not self._has_ended(known["id"]):
                 return str(known["id"])
             number = known["try"] + 1
         document = document_of(self._document, texts, version)
         run = self.leyden.create_run(document, key=f"{self._journal.id}.{version}.{number}")
         self._journal.add("run", str(version), {"id": run.id, "try": number})
         return run.id
+
+    def _has_ended(self, run_id: str) -> bool:
+        """Whether it can be evaluated no more: one whose agents all crash fails."""
+        return self.leyden.run(run_id).phase in {RunPhase.FAILED, RunPhase.CANCELLED}
 
     def _wait(self, version: int, known: Json) -> None:
         words, polls = "", 0
@@ -167,16 +172,28 @@ class Measuring:
     def _read(self, version: int, known: Json, tasks: int) -> list[Measured]:
         siblings = defaultdict[int, list[tuple[float, Rollout]]](list)
         unknown = []
-        for rollout in self.leyden.rollouts(run=known["run"], evaluation=known["id"]):
+        rollouts = list(self.leyden.rollouts(run=known["run"], evaluation=known["id"]))
+        bound = self._bound_of_failures(rollouts)
+        for rollout in rollouts:
             if rollout.reward is None:
                 unknown.append(rollout)
             else:
-                siblings[rollout.task_number].append((rollout.reward, rollout))
+                reward = rollout.reward if rollout.reason == "succeeded" else min(rollout.reward, bound)
+                siblings[rollout.task_number].append((reward, rollout))
         if unknown or siblings.keys() != set(range(tasks)):
             reason = self._unknown(version, unknown)
             self._drop(known, reason)
             raise PromptError(f"{reason}; {AGAIN}")
         return [_measured(siblings[number]) for number in range(tasks)]
+
+    def _bound_of_failures(self, rollouts: Sequence[Rollout]) -> float:
+        """The most that a failure earns: the least of all versions, since each run knows its own rewards alone."""
+        if self._document.get("sampling", {}).get("failure_reward") is not None:
+            return math.inf
+        earned = [one.reward for one in rollouts if one.reward is not None]
+        for found in self._journal.all("measured").values():
+            earned += [reward for rewards, _ in found for reward in rewards]
+        return min(0.0, *earned)
 
     @staticmethod
     def _unknown(version: int, unknown: Sequence[Rollout]) -> str:

@@ -15,13 +15,13 @@ GIVEN = """(coalesce((SELECT sum(value) FROM rewards WHERE rollout_id = rollouts
 
 # An evaluation's failures have no reward of their own: at every moment all versions are measured by one number, above
 # which nothing lifts a failure that was given to it on the way.
-def _reward(given: str) -> str:
+def _reward(given: str, smallest: str = "run_status.smallest_reward") -> str:
     return f"""(coalesce((
         SELECT regrades.total FROM regrades JOIN groups ON groups.id = rollouts.group_id
         WHERE regrades.rollout_id = rollouts.id AND regrades.attempt = coalesce(rollouts.attempt, regrades.attempt)
         AND groups.evaluation_id IS NOT NULL AND rollouts.state IN ('finished', 'excluded')
         ORDER BY regrades.revision DESC LIMIT 1), rollouts.reward, (
-        SELECT least(0, run_status.smallest_reward)
+        SELECT least(0, {smallest})
             - CASE WHEN rollouts.reason = 'succeeded' THEN 0 ELSE greatest(0, {given}) END
         FROM groups JOIN run_status ON run_status.run_id = groups.run_id
         WHERE groups.id = rollouts.group_id AND groups.evaluation_id IS NOT NULL AND rollouts.state = 'finished'))
@@ -30,6 +30,14 @@ def _reward(given: str) -> str:
 
 REWARD = _reward(GIVEN)
 """SQL over `rollouts`; null unless the rollout is finished, or was graded after it was excluded from an evaluation."""
+
+REWARD_BESIDE = _reward(
+    GIVEN,
+    """(SELECT min(smallest_reward) FROM run_status
+        WHERE run_id IN (SELECT run_id FROM evaluations WHERE id = ANY(:evaluations)))""",
+)
+"""SQL over `rollouts`: as `REWARD`, for runs beside each other: in each of them failures earn the smallest reward of
+all. The parameter `evaluations` has the ids of those that are compared."""
 
 SIBLING = "(NOT rollouts.greedy AND rollouts.rerolls_of IS NULL)"
 """SQL over `rollouts`: whether it is one of the siblings that a mean is over: no greedy rollout and no re-roll."""

@@ -43,6 +43,10 @@ class FakePlatform:
     busy: set[str] = field(default_factory=set)
     """Runs that cannot be deleted."""
     unfinished: set[str] = field(default_factory=set)
+    offset: float = 0.0
+    """The part of each reward that no prompt changes."""
+    crashing: str | None = None
+    """A prompt with it makes every agent crash, so that its run fails; a failure earns 0 in a run without a success."""
     interrupt_at: int | None = None
     """The number of the evaluation that does not end; the first look at it meets Ctrl-C."""
 
@@ -61,7 +65,14 @@ class FakePlatform:
     def run(self, run_id: str) -> Any:
         if run_id not in self.runs:
             raise NotFound("it is gone")
-        return Run.model_construct(id=run_id, phase=self.phases.get(run_id, "evaluating"), reason="out of luck")
+        phase = "failed" if self._has_crashed(run_id) else self.phases.get(run_id, "evaluating")
+        return Run.model_construct(id=run_id, phase=phase, reason="out of luck")
+
+    def _crashes(self, run_id: str) -> bool:
+        return self.crashing is not None and self.crashing in self.runs[run_id]["agent"]["environment"]["PROMPT"]
+
+    def _has_crashed(self, run_id: str) -> bool:
+        return self._crashes(run_id) and any(run == run_id for run, _ in self.evaluations.values())
 
     def delete_run(self, run_id: str) -> None:
         if run_id in self.busy:
@@ -81,6 +92,8 @@ class FakePlatform:
 
     def evaluate_run(self, run_id: str, request: EvaluationRequest, *, key: str) -> Evaluation:
         if key not in self.by_key:
+            if self._has_crashed(run_id):
+                raise Conflict(f"run {run_id} is failed")
             number = len(self.evaluations)
             self.by_key[key] = f"{run_id}.e{number}"
             if number == self.interrupt_at or run_id in self.phases:
@@ -123,9 +136,11 @@ class FakePlatform:
         tasks = self.datasets[str(request.dataset)][: request.max_tasks]
         for number, task in reversed(list(enumerate(tasks))):
             for sibling in range(request.rollouts_per_task or 1):
-                reward = None if evaluation in self.lost and number == 0 else reward_of(prompt, task)
+                reward = None if evaluation in self.lost and number == 0 else reward_of(prompt, task) + self.offset
                 reward = self.regraded.get(evaluation, reward)
-                yield self._rollout(f"{evaluation}.{number}.{sibling}", run, str(request.dataset), number, reward)
+                made = self._rollout(f"{evaluation}.{number}.{sibling}", run, str(request.dataset), number, reward)
+                crash = {"reward": 0.0, "reason": "agent_error"}
+                yield made.model_copy(update=crash) if self._crashes(run) else made
 
     @staticmethod
     def _rollout(name: str, run: str, dataset: str, number: int, reward: float | None) -> Rollout:

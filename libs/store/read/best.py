@@ -20,7 +20,7 @@ from leyden.libs.contracts.rewards import gain
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.policies import IS_RUN, policies_by_id
-from leyden.libs.store.rewards import GIVEN_OF_RUNS, REWARD, SIBLING, TRAINING_REWARD, UNGRADED
+from leyden.libs.store.rewards import GIVEN_OF_RUNS, REWARD, REWARD_BESIDE, SIBLING, TRAINING_REWARD, UNGRADED
 
 _SHOWN = 3
 """Evaluations that a reason names."""
@@ -33,7 +33,7 @@ _ON_THE_SAME_TASKS = text("""
     WHERE least(d.task_count, e.max_tasks) >= least(d.task_count, first.max_tasks)
 """)
 
-_TASKS = text(f"""
+_TASKS = """
     SELECT id, run_id, number, rollouts_per_task, asked, task_number, min(version) AS version,
         sum(ended)::bigint AS ended, sum(ungraded)::bigint AS ungraded,
         CASE WHEN count(mean) = agents THEN avg(mean) END AS mean
@@ -46,12 +46,14 @@ _TASKS = text(f"""
         FROM evaluations e JOIN datasets d ON d.id = e.dataset_id
         JOIN groups ON groups.evaluation_id = e.id JOIN rollouts ON rollouts.group_id = groups.id
         JOIN runs ON runs.id = groups.run_id
-        CROSS JOIN LATERAL (SELECT {UNGRADED} AS is_open) AS graded
-        CROSS JOIN LATERAL (SELECT CASE WHEN NOT graded.is_open THEN {REWARD} END AS reward) AS earned
+        CROSS JOIN LATERAL (SELECT {ungraded} AS is_open) AS graded
+        CROSS JOIN LATERAL (SELECT CASE WHEN NOT graded.is_open THEN {reward} END AS reward) AS earned
         WHERE e.id = ANY(:evaluations) GROUP BY e.id, d.task_count, groups.task_number, groups.agent
     ) AS of_agents
     GROUP BY id, run_id, number, agents, rollouts_per_task, asked, task_number ORDER BY number
-""")  # noqa: S608  # constants alone
+"""
+_TASKS_ALONE = text(_TASKS.format(ungraded=UNGRADED, reward=REWARD))
+_TASKS_BESIDE = text(_TASKS.format(ungraded=UNGRADED, reward=REWARD_BESIDE))
 
 _BEST_TRAINED = text(f"""
     WITH given AS MATERIALIZED ({GIVEN_OF_RUNS})
@@ -115,11 +117,17 @@ def shared_tasks(measured: Iterable[Measurement]) -> frozenset[int]:
     return frozenset(found[0]).intersection(*found[1:]) if found else frozenset()
 
 
-async def measurements(session: ReadSession, evaluation_ids: Iterable[str]) -> dict[str, Measurement]:
-    """Those of the evaluations that have ended, by id, in the order of their numbers."""
+async def measurements(
+    session: ReadSession, evaluation_ids: Iterable[str], *, beside: bool = False
+) -> dict[str, Measurement]:
+    """Those of the evaluations that have ended, by id, in the order of their numbers.
+
+    Args: beside: whether runs are compared: a failure then earns the same in each of them
+    """
     found: dict[str, Measurement] = {}
     missing: dict[str, int] = defaultdict(int)
-    for row in await session.execute(_TASKS, {"evaluations": list(evaluation_ids)}):
+    tasks = _TASKS_BESIDE if beside else _TASKS_ALONE
+    for row in await session.execute(tasks, {"evaluations": list(evaluation_ids)}):
         if row.id not in found:
             found[row.id] = Measurement(row.id, row.run_id, row.number, row.version, row.asked)
             missing[row.id] = row.rollouts_per_task * row.asked

@@ -103,7 +103,7 @@ def _curve(
 
 async def _tasks(session: ReadSession, evaluations: Sequence[Sequence[Evaluation]]) -> list[TaskComparison]:
     pairs = [pair for other in evaluations[1:] if (pair := _last_pair(evaluations[0], other)) is not None]
-    measured = await measurements(session, {one.id for pair in pairs for one in pair})
+    measured = await measurements(session, {one.id for pair in pairs for one in pair}, beside=True)
     means = {name: one.means for name, one in measured.items()}
     made = [_compared(first, other, means) for first, other in pairs]
     return [await _with_changes(session, one, means) for one in made if one is not None]

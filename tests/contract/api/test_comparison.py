@@ -109,6 +109,20 @@ async def test_runs_are_compared_by_document_series_and_task(api_http: httpx.Asy
     assert (tasks["low"], tasks["high"]) == (pytest.approx(-0.777, abs=1e-3), pytest.approx(1.277, abs=1e-3))
 
 
+async def test_a_failure_earns_the_same_in_each_compared_run(api_http: httpx.AsyncClient, database: Database) -> None:
+    dataset = (await builders.add_dataset(database, [{"question": n} for n in range(2)])).id
+    runs = [await measured_run(database, dataset, rate, [-0.2, -0.2]) for rate in (0.1, 0.2)]
+    for run, smallest in zip(runs, (-0.2, -5.0), strict=True):
+        async with database.session() as session:
+            await session.execute(
+                update(tables.RunStatus).where(tables.RunStatus.run_id == run.id).values(smallest_reward=smallest)
+            )
+            crashed = await session.get_one(tables.Rollout, f"{run.id}.e1.1.0")
+            crashed.reward, crashed.reason = None, "agent_error"
+    [tasks] = (await api_http.get("/v1/comparison", params={"run": [run.id for run in runs]})).json()["tasks"]
+    assert (tasks["same"], tasks["difference"], tasks["changes"]) == (2, 0.0, [])
+
+
 async def test_a_terminal_shows_the_tasks_that_changed_most(api_http: httpx.AsyncClient, database: Database) -> None:
     dataset = (await builders.add_run(database)).dataset_id
     first = await measured_run(database, dataset, 1e-6, [0.0, 1.0])

@@ -103,6 +103,17 @@ def test_a_version_that_is_no_better_has_no_score(optimisation: Optimisation) ->
     assert "version 1: 0.000 on 2 examples, its parent 0.000" in optimisation.told
 
 
+def test_a_prompt_that_makes_every_agent_crash_is_no_better_where_rewards_are_negative(
+    optimisation: Optimisation,
+) -> None:
+    optimisation.platform.offset, optimisation.platform.crashing = -0.5, "?"
+    versions = optimisation.run(30, lambda _: "```\n?\n```")
+    assert [(one.number, one.score) for one in versions] == [(0, -0.5), (1, None)]
+    # Its failed run was measured on other examples by another run.
+    assert "version 1: -0.500 on 2 examples, its parent -0.500" in optimisation.told
+    assert len(optimisation.platform.runs) > 2
+
+
 def test_rollouts_per_task_count_in_the_budget(optimisation: Optimisation) -> None:
     optimisation.run(80, repeats=3)
     assert 48 <= optimisation.rollouts <= 80
