@@ -14,7 +14,6 @@ from pathlib import PurePath
 from leyden.libs.cli.view.output import counted_rollouts, mean_and_interval
 from leyden.libs.cli.view.safe_text import safe_lines
 from leyden.libs.cli.view.watch import policy_words
-from leyden.libs.contracts.api.comparison import whole_evaluations
 from leyden.libs.contracts.api.rollouts import Call, RolloutDetail, Span
 from leyden.libs.contracts.api.runs import Evaluation, Fact, Run, Statistic, Step
 from leyden.libs.contracts.call_counts import tool_failures
@@ -73,17 +72,19 @@ def render_report(
     evaluations: Sequence[Evaluation],
     trajectories: Sequence[Trajectory],
     *,
+    held_out: Sequence[tuple[int, float]] = (),
     model: str | None = None,
 ) -> str:
     """The page.
 
-    Args: model: the base model's folder; None for the platform's default
+    Args: held_out: versions with their means on the tasks by which they are compared; model: the base model's folder;
+        None for the platform's default
     """
     tools = _tool_curves(steps)
     rewards = [(s.number, s.reward_mean, s.reward_std or 0.0) for s in steps if s.reward_mean is not None]
     reward_note = "Mean over the rollouts of each step; the band is one standard deviation."
     sections = [
-        _heading(run, steps, evaluations, model),
+        _heading(run, steps, held_out, model),
         _section("Reward", _chart([Curve("reward", rewards)]), reward_note),
         *([_section("Components of the reward", _components(steps), COMPONENTS_NOTE)] if _components(steps) else []),
         *([_section("Failed tool calls", _chart(tools, (0.0, 1.0)), TOOLS_NOTE)] if tools else []),
@@ -110,7 +111,7 @@ def _section(title: str, body: str, note: str = "") -> str:
     return f"<h2>{escape(title)}</h2>{muted}{body or '<p class=muted>Nothing yet.</p>'}"
 
 
-def _heading(run: Run, steps: Sequence[Step], evaluations: Sequence[Evaluation], model: str | None) -> str:
+def _heading(run: Run, steps: Sequence[Step], held_out: Sequence[tuple[int, float]], model: str | None) -> str:
     tokens = sum(step.metrics.get("trained_tokens") or 0 for step in steps)
     facts = [
         f"run {run.id}",
@@ -123,20 +124,16 @@ def _heading(run: Run, steps: Sequence[Step], evaluations: Sequence[Evaluation],
         *(f"policy {name}: {policy_words(one)}" for name, one in run.policies.items()),
     ]
     name = PurePath(model).name if model else "the platform's model"
-    headline = f"{name}: {_change(steps, evaluations)}"
+    headline = f"{name}: {_change(steps, held_out)}"
     return (
         f"<h1>{escape(run.name)}</h1><p class='headline'>{escape(headline)}</p>"
         f"<p class='muted'>{escape(' · '.join(facts))}</p>"
     )
 
 
-def _change(steps: Sequence[Step], evaluations: Sequence[Evaluation]) -> str:
+def _change(steps: Sequence[Step], held_out: Sequence[tuple[int, float]]) -> str:
     """From the first to the last reward: on held-out tasks by version, else on training tasks by step."""
-    same = [e for e in whole_evaluations(evaluations) if e.dataset_id == evaluations[0].dataset_id]
-    # A later measurement of a version replaces the earlier one.
-    newest = {e.measured_version or 0: e.results.reward.mean for e in same if e.results.reward is not None}
-    found = list(newest.items())
-    title, unit = "held-out reward", "version"
+    found, title, unit = list(held_out), "held-out reward", "version"
     if len(found) == 1 and not steps:
         return f"{title} {found[0][1]:.3f} ({unit} {found[0][0]})"
     if len(found) < 2:

@@ -21,7 +21,14 @@ def write_report(client: Client, run: Run, path: Path, *, model: str | None = No
     trajectories = [_trajectory(client, title, rollout) for title, rollout in shown]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
-        render_report(run, steps, evaluations, trajectories, model=(run.config and run.config.model) or model)
+        render_report(
+            run,
+            steps,
+            evaluations,
+            trajectories,
+            held_out=[point for curve in client.curves([run.id]) for point in curve.held_out],
+            model=(run.config and run.config.model) or model,
+        )
     )
     return path
 

@@ -89,9 +89,14 @@ class RunCurve(Body):
 
 
 def whole_evaluations(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
-    """Returns those of a run that have measured all tasks of its first one on their dataset, by version."""
+    """Returns those of a run that have measured all tasks of its first one on their dataset, by version; one that lost
+    more than half of its tasks is none."""
     evaluations = sorted(evaluations, key=lambda one: one.number)
     needed = {one.dataset_id: one.tasks for one in reversed(evaluations)}
-    complete = [one for one in evaluations if one.results.is_whole and one.results.reward is not None]
-    whole = [one for one in complete if one.tasks >= needed[one.dataset_id]]
+    whole = [one for one in evaluations if one.tasks >= needed[one.dataset_id] and _is_whole(one)]
     return sorted(whole, key=lambda one: (one.measured_version or 0, one.number))
+
+
+def _is_whole(evaluation: Evaluation) -> bool:
+    reward = evaluation.results.reward
+    return evaluation.results.is_whole and reward is not None and 2 * reward.tasks >= evaluation.tasks

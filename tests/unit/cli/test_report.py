@@ -193,17 +193,17 @@ def test_an_answer_is_shown_with_its_tool_calls() -> None:
 
 def test_the_headline_names_the_model_and_goes_from_the_first_to_the_last_reward() -> None:
     steps = [step(3, 0.9), step(1, 0.1), step(2, None)]
-    measured = [evaluation(2, 0.8), evaluation(0, 0.1)]
-    again = [evaluation(0, 0.5), evaluation(0, 0.3).model_copy(update={"number": 9})]
-    for evaluations, change in (
-        # The later of two measurements of a version counts.
-        ([*again, evaluation(2, 0.8)], "held-out reward 0.300 → 0.800 (version 0 → 2)"),
-        (measured, "held-out reward 0.100 → 0.800 (version 0 → 2)"),
-        (measured[:1], "training reward 0.100 → 0.900 (step 1 → 3)"),
+    held_out = [(0, 0.3), (1, 0.2), (2, 0.8)]
+    # Evaluations may have counted different tasks: the headline has the means on those that all of them counted.
+    evaluations = [evaluation(0, 0.1), partial(2, 0.9, rollouts={"finished": 70, "excluded": 30})]
+    for means, change in (
+        (held_out, "held-out reward 0.300 → 0.800 (version 0 → 2)"),
+        (held_out[:1], "training reward 0.100 → 0.900 (step 1 → 3)"),
     ):
-        text = render_report(run(), steps, evaluations, [], model="/models/tiny")
+        text = render_report(run(), steps, evaluations, [], held_out=means, model="/models/tiny")
         assert f"<p class='headline'>tiny: {change}</p>" in text
-    assert "tiny: held-out reward 0.100 (version 0)" in render_report(run(), [], measured[1:], [], model="/models/tiny")
+    alone = render_report(run(), [], evaluations[:1], [], held_out=held_out[:1], model="/models/tiny")
+    assert "tiny: held-out reward 0.300 (version 0)" in alone
     assert "the platform&#x27;s model: no reward yet" in render_report(run(), [], [], [])
 
 
@@ -228,6 +228,8 @@ def test_the_held_out_reward_of_a_run_is_that_of_its_newest_whole_evaluation() -
     assert held_out_reward([evaluation(0, 0.1), evaluation(2, 0.8), begun, elsewhere, again]) == "0.800 [0.700, 0.900]"
     few = evaluation(2, 0.0).model_copy(update={"number": 10, "tasks": 5, "max_tasks": 5})
     assert held_out_reward([evaluation(0, 0.1), evaluation(2, 0.8), few]) == "0.800 [0.700, 0.900]"
+    lost = partial(3, 1.0, reward=Statistic(count=49, tasks=49, mean=1.0, low=0.9, high=1.0))
+    assert held_out_reward([evaluation(2, 0.8), lost]) == "0.800 [0.700, 0.900]"
     lossy = partial(2, 0.8, rollouts={"finished": 100, "excluded": 25})
     assert held_out_reward([lossy]) == "0.800 [0.700, 0.900] (100 of 125 rollouts)"
     assert held_out_reward([begun]) is None and held_out_reward([]) is None
