@@ -66,12 +66,15 @@ _SOLVE_RATES = text(f"""
     GROUP BY g.task_number
 """)  # noqa: S608  # constants alone
 
-# A task that is lost twice is not sampled a third time before its next turn: it may be the task that is broken.
+# A task that is lost twice is not sampled a third time before its next turn: it may be the task that is broken. Each
+# policy of the run judges its groups for itself.
 _LOST = text("""
     SELECT g.id, g.task_number FROM (
-        SELECT group_id FROM group_credits WHERE run_id = :run AND verdict = 'excluded'
+        SELECT c.group_id FROM policies JOIN group_credits c ON c.run_id = policies.id
+        WHERE policies.run_id = :run AND c.verdict = 'excluded'
         UNION
-        SELECT group_id FROM step_groups WHERE run_id = :run AND verdict = 'stale'
+        SELECT s.group_id FROM policies JOIN step_groups s ON s.run_id = policies.id
+        WHERE policies.run_id = :run AND s.verdict = 'stale'
     ) lost JOIN groups g ON g.id = lost.group_id
     WHERE g.run_id = :run AND g.evaluation_id IS NULL AND g.replaces IS NULL
     AND NOT EXISTS (SELECT FROM groups other WHERE other.run_id = :run AND other.replaces = g.id)

@@ -138,6 +138,20 @@ async def test_an_evaluation_waits_until_each_policy_has_its_version(scene: Scen
     assert measured == [1] * 4
 
 
+async def test_the_task_of_a_group_that_one_policy_refused_as_stale_is_sampled_again(scene: Scene) -> None:
+    lead, checker = await create(scene)
+    await scene.tick(2)
+    await scene.finish_all(lead)
+    await scene.tick()
+    await scene.credit_and_train(lead, 1)
+    first = (await scene.groups(lead))[0]
+    async with scene.database.session() as session:
+        session.add(tables.StepGroup(group_id=first.id, run_id=checker.id, step=None, verdict="stale"))
+    await scene.tick()
+    again = (await scene.groups(lead))[4:]
+    assert [(one.replaces, one.task_number) for one in again] == [(first.id, first.task_number)]
+
+
 async def test_a_frozen_policy_bounds_nothing(scene: Scene) -> None:
     lead, checker = await create(scene, policies={"checker": {"pool": "second", "frozen": True}})
     await scene.tick(2)
