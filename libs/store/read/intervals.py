@@ -87,8 +87,13 @@ def student_95(freedom: int) -> float:
 
 
 def _effective_count(sums: TaskSums) -> float:
-    """The number of independent rollouts that say as much: at most all, and the tasks where all say the same."""
+    """The number of independent rollouts that say as much: at most all, and the tasks where all say the same.
+
+    Few tasks tell little of how tasks differ, be they alike by chance. So it is smaller by (z / t)², with Student's t
+    over tasks (Korn and Graubard, Survey Methodology 24, 1998), but not below the tasks themselves.
+    """
     variance = sums.mean * (1 - sums.mean)
-    if variance <= 0:
+    if variance <= 0 or sums.tasks < 2:
         return sums.tasks
-    return sums.count if sums.spread <= 0 else min(float(sums.count), variance / sums.spread)
+    found = sums.count if sums.spread <= 0 else min(float(sums.count), variance / sums.spread)
+    return max(min(found, sums.tasks), found * (Z95 / student_95(sums.tasks - 1)) ** 2)
