@@ -19,7 +19,15 @@ from rich.table import Table
 from rich.text import Text
 
 from leyden.libs.cli.view.safe_text import is_unsafe, safe_line, safe_lines
-from leyden.libs.contracts.api.runs import EvaluationResults, Progress, Run, RunPolicy, Statistic
+from leyden.libs.contracts.api.runs import (
+    Evaluation,
+    EvaluationResults,
+    PassAt,
+    Progress,
+    Run,
+    RunPolicy,
+    Statistic,
+)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Count = Annotated[int, typer.Option("--limit", "-n", min=1, help="Number of rows.")]
@@ -76,6 +84,12 @@ def mean_and_interval(statistic: Statistic, form: str) -> str:
     if statistic.low is None or statistic.high is None:
         return f"{statistic.mean:{form}}"
     return f"{statistic.mean:{form}} [{statistic.low:{form}}, {statistic.high:{form}}]"
+
+
+def pass_words(one: PassAt, evaluation: Evaluation) -> str:
+    """The value of a pass@k: `0.750`, and `0.750 (70 tasks)` where others have too few rollouts with a reward."""
+    every = evaluation.tasks * max(1, len(evaluation.results.agents))
+    return f"{one.mean:.3f}{f' ({one.tasks} tasks)' if one.tasks < every else ''}"
 
 
 def counted_rollouts(results: EvaluationResults) -> str:

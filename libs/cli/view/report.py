@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape as html_escape
 from pathlib import PurePath
 
-from leyden.libs.cli.view.output import counted_rollouts, mean_and_interval
+from leyden.libs.cli.view.output import counted_rollouts, mean_and_interval, pass_words
 from leyden.libs.cli.view.safe_text import safe_lines
 from leyden.libs.cli.view.watch import policy_words
 from leyden.libs.contracts.api.rollouts import Call, RolloutDetail, Span
@@ -219,6 +219,10 @@ def _evaluations(evaluations: Sequence[Evaluation]) -> str:
     names = list(dict.fromkeys(fact.name for e, _ in measured for fact in e.results.facts if fact.name != "reward"))
     head = ["", *(f"version {e.measured_version} ({counted_rollouts(e.results)})" for e, _ in measured)]
     rows = [["reward", *(_statistic(reward) for _, reward in measured)]]
+    for k in sorted({one.k for e, _ in measured for one in e.results.pass_at}):
+        found = [next((one for one in e.results.pass_at if one.k == k), None) for e, _ in measured]
+        shown = zip(measured, found, strict=True)
+        rows.append([f"pass@{k}", *("–" if one is None else pass_words(one, e) for (e, _), one in shown)])
     for name in names:
         facts = [next((fact for fact in e.results.facts if fact.name == name), None) for e, _ in measured]
         rows.append([name, *map(_fact, facts)])

@@ -19,6 +19,7 @@ from leyden.libs.cli.view.output import (
     left_words,
     mean_and_interval,
     next_step_words,
+    pass_words,
     print_json_line,
     steps_words,
     table,
@@ -216,6 +217,7 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
         ]
         texts = [f"{fact.name} {fact.counts}" for fact in results.facts if fact.counts is not None]
         rewards = [mean_and_interval(results.reward, ".3f") if results.reward else "–"]
+        rewards += [f"pass@{one.k} {pass_words(one, evaluation)}" for one in results.pass_at]
         rewards += [f"{name} {mean_and_interval(one, '.3f')}" for name, one in results.agents.items()]
         rows.append(
             (

@@ -260,6 +260,15 @@ class Fact(Body):
     """Rollouts with a value of this name."""
 
 
+class PassAt(Body):
+    """pass@k: the chance that k rollouts of a task solve it at least once, without bias, as the mean over tasks."""
+
+    k: int
+    mean: float
+    tasks: int
+    """Those that have at least k rollouts with a reward; with several agents, each task counts for each of them."""
+
+
 class EvaluationResults(Body):
     """Results of an evaluation, computed from stored outcomes at each request."""
 
@@ -274,6 +283,9 @@ class EvaluationResults(Body):
     """Null while nothing is measured."""
     agents: dict[str, Statistic] = Field(default_factory=dict)
     """The reward of each of the run's `agents` that has one, by name; empty for a run that has one agent."""
+    pass_at: list[PassAt] = Field(default_factory=list)
+    """For k of 1, 2, 4, … and all rollouts of a task. Empty for one rollout a task, and where a reward is neither 0 nor
+    1. Rollouts without a reward are left out."""
     facts: list[Fact]
 
     @property

@@ -7,9 +7,10 @@ Rollouts of one task are alike: eight of them say less than eight tasks do. The 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from leyden.libs.contracts.api.runs import Statistic
+from leyden.libs.contracts.api.runs import PassAt, Statistic
 
 Z95 = 1.959963984540054
 _STUDENT_95 = {1: 12.706205, 2: 4.302653, 3: 3.182446, 4: 2.776445}
@@ -57,6 +58,32 @@ def statistic(sums: TaskSums) -> Statistic:
         return Statistic(mean=mean, low=None, high=None, **found)
     half = student_95(sums.tasks - 1) * math.sqrt(sums.spread * sums.tasks / (sums.tasks - 1))
     return Statistic(mean=mean, low=mean - half, high=mean + half, **found)
+
+
+@dataclass(frozen=True)
+class SolvedGroups:
+    """So many groups of which `known` rollouts have a reward, and `solved` of these have 1."""
+
+    known: int
+    solved: int
+    groups: int
+
+
+def pass_at(found: Iterable[SolvedGroups], size: int) -> list[PassAt]:
+    """pass@k for k of 1, 2, 4, … and `size`; groups of fewer known rollouts are left out, and a k without any group.
+
+    Args: size: rollouts of a group
+    Source: Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv 2107.03374), equation 1: the mean of
+    1 - C(n - c, k) / C(n, k), of n rollouts c of which are right.
+    Example: 1 of 4 right and 4 of 4 give pass@2 (1 - 3/6 + 1) / 2 = 0.75.
+    """
+    groups, measured = list(found), []
+    for k in [*(1 << power for power in range((size - 1).bit_length())), size]:
+        enough = [one for one in groups if one.known >= k]
+        if count := sum(one.groups for one in enough):
+            missed = sum(one.groups * math.comb(one.known - one.solved, k) / math.comb(one.known, k) for one in enough)
+            measured.append(PassAt(k=k, mean=1 - missed / count, tasks=count))
+    return measured
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from leyden.libs.store.database import ReadSession
 from leyden.libs.store.policies import OWN
 from leyden.libs.store.read import call_counts, step_figures
 from leyden.libs.store.read.agents import agents_rewards
-from leyden.libs.store.read.intervals import TaskSums, statistic
+from leyden.libs.store.read.intervals import SolvedGroups, TaskSums, pass_at, statistic
 from leyden.libs.store.read.paging import decode_cursor, page
 from leyden.libs.store.rewards import GIVEN_OF_EACH, GROUP_REWARD, REWARD, SIBLING, UNGRADED, is_used
 
@@ -71,6 +71,16 @@ _REWARDS_OF_TASKS = f"""
 """  # noqa: S608  # constants alone
 _EVALUATION_ROLLOUTS = text(_REWARDS_OF_TASKS.format(agent="NULL::text", condition=""))
 _EVALUATION_AGENTS = text(_REWARDS_OF_TASKS.format(agent="groups.agent", condition="AND groups.agent IS NOT NULL"))
+
+_SOLVED_GROUPS = text(f"""
+    SELECT evaluation_id, known, solved, count(*) AS groups FROM (
+        SELECT groups.evaluation_id, count(earned.reward) AS known, sum(earned.reward)::bigint AS solved
+        FROM groups JOIN rollouts ON rollouts.group_id = groups.id JOIN runs ON runs.id = groups.run_id
+        CROSS JOIN LATERAL (SELECT {UNGRADED} AS is_open) AS graded
+        CROSS JOIN LATERAL (SELECT CASE WHEN NOT graded.is_open THEN {REWARD} END AS reward) AS earned
+        WHERE groups.evaluation_id = ANY(:evaluation_ids) GROUP BY groups.evaluation_id, groups.id
+    ) AS of_groups WHERE known > 0 GROUP BY 1, 2, 3
+""")  # noqa: S608  # constants alone
 
 _EXPECTED = text("""
     SELECT evaluations.id, least(datasets.task_count, evaluations.max_tasks) AS tasks,
@@ -190,7 +200,24 @@ async def _with_results(session: ReadSession, rows: Sequence[tables.Evaluation])
     facts = _grouped((await session.execute(_EVALUATION_FACTS, ids)).mappings(), "evaluation_id")
     of_agents = _grouped((await session.execute(_EVALUATION_AGENTS, ids)).mappings(), "evaluation_id")
     expected = {record["id"]: record for record in (await session.execute(_EXPECTED, ids)).mappings()}
-    return [_evaluation(row, states[row.id], of_agents[row.id], facts[row.id], expected[row.id]) for row in rows]
+    repeated = [row.id for row in rows if row.rollouts_per_task > 1 and _is_binary(states[row.id])]
+    solved = await _solved_groups(session, repeated)
+    return [
+        _evaluation(row, states[row.id], of_agents[row.id], facts[row.id], expected[row.id], solved[row.id])
+        for row in rows
+    ]
+
+
+def _is_binary(states: Sequence[Record]) -> bool:
+    return any(_is_measured(record) and record["is_binary"] for record in states)
+
+
+async def _solved_groups(session: ReadSession, evaluation_ids: Sequence[str]) -> defaultdict[str, list[SolvedGroups]]:
+    found = defaultdict[str, list[SolvedGroups]](list)
+    if evaluation_ids:
+        for row in await session.execute(_SOLVED_GROUPS, {"evaluation_ids": evaluation_ids}):
+            found[row.evaluation_id].append(SolvedGroups(row.known, row.solved, row.groups))
+    return found
 
 
 def _evaluation(
@@ -199,6 +226,7 @@ def _evaluation(
     of_agents: Sequence[Record],
     facts: Sequence[Record],
     expected: Record,
+    solved: Sequence[SolvedGroups],
 ) -> Evaluation:
     counts = {record["state"]: record["rollouts"] for record in states}
     terminal = sum(count for state, count in counts.items() if state not in _OPEN)
@@ -221,6 +249,7 @@ def _evaluation(
             complete=terminal >= expected["rollouts"] and not ungraded,
             reward=statistic(_sums(finished)) if finished else None,
             agents={record["agent"]: statistic(_sums(record)) for record in of_agents if _is_measured(record)},
+            pass_at=pass_at(solved, row.rollouts_per_task),
             facts=_facts(facts),
         ),
     )

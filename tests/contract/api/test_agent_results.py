@@ -95,3 +95,38 @@ async def test_an_evaluation_plays_its_tasks_with_each_agent_and_shows_their_rew
     # A task is one of the sample, however many agents play it.
     assert (results.reward.mean, results.reward.tasks, results.reward.count) == (0.5, 2, 4)
     assert results.agents["other"].tasks == 2
+
+
+async def test_rollouts_of_each_task_tell_how_often_several_of_them_solve_it(
+    leyden: Client, database: Database
+) -> None:
+    dataset = await builders.add_dataset(database)
+    run = await builders.add_run(database, dataset_id=dataset.id)
+
+    async def measured(number: int, *groups: tuple[float | None, ...]) -> list[tuple[int, float, int]]:
+        """The values of k with pass@k and the tasks. Args: groups: the rewards of each task; None for a lost rollout"""
+        name = f"{run.id}.e{number}"
+        columns = {"dataset_id": dataset.id, "policy_version": 0, "rollouts_per_task": 4, "max_tasks": 2}
+        async with database.session() as session:
+            session.add(tables.Evaluation(id=name, run_id=run.id, number=number, **columns))
+        for task, rewards in enumerate(groups):
+            columns = {"size": 4, "task_number": task, "evaluation_id": name, "state": "complete"}
+            _, rollouts = await builders.add_group(database, run, task, **columns)
+            for rollout, reward in zip(rollouts, rewards, strict=True):
+                if reward is not None:
+                    await builders.finish_rollout(database, rollout, reward=reward)
+                    continue
+                async with database.session() as session:
+                    (await session.get_one(tables.Rollout, rollout.id)).state = "excluded"
+        results = (await asyncio.to_thread(lambda: list(leyden.evaluations(run.id))))[-1].results
+        assert results.complete
+        return [(one.k, one.mean, one.tasks) for one in results.pass_at]
+
+    # k = 2: 1 - C(3, 2) / C(4, 2) = 1/2, and 1 - C(2, 2) / C(4, 2) = 5/6.
+    found = await measured(1, (1.0, 0.0, 0.0, 0.0), (0.0, 0.0, 1.0, 1.0))
+    assert found == [(1, pytest.approx(3 / 8), 2), (2, pytest.approx(2 / 3), 2), (4, 1.0, 2)]
+    # One without a reward is left out: of three rollouts of the second task two are right, and it has no four.
+    found = await measured(2, (1.0, 0.0, 0.0, 0.0), (None, 0.0, 1.0, 1.0))
+    assert found == [(1, pytest.approx((1 / 4 + 2 / 3) / 2), 2), (2, 0.75, 2), (4, 1.0, 1)]
+    # Half a reward does not tell whether the task is solved.
+    assert await measured(3, (1.0, 0.0, 0.0, 0.0), (0.5, 0.0, 1.0, 1.0)) == []

@@ -16,6 +16,7 @@ from leyden.libs.contracts.api.runs import (
     Evaluation,
     EvaluationResults,
     Fact,
+    PassAt,
     Progress,
     Run,
     RunPolicy,
@@ -174,6 +175,13 @@ def test_counts_intervals_and_credit_are_shown() -> None:
         "1 of 4",
     ):
         assert expected in text
+
+
+def test_the_chances_of_several_rollouts_of_a_task_are_shown_with_the_tasks_that_they_count() -> None:
+    chances = [PassAt(k=2, mean=0.5, tasks=100), PassAt(k=4, mean=0.75, tasks=70)]
+    text = render_report(run(), [], [partial(2, 0.8, pass_at=chances)], [])
+    assert "<td>pass@2</td><td>0.500</td>" in text
+    assert "<td>pass@4</td><td>0.750 (70 tasks)</td>" in text
 
 
 def test_what_a_call_was_asked_is_its_last_message_or_why_there_is_none() -> None:

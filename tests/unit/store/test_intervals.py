@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from leyden.libs.store.read.intervals import TaskSums, statistic, student_95, wilson
+from leyden.libs.store.read.intervals import SolvedGroups, TaskSums, pass_at, statistic, student_95, wilson
 
 
 def sums(tasks: Sequence[Sequence[float]]) -> TaskSums:
@@ -77,3 +77,17 @@ def test_repeats_of_a_task_narrow_the_interval_of_a_share_only_as_far_as_they_di
 def test_repeats_of_a_task_do_not_narrow_the_interval_of_a_number() -> None:
     once, often = statistic(sums([[1], [2], [4]])), statistic(sums([[1] * 9, [2] * 9, [4] * 9]))
     assert (often.count, often.low, often.high) == (27, pytest.approx(once.low), pytest.approx(once.high))
+
+
+def test_pass_at_k_is_the_chance_that_one_of_k_rollouts_solves_a_task() -> None:
+    # Two groups of 1 in 4, one of 4 in 4, and one of which a single rollout has a reward, 0.
+    found = pass_at([SolvedGroups(4, 1, 2), SolvedGroups(4, 4, 1), SolvedGroups(1, 0, 1)], 6)
+    assert [(one.k, one.mean, one.tasks) for one in found] == [
+        # (1/4 + 1/4 + 1 + 0) / 4
+        (1, pytest.approx(0.375), 4),
+        # Without C(3, 2) / C(4, 2) = 1/2 for each of the two.
+        (2, pytest.approx(2 / 3), 3),
+        (4, 1.0, 3),
+    ]
+    assert [one.k for one in pass_at([SolvedGroups(6, 1, 1)], 6)] == [1, 2, 4, 6]
+    assert [one.k for one in pass_at([SolvedGroups(8, 1, 1)], 8)] == [1, 2, 4, 8]
