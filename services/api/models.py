@@ -502,7 +502,9 @@ def _missing_elsewhere(folder: Path, field: str, other: str, remedy: str) -> lis
     return [Judgement(field, "warns", f"the API's machine has no folder {folder}; the {other}'s may have it", remedy)]
 
 
-def check_trainable(config: RunConfig, pools: Mapping[str, Pool], machine: Machine) -> list[Judgement]:
+async def check_trainable(
+    session: ReadSession, config: RunConfig, pools: Mapping[str, Pool], machine: Machine
+) -> list[Judgement]:
     """Passes a run whose model this machine does not see, and one that can train and fits the trainer's machine.
 
     The trainer checks its model more thoroughly when it loads it.
@@ -512,8 +514,13 @@ def check_trainable(config: RunConfig, pools: Mapping[str, Pool], machine: Machi
     """
     folder = config.model or pools[config.pool].model_path
     # The trainer, which may run elsewhere, reports a missing or damaged file.
-    described = model_config(Path(folder)) if folder else None
-    found = judge_model(config, described, machine, str(folder)) if described else []
+    described = await asyncio.to_thread(model_config, Path(folder)) if folder else None
+    if described is None:
+        return []
+    named = config.algorithm.distillation
+    version = await read_teacher(session, named.run, named.version or 0) if named and named.run else None
+    teacher = Path(version.path) if version is not None else None
+    found = await asyncio.to_thread(judge_model, config, described, machine, str(folder), teacher)
     _refuse_first(found)
     return found
 

@@ -156,7 +156,7 @@ async def _check_references(request: Request, session: Session, config: RunConfi
         if (critic := one.algorithm.critic) is not None:
             place = f"{path}algorithm.critic.model"
             warnings += await asyncio.to_thread(check_model, critic.model, place, one_machine=here)
-        warnings += await asyncio.to_thread(check_trainable, one, pools, machine)
+        warnings += await check_trainable(session, one, pools, machine)
     await check_task_fields(session, config)
     await check_conversations(session, config)
     await check_graders(session, config)

@@ -26,7 +26,7 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from leyden.libs.contracts.config import Lora, Optimizer, RunConfig
-from leyden.libs.contracts.judgements import Shape
+from leyden.libs.contracts.judgements import Models, Shape
 from leyden.libs.contracts.judgements.memory import GB, Machine, Need, memory
 from leyden.services.trainer.model.attention import Kernel
 from leyden.services.trainer.model.forward import Policy
@@ -172,7 +172,9 @@ def needs(case: Case, shape: str, pack_tokens: int) -> list[Need]:
     }
     found = Shape.of(config_of(shape).to_dict())
     assert found is not None
-    return [need for need in memory(RunConfig.model_validate(document), found, Machine()) if need.place == "gpu"]
+    return [
+        need for need in memory(RunConfig.model_validate(document), Models(found), Machine()) if need.place == "gpu"
+    ]
 
 
 def measure(

@@ -19,11 +19,10 @@ from leyden.libs.cli.view.output import AsJson, Part, as_text, print_result, tab
 from leyden.libs.contracts.api.problems import field_problem
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.judgements import (
-    GB,
     Judgement,
     Machine,
+    Models,
     Need,
-    Shape,
     engine_arguments,
     judge,
     judge_model,
@@ -72,9 +71,9 @@ def check(
     folder, needs = model or _model(run, context_of(ctx)), list[Need]()
     if run is not None:
         config = (model_config(folder) if folder else None) or {}
-        shape = Shape.of(config)
+        models = Models.of(run, config)
         found += [*judge(run), *judge_model(run, config, machine, str(folder))]
-        needs = memory(run, shape, machine) if shape else []
+        needs = memory(run, models, machine) if models else []
     can_run = all(one.severity != "cannot" for one in found)
     rate = run.optimizer.rate if run else None
     rollouts = run.rollouts_per_step if run and run.algorithm.type != "sft" else None
@@ -113,7 +112,7 @@ def _shown(
 ) -> list[Part]:
     unknown = f"{folder} holds no config.json of a dense model" if folder else "name the model's folder with --model"
     kinds, styles = {True: "", False: "estimate"}, {"cannot": "red", "warns": "yellow"}
-    rows = [(one.place, one.name, f"{one.size_bytes / GB:.1f} GB", kinds[one.certain]) for one in needs]
+    rows = [(one.place, one.name, one.size, kinds[one.certain]) for one in needs]
     memory_shown = table(("each", "holds", "size", ""), rows) if needs else f"memory is not judged: {unknown}"
     lines = [as_text(f"{one.severity} {one.path}: {one.message}", styles[one.severity]) for one in found]
     sampled = [] if rollouts is None else [f"a step samples up to {rollouts} rollouts"]

@@ -2,7 +2,7 @@
 
 from leyden.libs.contracts.judgements.finding import Judgement
 from leyden.libs.contracts.judgements.machine import judge_memory, judge_model
-from leyden.libs.contracts.judgements.memory import GB, Machine, Need, engine_arguments, memory, size_bytes
+from leyden.libs.contracts.judgements.memory import GB, Machine, Models, Need, engine_arguments, memory, size_bytes
 from leyden.libs.contracts.judgements.rewards import judge_rewards
 from leyden.libs.contracts.judgements.rules import judge
 from leyden.libs.contracts.judgements.shape import Shape, model_config
@@ -11,6 +11,7 @@ __all__ = [
     "GB",
     "Judgement",
     "Machine",
+    "Models",
     "Need",
     "Shape",
     "engine_arguments",

@@ -15,15 +15,16 @@ Activations are an estimate by count of the tensors that the backward pass reads
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator
 
 from leyden.libs.contracts.config import CPU, Device, RunConfig
 from leyden.libs.contracts.config.computation import CUDA, tile_logits
-from leyden.libs.contracts.judgements.shape import ROUTERS, Shape
+from leyden.libs.contracts.judgements.shape import ROUTERS, Shape, model_config
 
 MOMENT_BYTES = {"float32": 8, "bfloat16": 4, "8bit": 2}
 FULL, HALF = 4, 2
@@ -106,7 +107,8 @@ Place = Literal["gpu", "host", "engine"]
 class Need:
     """Memory of one trainer GPU, of one host of the trainer, or of one GPU of an engine.
 
-    Args: certain: needed at one moment with the place's other certain parts; the others are estimates
+    Args: size_bytes: 0 for a model that is not counted, since its size is unknown here; certain: needed at one moment
+        with the place's other certain parts; the others are estimates
     """
 
     place: Place
@@ -114,20 +116,66 @@ class Need:
     size_bytes: int
     certain: bool = True
 
+    @property
+    def size(self) -> str:
+        """In words."""
+        return f"{self.size_bytes / GB:.1f} GB" if self.size_bytes else "not counted"
 
-def memory(run: RunConfig, shape: Shape, machine: Machine) -> list[Need]:
-    """Returns what every place needs. A run without steps has no trainer.
 
-    A critic's model counts unless `algorithm.critic.model` names another one.
+@dataclass(frozen=True)
+class Models:
+    """The shapes of the models that a trainer holds.
+
+    Args: teacher, critic: of folders that the document names; None for one that is not seen here
     """
+
+    policy: Shape
+    teacher: Shape | None = None
+    critic: Shape | None = None
+
+    @classmethod
+    def of(cls, run: RunConfig, config: Mapping[str, Any], teacher: Path | None = None) -> Self | None:
+        """Reads the folders of a run's other models; None where the policy's own shape is unknown.
+
+        Args: config: the policy's `config.json`; teacher: the folder of a teacher that is a run's version
+        """
+        policy, named, critic = Shape.of(config), run.algorithm.distillation, run.algorithm.critic
+        if policy is None:
+            return None
+        teacher = Path(named.model) if named is not None and named.model is not None else teacher
+        return cls(policy, _shape_in(teacher), _shape_in(Path(critic.model) if critic and critic.model else None))
+
+    def teacher_of(self, run: RunConfig) -> Shape | None:
+        """That of a run's teacher."""
+        named = run.algorithm.distillation
+        return self.policy if named is not None and named.is_own else self.teacher
+
+    def critic_of(self, run: RunConfig) -> Shape | None:
+        """That of a critic's own model, all of which trains."""
+        critic = run.algorithm.critic
+        if critic is None or critic.trunk == "shared":
+            return None
+        return self.policy if critic.model is None else self.critic
+
+    def held(self, run: RunConfig) -> list[Shape]:
+        """All that are known."""
+        return [one for one in (self.policy, self.teacher_of(run), self.critic_of(run)) if one is not None]
+
+
+def _shape_in(folder: Path | None) -> Shape | None:
+    return Shape.of(model_config(folder) or {}) if folder is not None else None
+
+
+def memory(run: RunConfig, models: Models, machine: Machine) -> list[Need]:
+    """Returns what every place needs. A run without steps has no trainer."""
     place: Place = "gpu" if machine.gpus else "host"
     run = run.computed_as(run.computation(machine.device))
-    needs = [*_states(run, shape, machine, place), *_passes(run, shape, machine, place)]
-    needs += _older_version(run, shape, machine, place, needs)
+    needs = [*_states(run, models, machine, place), *_passes(run, models, machine, place)]
+    needs += _older_version(run, models.policy, machine, place, needs)
     if machine.gpus:
-        needs += [Need("gpu", "reserve", RESERVE, certain=False), *_host(run, shape, machine)]
+        needs += [Need("gpu", "reserve", RESERVE, certain=False), *_host(run, models, machine)]
         needs.append(Need("host", "reserve", RESERVE * machine.gpus, certain=False))
-    return [*(needs if run.training.steps else []), *_engine(run, shape, machine)]
+    return [*(needs if run.training.steps else []), *_engine(run, models.policy, machine)]
 
 
 def _engine(run: RunConfig, shape: Shape, machine: Machine) -> Iterator[Need]:
@@ -160,33 +208,44 @@ def trained_parameters(run: RunConfig, shape: Shape) -> int:
     return shape.trained(frozen) if lora is None else shape.adapters(lora.rank, lora.target_modules, frozen)
 
 
-def _critic_parameters(run: RunConfig, shape: Shape) -> int:
-    """Those of a critic's own model, all of which train; 0 where the policy's model or another one is its trunk."""
-    critic = run.algorithm.critic
-    return shape.size if critic is not None and critic.trunk == "own" and critic.model is None else 0
+def _critic_parameters(run: RunConfig, models: Models) -> int:
+    """Those of a critic's own model; 0 where the policy's model is its trunk, or its own is not seen."""
+    critic = models.critic_of(run)
+    return critic.size if critic is not None else 0
 
 
-def _states(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Iterator[Need]:
-    shards, trained, lora = machine.shards, trained_parameters(run, shape), run.training.lora is not None
-    critic = _critic_parameters(run, shape)
+def _states(run: RunConfig, models: Models, machine: Machine, place: Place) -> Iterator[Need]:
+    shape, shards, lora = models.policy, machine.shards, run.training.lora is not None
+    trained, critic = trained_parameters(run, shape), _critic_parameters(run, models)
     held, trained = shape.size + (trained if lora else 0) + critic, trained + critic
     narrow = shape.matrices if lora and run.training.lora and run.training.lora.base_dtype == "bfloat16" else 0
     yield Need(place, "weights", (FULL * held - (FULL - HALF) * narrow) // shards)
     yield Need(place, "gradients", FULL * trained // shards)
     if machine.ranks > 1:
         width = _compute_bytes(run, machine)
-        yield Need(place, "gathered weights", width * (shape.outside + 2 * shape.layer))
-        if critic or not lora:
-            yield Need(place, "gathered gradients", (width + FULL) * max(shape.outside, shape.layer))
+        yield Need(place, "gathered weights", width * max(one.outside + 2 * one.layer for one in models.held(run)))
+        whole = [one for one in (None if lora else shape, models.critic_of(run)) if one is not None]
+        if whole:
+            largest = max(max(one.outside, one.layer) for one in whole)
+            yield Need(place, "gathered gradients", (width + FULL) * largest)
     if not run.optimizer.offload or place == "host":
         yield Need(place, "moments", _moment_bytes(run, trained) // shards)
     if run.algorithm.kl_coefficient > 0 and not lora:
         yield Need(place, "reference", FULL * shape.size // shards)
-    teacher = run.algorithm.distillation
+    yield from _named(run, models, machine, place)
+
+
+def _named(run: RunConfig, models: Models, machine: Machine, place: Place) -> Iterator[Need]:
+    """The teacher, and a critic that is not counted elsewhere."""
+    critic, teacher = run.algorithm.critic, run.algorithm.distillation
+    if critic is not None and critic.trunk == "own" and models.critic_of(run) is None:
+        yield Need(place, "critic", 0, certain=False)
     # The run's own model teaches with the policy's weights, or as the base model behind the policy's adapters.
-    shares = teacher is not None and teacher.is_own and (lora or teacher.weights == "newest")
-    if teacher is not None and teacher.model is None and not shares:
-        yield Need(place, "teacher", FULL * shape.size // shards)
+    shares = teacher is not None and teacher.is_own and (run.training.lora is not None or teacher.weights == "newest")
+    if teacher is not None and not shares:
+        found = models.teacher_of(run)
+        size = FULL * found.size // machine.shards if found is not None else 0
+        yield Need(place, "teacher", size, certain=found is not None)
 
 
 def _older_version(
@@ -214,8 +273,8 @@ def _compute_bytes(run: RunConfig, machine: Machine) -> int:
     return HALF if machine.gpus and run.training.precision == "bfloat16" else FULL
 
 
-def _passes(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Iterator[Need]:
-    tokens, width = run.training.micro_batch_tokens, _compute_bytes(run, machine)
+def _passes(run: RunConfig, models: Models, machine: Machine, place: Place) -> Iterator[Need]:
+    shape, tokens, width = models.policy, run.training.micro_batch_tokens, _compute_bytes(run, machine)
     layer, layers = activation_bytes_a_token(shape, width), shape.layers
     if run.training.lora is not None and width == HALF:
         # Adapters read the inputs of all linear layers in float32: peft copies them.
@@ -228,7 +287,7 @@ def _passes(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> Ite
     if machine.ranks == 1 and width == HALF:
         # Autocast keeps its copies of trained weights to the end of a forward pass; a critic's own model has passes of
         # its own.
-        trained = max(trained_parameters(run, shape), _critic_parameters(run, shape))
+        trained = max(trained_parameters(run, shape), _critic_parameters(run, models))
         yield Need(place, "bfloat16 copies", HALF * trained, certain=False)
 
 
@@ -267,16 +326,17 @@ def activation_bytes_a_token(shape: Shape, width: int) -> int:
     return norms + width * (attention + shape.gate_tensors * shape.inner + 3 * shape.routed * shape.hidden)
 
 
-def _host(run: RunConfig, shape: Shape, machine: Machine) -> Iterator[Need]:
+def _host(run: RunConfig, models: Models, machine: Machine) -> Iterator[Need]:
     """Processes read one tensor at a time, and of it their own rows. Before that the first one tries the lowest layers
     in float64."""
     if run.optimizer.offload:
-        moments = _moment_bytes(run, trained_parameters(run, shape) + _critic_parameters(run, shape))
+        moments = _moment_bytes(run, trained_parameters(run, models.policy) + _critic_parameters(run, models))
         yield Need("host", "offloaded moments", moments * machine.gpus // machine.shards)
-    reading = max(RESTORED_PART, FULL * max(shape.outside, shape.layer)) * machine.gpus // machine.shards
-    trying = 2 * FULL * (shape.outside + CHECKED_LAYERS * shape.layer)
+    tensor = max(max(one.outside, one.layer) for one in models.held(run))
+    reading = max(RESTORED_PART, FULL * tensor) * machine.gpus // machine.shards
+    trying = 2 * FULL * max(one.outside + CHECKED_LAYERS * one.layer for one in models.held(run))
     # Only the ranks of the first copy write, all at once.
-    file = min(CHECKPOINT_FILE, _checkpoint_bytes(run, shape) // machine.shards)
+    file = min(CHECKPOINT_FILE, _checkpoint_bytes(run, models) // machine.shards)
     writing = max(EXPORT_PARTS, 2 * file * min(machine.gpus, machine.shards))
     # One after the other: a run tries and reads, model and checkpoint, before it exports and saves.
     parts = {"reading the model": max(reading, trying), "writing the model": writing}
@@ -284,9 +344,9 @@ def _host(run: RunConfig, shape: Shape, machine: Machine) -> Iterator[Need]:
     yield Need("host", largest, parts[largest])
 
 
-def _checkpoint_bytes(run: RunConfig, shape: Shape) -> int:
+def _checkpoint_bytes(run: RunConfig, models: Models) -> int:
     """Moments, a critic's own model, and the weights where versions round them."""
-    critic = _critic_parameters(run, shape)
+    shape, critic = models.policy, _critic_parameters(run, models)
     rounded = run.training.lora is None and run.training.export_dtype == "bfloat16"
     weights = critic + (shape.size if rounded else 0)
     return _moment_bytes(run, trained_parameters(run, shape) + critic) + FULL * weights

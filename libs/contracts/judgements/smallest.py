@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from leyden.libs.contracts.config import RunConfig
-from leyden.libs.contracts.judgements.memory import GB, Machine, Place, memory
+from leyden.libs.contracts.judgements.memory import GB, Machine, Models, Place, memory
 from leyden.libs.contracts.judgements.shape import Shape
 
 GPU_SIZES = (24, 48, 80, 141)
@@ -15,7 +15,7 @@ COUNTS = (1, 2, 4, 8)
 
 def place_bytes(run: RunConfig, shape: Shape, machine: Machine, place: Place) -> int:
     """The memory that a run needs in each place of a kind."""
-    return sum(need.size_bytes for need in memory(run, shape, machine) if need.place == place)
+    return sum(need.size_bytes for need in memory(run, Models(shape), machine) if need.place == place)
 
 
 def smallest_machines(run: RunConfig, shape: Shape) -> list[Machine]:

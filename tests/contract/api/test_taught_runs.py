@@ -12,7 +12,8 @@ import pytest
 
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, write_pools
-from tests.contract.api.test_runs import create, row_of, set_phase
+from leyden.services.api.settings import Settings
+from tests.contract.api.test_runs import api_with, create, row_of, set_phase
 from tests.support import builders
 from tests.support.shared import ROOT
 
@@ -48,6 +49,30 @@ async def test_a_version_teaches_and_its_run_stays(api_http: httpx.AsyncClient, 
     refused = await api_http.delete(f"/v1/runs/{teacher}")
     assert refused.status_code == 409
     assert f"its version teaches run {made.json()['id']}; wait, or cancel that one" in refused.json()["detail"]
+
+
+async def test_a_teacher_counts_with_its_own_size(
+    api_http: httpx.AsyncClient,
+    database: Database,
+    postgres_dsn: str,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = tmp_path / "large"
+    shutil.copytree(tiny_model, large)
+    config = json.loads((large / "config.json").read_text())
+    (large / "config.json").write_text(json.dumps({**config, "intermediate_size": 50_000_000}))
+    async with database.session() as session:
+        await write_pools(session, [Pool("default", model_path=str(tiny_model))])
+    run_id = (await create(api_http))["id"]
+    await builders.add_policy_version(database, await row_of(database, run_id), 0, path=str(large))
+    monkeypatch.setenv("API_MACHINE", '{"gpus": 1, "gpu_bytes": "3GB"}')
+    async with api_with(Settings(database_url=postgres_dsn)) as http:
+        assert (await http.post("/v1/runs", json=builders.run_document())).status_code == 201
+        for named in ({"run": run_id, "version": 0}, {"model": str(large)}):
+            path, words = await refusal(http, document(named))
+            assert (path, "teacher " in words) == ("training", True)
 
 
 async def test_the_document_of_the_how_to_makes_a_run(api_http: httpx.AsyncClient, teacher: str) -> None:

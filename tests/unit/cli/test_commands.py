@@ -129,6 +129,18 @@ def test_a_run_is_checked_without_a_platform(tmp_path: Path) -> None:
     assert (status, found["findings"]) == (Exit.DONE, [])
 
 
+def test_a_check_counts_a_teacher_that_it_sees_and_names_one_that_it_does_not(tmp_path: Path) -> None:
+    agent = {"agent": {"command": ["/bin/agent"]}}
+    teacher = {"algorithm": {"type": "reinforce", "distillation": {"model": str(tmp_path)}}}
+    seen = {"place": "gpu", "name": "teacher", "size_bytes": 4 * 8_190_735_360, "certain": True}
+    assert seen in check(tmp_path, {**agent, **teacher})[1]["memory"]
+    teacher = {"algorithm": {"type": "reinforce", "distillation": {"run": "run-1", "version": 3}}}
+    unseen = {"place": "gpu", "name": "teacher", "size_bytes": 0, "certain": False}
+    assert unseen in check(tmp_path, {**agent, **teacher})[1]["memory"]
+    shown = leyden(tmp_path, "run", "check", str(tmp_path / "run.json"), "--model", str(tmp_path)).stdout
+    assert "not counted" in next(line for line in shown.splitlines() if "teacher" in line)
+
+
 def test_a_check_says_how_an_engine_shares_the_trainers_gpu(tmp_path: Path) -> None:
     agent, shared = {"agent": {"command": ["/bin/agent"]}, "recipe": "lora-1gpu"}, ["--gpu-memory", "80GB", "--shared"]
     argument = "--max-total-tokens 32768"

@@ -9,7 +9,16 @@ import pytest
 
 from docs.shapes import PUBLISHED
 from leyden.libs.contracts.config import RunConfig
-from leyden.libs.contracts.judgements import GB, Machine, Shape, engine_arguments, judge_memory, judge_model, memory
+from leyden.libs.contracts.judgements import (
+    GB,
+    Machine,
+    Models,
+    Shape,
+    engine_arguments,
+    judge_memory,
+    judge_model,
+    memory,
+)
 from leyden.libs.contracts.judgements.memory import activation_bytes_a_token, forward_bytes, trained_parameters
 from leyden.libs.contracts.overlay import overlay
 from tests.support.builders import run_document
@@ -31,7 +40,7 @@ def run(changes: dict[str, Any]) -> RunConfig:
 
 def sizes(changes: dict[str, Any], machine: Machine, place: str = "gpu", model: str = "Qwen3-8B") -> dict[str, float]:
     """The parts that a place holds for certain, in GB."""
-    found = memory(run(changes), shape_of(model), machine)
+    found = memory(run(changes), Models(shape_of(model)), machine)
     return {one.name: round(one.size_bytes / GB, 1) for one in found if one.place == place and one.certain}
 
 
@@ -103,7 +112,9 @@ def test_a_critic_of_its_own_trains_all_of_its_weights_beside_adapters() -> None
 
     def copies(changes: dict[str, Any]) -> int:
         return next(
-            one.size_bytes for one in memory(run(changes), shape_of("Qwen3-8B"), Machine()) if "copies" in one.name
+            one.size_bytes
+            for one in memory(run(changes), Models(shape_of("Qwen3-8B")), Machine())
+            if "copies" in one.name
         )
 
     size = shape_of("Qwen3-8B").size
@@ -111,9 +122,44 @@ def test_a_critic_of_its_own_trains_all_of_its_weights_beside_adapters() -> None
     assert copies(LORA) == 2 * 87_293_952
 
 
+def test_a_named_model_counts_with_its_own_size() -> None:
+    small, large = shape_of("Qwen3-0.6B"), shape_of("Qwen3-8B")
+    taught = {"algorithm": {"type": "reinforce", "distillation": {"run": "run-1", "version": 3}}}
+    valued = {
+        "algorithm": {"type": "ppo_clip", "critic": {"trunk": "own", "model": "/critic"}},
+        "credit": {"baseline": {"type": "value"}},
+    }
+
+    def needs(changes: dict[str, Any], models: Models) -> dict[str, tuple[int, bool]]:
+        return {one.name: (one.size_bytes, one.certain) for one in memory(run(changes), models, Machine())}
+
+    assert needs({**BFLOAT16, **taught}, Models(small, teacher=large))["teacher"] == (4 * large.size, True)
+    of_folder = overlay(taught, {"algorithm": {"distillation": {"run": None, "version": None, "model": "/large"}}})
+    assert needs({**BFLOAT16, **of_folder}, Models(small, teacher=large))["teacher"] == (4 * large.size, True)
+    assert judge_memory(run({**LORA, **taught}), Models(large, teacher=small), Machine(1, 48 * GB)) == []
+    found = needs({**BFLOAT16, **valued}, Models(small, critic=large))
+    assert found["weights"] == found["gradients"] == (4 * (small.size + large.size), True)
+    # Models that this machine does not see.
+    assert needs({**BFLOAT16, **taught}, Models(small))["teacher"] == (0, False)
+    found = needs({**BFLOAT16, **valued}, Models(small))
+    assert (found["critic"], found["weights"]) == ((0, False), (4 * small.size, True))
+    (judged,) = judge_memory(run({**BFLOAT16, **valued}), Models(large), Machine(1, 80 * GB))
+    assert "critic not counted" in judged.reason
+
+
+def test_processes_gather_the_layers_of_the_largest_model() -> None:
+    taught = run({**BFLOAT16, "algorithm": {"type": "reinforce", "distillation": {"model": "/large"}}})
+    needs = {
+        one.name: one.size_bytes
+        for one in memory(taught, Models(shape_of("Qwen3-0.6B"), teacher=shape_of("Qwen3-8B")), Machine(gpus=8))
+    }
+    assert round(needs["gathered weights"] / GB, 1) == 3.3
+    assert round(needs["teacher"] / GB, 1) == 4.1
+
+
 def test_an_older_version_is_counted_where_a_steps_gradients_need_less() -> None:
     def beyond(changes: dict[str, Any], machine: Machine) -> tuple[int, int]:
-        needs = {need.name: need.size_bytes for need in memory(run(changes), shape_of("Qwen3-8B"), machine)}
+        needs = {need.name: need.size_bytes for need in memory(run(changes), Models(shape_of("Qwen3-8B")), machine)}
         freed = ("gradients", "gathered gradients", "activations", "bfloat16 copies")
         return needs.get("older version", 0), sum(needs.get(name, 0) for name in freed)
 
@@ -168,7 +214,7 @@ def test_without_gpus_offload_frees_nothing() -> None:
 
 def test_an_engine_on_the_trainers_gpu_has_a_reserve_of_its_own_and_the_cache_that_is_counted() -> None:
     machine, shape = Machine(engine_gpus=1, shared=True), shape_of("Qwen3-8B")
-    needs = {need.name: need.size_bytes for need in memory(run(LORA), shape, machine)}
+    needs = {need.name: need.size_bytes for need in memory(run(LORA), Models(shape), machine)}
     assert (needs["reserve"], needs["engine reserve"]) == (2 * GB, 2 * GB)
     # Keys and values of 8 heads of 128 in 36 layers, in bfloat16.
     assert needs["engine cache"] == 32768 * (2 * 8 * 128 * 36 * 2)
@@ -206,20 +252,20 @@ def test_engines_have_their_weights_in_the_type_of_versions() -> None:
     ],
 )
 def test_a_machine_is_judged(changes: dict[str, Any], machine: Machine, severity: str | None, remedy: str) -> None:
-    found = judge_memory(run(changes), shape_of("Qwen3-8B"), machine)
+    found = judge_memory(run(changes), Models(shape_of("Qwen3-8B")), machine)
     assert [one.severity for one in found] == ([severity] if severity else [])
     assert all(remedy in one.remedy for one in found)
 
 
 def test_settings_that_suffice_together_are_named_together() -> None:
     plain = run({**FLOAT32, "algorithm": {"type": "ppo_clip", "kl_coefficient": 0.04}})
-    (found,) = judge_memory(plain, shape_of("Qwen3-8B"), Machine(1, 80 * GB))
+    (found,) = judge_memory(plain, Models(shape_of("Qwen3-8B")), Machine(1, 80 * GB))
     assert found.remedy == "write training.activation_checkpointing true, training.lora {}"
 
 
 def test_adapters_are_named_with_frozen_routers_where_routers_train() -> None:
     trained = run({"training": {"precision": "bfloat16", "router": "trained"}})
-    (found,) = judge_memory(trained, shape_of("Qwen3-30B-A3B"), Machine(1, 141 * GB))
+    (found,) = judge_memory(trained, Models(shape_of("Qwen3-30B-A3B")), Machine(1, 141 * GB))
     assert "write training.lora {} with router 'frozen'" in found.remedy
 
 
