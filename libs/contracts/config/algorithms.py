@@ -66,10 +66,11 @@ class _Algorithm(Document):
     distillation: Distillation | None = None
     """A teacher's judgement of the sampled tokens as their advantages, or beside those of rewards. Null for none."""
     kl_coefficient: float = Field(default=0.0, ge=0.0, le=1e6)
-    """β of the KL penalty to the base model, or to the version of `kl_reference_every`; 0 for none."""
+    """β of the KL penalty to version 0, or to the version of `kl_reference_every`; 0 for none. Version 0 is the base
+    model, or of a continued run the version that it continues."""
     kl_reference_every: int | None = Field(default=None, ge=1, le=1_000_000)
-    """n: the reference of the step after step s is the run's version floor(s / n) · n, which stays on disk. Null: the
-    base model."""
+    """n: the reference of the step after step s is the run's version floor(s / n) · n, which stays on disk. Null:
+    version 0."""
     kl_estimator: Literal["k1", "k2", "k3", "k3+"] = "k3"
     """The estimate of KL(π ‖ reference) at a sampled token, with d = log π - log reference: `k1` d, `k2` d²/2, `k3`
     e^-d + d - 1; `k3+` has k3's value and k2's gradient, which is the KL's own."""
@@ -87,13 +88,15 @@ class _Algorithm(Document):
     is computed once at its start, and clips act under every correction."""
 
     def reference_version(self, step: int) -> int | None:
-        """The version that is the KL reference after `step` steps; None without one, and for the base model.
+        """The version that is the KL reference after `step` steps; None without one.
 
         >>> PpoClip(kl_coefficient=0.1, kl_reference_every=10).reference_version(25)
         20
         """
+        if self.kl_coefficient == 0:
+            return None
         every = self.kl_reference_every
-        return None if every is None else step // every * every
+        return 0 if every is None else step // every * every
 
     @property
     def decoupled(self) -> DecoupledCorrection | None:

@@ -67,7 +67,7 @@ class EarlyStopping(Document):
 
 
 class Lora(Document):
-    """Low-rank adapters: they alone are trained, and the base model is the KL reference without a second copy.
+    """Low-rank adapters: they alone are trained, and a KL reference is the same model behind other adapters or none.
 
     Adapters take ten to a hundred times the rate of full training: `optimizer.learning_rate` is 1e-5 where it is left
     out. There is no dropout: the policy that is trained must be the one that sampled.

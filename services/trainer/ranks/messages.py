@@ -18,8 +18,8 @@ class Load:
     resumed: folder of the step's weights, folder of its checkpoint, and high-water mark; None for version 0.
     start: the weights of version 0; None for the base model's.
     step: number from which a restored learner counts on; None for that of its high-water mark.
-    reference: folder and hash of the version that is the KL reference; None for the learner's own weights, or without
-        `kl_reference_every`.
+    reference: folder and hash of the version that is the KL reference; None for the learner's own weights, or without a
+        KL penalty.
     teacher: folder of the teacher's weights, and the hash on record where they are a run's version; None without
         distillation, where no step follows, and where the policy itself is the teacher.
     """

@@ -62,7 +62,7 @@ def assemble_learner(
 ) -> Learner:
     """A learner with a new optimiser.
 
-    Args: weights: of a version, None for the base model's; reference: of a KL reference that is a version, None for
+    Args: weights: of a version, None for the base model's; reference: of the KL reference, None for
         `weights`; teacher: the folder of the teacher, None without one and where the policy itself is it
     Raises: TeacherDamaged: its model cannot be loaded; OSError, LookupError, TypeError, ValueError: another cannot
     """
@@ -118,12 +118,11 @@ def _reference(
 ) -> Reference:
     every = config.algorithm.kl_reference_every
     if not config.training.lora:
-        folder = base if every is None else weights
         # Another model with the same experts: the KL compares two weights on one path.
-        frozen = frozen_policy(folder, config, accelerator, replays=config.training.routing_replay)
-        place_policy(frozen, folder, config, accelerator, ranks)
+        frozen = frozen_policy(weights, config, accelerator, replays=config.training.routing_replay)
+        place_policy(frozen, weights, config, accelerator, ranks)
         return Reference(frozen, every, dtype=_export_dtype(config, accelerator.device))
-    if every is None:
+    if every is None and weights == base:
         return Reference(BasePolicy(policy))
     return adapted(base, weights, policy, every)
 

@@ -133,6 +133,11 @@ class RecordedRun:
     start: Path | None = None
     inherited: tuple[Path, Progress] | None = None
 
+    @property
+    def _first(self) -> Path:
+        """The folder of version 0."""
+        return self.start or self.base
+
     async def restore(self, interrupted: Callable[[], bool]) -> Learner:
         """Returns the learner right after the run's last committed step, or of version 0 if no step is committed.
 
@@ -177,7 +182,7 @@ class RecordedRun:
         number, reference = self.config.algorithm.reference_version(step), None
         if number is not None and number != step:
             found = await self._version(number)
-            reference = Path(found.path), found.content_sha256
+            reference = Path(found.path) if number else self._first, found.content_sha256
         resumed = Path(version.path), checkpoint.with_name(str(step)), expected
         load = Load(self.base, self.config, resumed, reference=reference, teacher=await self._teacher(step))
         return await asyncio.to_thread(self._restore, load)
@@ -190,14 +195,14 @@ class RecordedRun:
             return None
         if named.is_own:
             recorded = await self._version(0)
-            return (self.start or self.base, recorded.content_sha256) if named.weights == "start" else None
+            return (self._first, recorded.content_sha256) if named.weights == "start" else None
         async with self.database.read() as session:
             return await find_teacher(session, self.config)
 
     async def _start(self) -> Learner:
         """Returns the learner of version 0. Raises: CheckpointDamaged: its weights are not those that were recorded"""
         recorded = await self._version(0)
-        await asyncio.to_thread(_require_recorded, self.start or self.base, recorded.content_sha256)
+        await asyncio.to_thread(_require_recorded, self._first, recorded.content_sha256)
         teacher = await self._teacher(0)
         if self.inherited is not None and self.start is not None:
             try:

@@ -1,8 +1,8 @@
 """A step changes the learner: the policy, its optimiser, and with them its KL reference.
 
-The reference is the base model, or the run's own version of every n-th step. With LoRA neither needs a second model:
-the base model is the policy without its adapters, and an older version is the policy with that version's adapters,
-which are small.
+The reference is version 0, or the run's own version of every n-th step. With LoRA neither needs a second model: the
+base model is the policy without its adapters, and another version is the policy with that version's adapters, which are
+small.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from leyden.services.trainer.rows.tree import Pack
 class Reference:
     """A policy whose weights do not change within a step.
 
-    every: n, for the version of step floor(step / n) · n; None for weights that never change. adapter: with LoRA and
-    `every`, the reference's adapters by parameter name, and `policy` is then the one that is trained. dtype: the type
-    to which versions round the weights; None where they do not.
+    every: n, for the version of step floor(step / n) · n; None for weights that never change. adapter: with LoRA,
+    unless it is the base model, the reference's adapters by parameter name, and `policy` is then the one that is
+    trained. dtype: the type to which versions round the weights; None where they do not.
     """
 
     policy: Policy

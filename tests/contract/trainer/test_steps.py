@@ -1071,6 +1071,38 @@ async def test_a_continued_run_whose_first_version_is_damaged_trains_nothing(cas
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4, "target_modules": ["q_proj"]}], ids=["whole", "lora"])
+async def test_the_penalty_of_a_continued_run_is_to_the_version_that_it_continues(
+    case: Case, lora: dict[str, Any] | None
+) -> None:
+    await case.open(steps=1, **({"lora": lora} if lora else {}))
+    for number in range(2):
+        await case.add_group(number)
+    await case.train()
+    parent, made = case.run, list[list[str]]()
+    penalty = {"type": "ppo_clip", "kl_coefficient": 2.0}
+    document = {**parent.config, "algorithm": penalty, "training": {**parent.config["training"], "steps": 2}}
+    for starts_again in (False, True):
+        case.run = await builders.add_run(case.database, config=document, parent_run_id=parent.id, parent_version=1)
+        for number in (2, 3):
+            await case.add_group(number)
+        if starts_again:
+            stop = asyncio.Event()
+            training = asyncio.create_task(case.train(stop))
+            await until_rows(case, tables.Step, 1)
+            stop.set()
+            await training
+        for number in (4, 5):
+            await case.add_group(number)
+        await case.train()
+        steps = sorted(await case.rows(tables.Step), key=lambda step: step.number)  # type: ignore[attr-defined]
+        first, second = (step.metrics["kl_reference"] for step in steps)  # type: ignore[attr-defined]
+        assert first == pytest.approx(0.0, abs=1e-9)
+        assert second > 1e-6
+        made.append([row.content_sha256 for row in (await case.versions()).values()])
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "target_modules": ["q_proj"]}], ids=["whole", "lora"])
 async def test_a_run_and_one_that_continues_it_stay_with_the_model_with_which_they_began(
     case: Case, tmp_path: Path, lora: dict[str, Any] | None
 ) -> None:
