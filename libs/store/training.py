@@ -407,7 +407,7 @@ async def retained_steps(
     """The steps whose files stay when versions from 1 up to `before` are removed.
 
     The best version stays, the KL reference, those that an unfinished evaluation names, those that a run which
-    continues this one has yet to copy, and those that teach another one. Without their checkpoints, versions
+    continues this one still needs, and those that teach another one. Without their checkpoints, versions
     that may still prove best stay, too, and those from `sampled`: the trainer compares itself with the engine on tokens
     that they sampled.
     """

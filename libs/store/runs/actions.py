@@ -40,9 +40,11 @@ UNBEGUN_CHILDREN = """
     SELECT r.id, r.parent_run_id, r.parent_version FROM runs r LEFT JOIN run_status s ON s.run_id = r.id
     WHERE r.parent_run_id IS NOT NULL AND r.intent NOT IN ('cancelled', 'deleted')
     AND coalesce(s.phase, 'pending') NOT IN ('completed', 'failed', 'cancelled')
-    AND NOT EXISTS (SELECT FROM policy_versions WHERE run_id = r.id)
+    AND CASE WHEN r.steps > 0 THEN NOT EXISTS (SELECT FROM steps WHERE run_id = r.id AND number = 2)
+        ELSE NOT EXISTS (SELECT FROM policy_versions WHERE run_id = r.id) END
 """
-"""Policies of continued runs that have yet to copy their parent's version."""
+"""Policies of continued runs that need their parent: moments and critic lie in its checkpoint alone until one of their
+own is whole. The update of step 2 waits for the checkpoint of step 1. Frozen policies copy the weights alone."""
 
 # Each policy copies that of its parent; the run of the first one names the child.
 _UNBEGUN_CHILD = text(f"""
@@ -212,7 +214,10 @@ async def mark_deleted(session: Session, run_id: str) -> tuple[Run, bool]:
         raise ActionRefused(f"cannot delete run {run_id}: it is {run.phase}, cancel it first", run.allowed_actions)
     child = await session.scalar(_UNBEGUN_CHILD, {"run": run_id})
     if child is not None:
-        message = f"cannot delete run {run_id}: run {child} has yet to copy its weights; wait, or cancel that one"
+        message = (
+            f"cannot delete run {run_id}: run {child} needs its checkpoint until its own second step; wait, or cancel"
+            " that one"
+        )
         raise ActionRefused(message, run.allowed_actions)
     if (other := await run_training_on(session, run_id)) is not None:
         message = f"cannot delete run {run_id}: its rollouts are demonstrations of run {other}, delete that one first"

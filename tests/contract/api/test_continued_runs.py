@@ -58,9 +58,9 @@ async def test_an_ended_run_continues_with_an_amended_document(
     assert (await api_http.post(path, json=body, headers=headers)).json()["id"] == new["id"]
     chosen = await api_http.post(path, json={"changes": {"training": {"steps": 7}}, "from_version": 0})
     assert (chosen.json()["parent"]["version"], chosen.json()["progress"]["steps"]) == (0, 7)
-    # The child copies its parent's weights first.
+    # The child has no checkpoint of its own yet.
     refused = await api_http.delete(f"/v1/runs/{run['id']}")
-    assert (refused.status_code, "has yet to copy its weights" in refused.json()["detail"]) == (409, True)
+    assert (refused.status_code, "needs its checkpoint" in refused.json()["detail"]) == (409, True)
 
 
 @pytest.mark.parametrize(
@@ -359,15 +359,21 @@ async def test_a_policy_alone_or_one_without_versions_does_not_continue(
     assert (refused.status_code, words in refused.json()["detail"]) == (409, True)
 
 
-async def test_a_team_is_deleted_once_every_policy_of_the_next_has_copied_its_weights(
+async def test_a_team_is_deleted_once_every_policy_of_the_next_has_a_checkpoint(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:
     team = await ended_team(api_http, database)
     made = await resumed(api_http, team)
     for run_id in ids_of(made).values():
         refused = await api_http.delete(f"/v1/runs/{team['id']}")
-        assert (refused.status_code, "has yet to copy its weights" in refused.json()["detail"]) == (409, True)
-        await builders.add_policy_version(database, await row_of(database, run_id), 0)
+        assert (refused.status_code, "needs its checkpoint" in refused.json()["detail"]) == (409, True)
+        row = await row_of(database, run_id)
+        await builders.add_policy_version(database, row, 0)
+        for number in (1, 2) if row.steps else ():
+            assert (await api_http.delete(f"/v1/runs/{team['id']}")).status_code == 409
+            async with database.session() as session:
+                made_at = row.created_at
+                session.add(tables.Step(run_id=run_id, number=number, metrics={}, checkpoint="", started_at=made_at))
     assert (await api_http.delete(f"/v1/runs/{team['id']}")).status_code == 202
     refused = await api_http.post(f"/v1/runs/{team['id']}/resume", json={})
     assert (refused.status_code, "being deleted" in refused.json()["detail"]) == (409, True)

@@ -22,12 +22,13 @@ from sqlalchemy import func, select, update
 from transformers import PreTrainedModel
 
 from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.states import RunIntent
 from leyden.libs.service import Checks
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.engines import Pool, write_pools
 from leyden.libs.store.locks import AdvisoryLock
-from leyden.libs.store.policies import base_models
+from leyden.libs.store.policies import base_models, set_intent
 from leyden.libs.store.runs import actions, retention
 from leyden.services.trainer import loop as trainer_loop
 from leyden.services.trainer import worker
@@ -1044,7 +1045,10 @@ async def test_a_continued_run_that_starts_again_needs_its_parent_no_more(case: 
             await builders.add_policy_version(case.database, case.run, 0, path=str(own), content_sha256=sha256)
             await builders.end_run(case.database, parent)
             async with case.database.session() as session:
-                await actions.mark_deleted(session, parent.id)
+                with pytest.raises(actions.ActionRefused, match="needs its checkpoint until its own second step"):
+                    await actions.mark_deleted(session, parent.id)
+                # As releases before this refusal did.
+                await set_intent(session, parent.id, RunIntent.DELETED)
             await retention.delete_run(case.database, parent.id)
             shutil.rmtree(case.folder / parent.id)
         await case.train()
