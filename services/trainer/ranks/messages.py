@@ -17,6 +17,7 @@ class Load:
 
     resumed: folder of the step's weights, folder of its checkpoint, and high-water mark; None for version 0.
     start: the weights of version 0; None for the base model's.
+    from_checkpoint: the files of the step's version are lost, and its weights are those of the checkpoint alone.
     step: number from which a restored learner counts on; None for that of its high-water mark.
     reference: folder and hash of the version that is the KL reference; None for the learner's own weights, or without a
         KL penalty.
@@ -28,6 +29,7 @@ class Load:
     config: RunConfig
     resumed: tuple[Path, Path, Progress] | None = None
     start: Path | None = None
+    from_checkpoint: bool = False
     step: int | None = None
     reference: tuple[Path, str] | None = None
     teacher: tuple[Path, str | None] | None = None

@@ -45,6 +45,10 @@ class CheckpointDamaged(RuntimeError):
     """Files are missing or differ from those that the store recorded; the message names them and the remedy."""
 
 
+class VersionDamaged(CheckpointDamaged):
+    """Those of a step's version; its checkpoint may hold the weights, too."""
+
+
 def version_folder(root: Path, run_id: str, version: int) -> Path:
     """The folder of a version's weights."""
     return root / run_id / "versions" / str(version)

@@ -50,18 +50,18 @@ def check_checkpoint(folder: Path, expected: Progress, ranks: Ranks = ALONE) -> 
             raise CheckpointDamaged(f"{file} is not the file that was written, by its hash: restore it from a backup")
 
 
-def read_checkpoint(learner: Learner, folder: Path) -> None:
+def read_checkpoint(learner: Learner, folder: Path, *, has_version: bool = True) -> None:
     """Restores optimiser and random state, and a critic's own weights; of what is sharded, this rank's shards.
 
-    The learner has the weights of the step's version. A checkpoint that has weights, too, has what the version rounded,
-    and they are restored.
+    A checkpoint that has weights, too, has what the version rounded, and they are restored.
 
+    Args:   has_version: the learner has the weights of the step's version; else the checkpoint must have all of them
     Raises: CheckpointDamaged: the files, which `check_checkpoint` has passed, hold another learner's state;
                 torch.OutOfMemoryError
     """
     try:
         with raising_host_memory():
-            _restore(learner, folder)
+            _restore(learner, folder, has_version=has_version)
     except torch.OutOfMemoryError:
         raise
     except (LookupError, OSError, RuntimeError, TypeError, ValueError, SafetensorError) as error:
@@ -87,7 +87,7 @@ def _read_manifest(folder: Path, expected: Progress) -> dict[str, str]:
     return hashes
 
 
-def _restore(learner: Learner, folder: Path) -> None:
+def _restore(learner: Learner, folder: Path, *, has_version: bool) -> None:
     optimizer = learner.optimizer
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     own, master = critic_weights(learner), master_weights(learner)
@@ -102,11 +102,11 @@ def _restore(learner: Learner, folder: Path) -> None:
             if key == RANDOM:
                 torch.set_rng_state(state[key])
             elif key in named:
-                _restore_weights(named[key], key, state[key], rounded=key in master)
+                _restore_weights(named[key], key, state[key], rounded=has_version and key in master)
             elif not key.endswith(SCALES):
                 _restore_moment(optimizer, parameters[int(number)], name, state[key], state.get(key + SCALES))
     # A version that rounds no weights has them all.
-    wanted = own if found.isdisjoint(master) else named
+    wanted = own if has_version and found.isdisjoint(master) else named
     for key in {RANDOM, *wanted} - found:
         if key not in own or not key.endswith(TARGETS):
             raise KeyError(key)

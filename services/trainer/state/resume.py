@@ -3,7 +3,8 @@
 A step is recorded before its checkpoint is written. If a trainer died between the two, the next one makes the step
 again from the checkpoint before it and the samples on record, to recompute the optimiser's state. The weights are not
 recomputed but read: engines may serve them already. Only where the step's files are damaged or lost are its weights
-exported again, and they must be the recorded ones.
+exported again, and they must be the recorded ones: from its own checkpoint, where that has the weights that the version
+rounds, and else from the step made again.
 
 Every file has a hash on record. A step whose files differ is never the start: the newest step before it whose files are
 whole is, and the steps after that one are made again.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -31,13 +32,13 @@ from leyden.services.trainer.rows.batch import Sample
 from leyden.services.trainer.rows.progress import Progress
 from leyden.services.trainer.rows.reading import read_samples
 from leyden.services.trainer.state.assembly import assemble_learner
-from leyden.services.trainer.state.folders import DISK_IS_FULL, CheckpointDamaged, LockCheck, no_lock
+from leyden.services.trainer.state.folders import DISK_IS_FULL, CheckpointDamaged, LockCheck, VersionDamaged, no_lock
 from leyden.services.trainer.state.hints import with_hints
 from leyden.services.trainer.state.pruning import prune
 from leyden.services.trainer.state.reading import check_checkpoint, read_checkpoint
 from leyden.services.trainer.state.saving import begin_checkpoint, save_checkpoint
 from leyden.services.trainer.state.teacher import TeacherDamaged, find_teacher, require_teacher
-from leyden.services.trainer.state.versions import adopt_weights, describe, export_again
+from leyden.services.trainer.state.versions import adopt_weights, export_again
 from leyden.services.trainer.step.learner import Learner
 from leyden.services.trainer.step.step import optimizer_step
 
@@ -72,7 +73,10 @@ def _restored(
     load: Load, weights: Path, checkpoint: Path, expected: Progress, accelerator: Accelerator, ranks: Ranks
 ) -> Learner:
     with ranks.agreeing_on(CheckpointDamaged):
-        _require_recorded(weights, expected.content_sha256)
+        if load.from_checkpoint:
+            weights = load.start or load.base
+        else:
+            _require_recorded(weights, expected.content_sha256, VersionDamaged)
         if load.reference is not None:
             _require_recorded(*load.reference)
         check_checkpoint(checkpoint, expected, ranks)
@@ -83,15 +87,15 @@ def _restored(
         # The hash covers the weights alone: transformers reports a damaged config with one of these errors.
         except (OSError, LookupError, TypeError, ValueError) as error:
             raise CheckpointDamaged(f"{weights} cannot be loaded ({error}): restore it from a backup") from error
-        read_checkpoint(learner, checkpoint)
+        read_checkpoint(learner, checkpoint, has_version=not load.from_checkpoint)
         learner.step = expected.step if load.step is None else load.step
         return learner
 
 
-def _require_recorded(folder: Path, sha256: str) -> None:
-    """Passes a folder whose weights have this hash. Raises: CheckpointDamaged"""
-    if describe(folder).content_sha256 != sha256:
-        raise CheckpointDamaged(f"{folder} is not what the store recorded of this version: restore it")
+def _require_recorded(folder: Path, sha256: str, kind: type[CheckpointDamaged] = CheckpointDamaged) -> None:
+    """Passes a folder whose weights have this hash. Raises: an error of this kind"""
+    if weights_sha256(folder) != sha256:
+        raise kind(f"{folder} is lost or not what the store recorded of this version: restore it")
 
 
 async def recorded_samples(
@@ -165,10 +169,8 @@ class RecordedRun:
             try:
                 return await self._start() if step == 0 else await self._restore_step(step, checkpoint)
             except CheckpointDamaged as damage:
-                log.warning("files of a step damaged", step=step, cause=str(damage))
                 reasons.append(str(damage))
-                async with self.database.session() as session:
-                    await training.record_damage(session, self.run_id, step, str(damage))
+                await self._record_damage(step, damage)
         reasons = reasons or [f"{checkpoint} is missing: restore it from a backup"]
         raise CheckpointDamaged(
             f"{'; '.join(reasons)}; step {last} cannot be made again without an older checkpoint: restore one, or"
@@ -184,8 +186,36 @@ class RecordedRun:
             found = await self._version(number)
             reference = Path(found.path) if number else self._first, found.content_sha256
         resumed = Path(version.path), checkpoint.with_name(str(step)), expected
-        load = Load(self.base, self.config, resumed, reference=reference, teacher=await self._teacher(step))
+        load = Load(self.base, self.config, resumed, self.start, reference=reference, teacher=await self._teacher(step))
+        try:
+            return await asyncio.to_thread(self._restore, load)
+        except VersionDamaged as damage:
+            if not self._has_rounded_weights:
+                raise
+            await self._record_damage(step, damage)
+        await asyncio.to_thread(self._export_from_checkpoint, load, version)
         return await asyncio.to_thread(self._restore, load)
+
+    @property
+    def _has_rounded_weights(self) -> bool:
+        """Whether a checkpoint holds the weights that its version rounds."""
+        return self.config.training.export_dtype == "bfloat16" and self.config.training.lora is None
+
+    def _export_from_checkpoint(self, load: Load, version: training.Version) -> None:
+        """Writes a version whose files are lost from the weights of its checkpoint, which round to it.
+
+        Why not from the step made again: not every device computes a step twice with the same bits.
+
+        Raises: CheckpointDamaged: the checkpoint is damaged, too, or the files written are not the recorded ones
+        """
+        # This learner computes nothing: it only holds the weights.
+        learner = self._restore(replace(load, from_checkpoint=True, reference=None, teacher=None))
+        export_again(learner, self.base, version, self.check_lock)
+
+    async def _record_damage(self, step: int, damage: CheckpointDamaged) -> None:
+        log.warning("files of a step damaged", step=step, cause=str(damage))
+        async with self.database.session() as session:
+            await training.record_damage(session, self.run_id, step, str(damage))
 
     async def _teacher(self, step: int) -> tuple[Path, str | None] | None:
         """The teacher of a learner that is right after `step`; None where no step follows, without distillation, and

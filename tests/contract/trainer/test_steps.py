@@ -606,6 +606,30 @@ async def test_a_restarted_trainer_makes_damaged_files_again(case: Case, damage:
     assert warning.startswith("a trainer found files of steps damaged, 1 times, and went back")
 
 
+@pytest.mark.parametrize("damage", ["no weights", "bit"])
+async def test_a_lost_version_in_bfloat16_is_written_from_its_checkpoint_alone(
+    case: Case, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    await case.open(steps=2, export_dtype="bfloat16", algorithm={"kl_coefficient": 0.1, "kl_reference_every": 2})
+    for number in range(4):
+        await case.add_group(number, version=number // 2)
+    await case.train()
+    version = (await case.versions())[2]
+    if damage == "bit":
+        flip_a_bit(Path(version.path) / "model.safetensors")
+    else:
+        remove_folder(Path(version.path))
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a GPU need not make a step twice alike")
+
+    monkeypatch.setattr(resume, "optimizer_step", never)
+    await case.train()
+    assert describe(Path(version.path)).content_sha256 == version.content_sha256
+    damaged: Sequence[tables.DamagedStep] = await case.rows(tables.DamagedStep)  # type: ignore[assignment]
+    assert [row.step for row in damaged] == [2]
+
+
 async def test_a_trainer_goes_back_to_the_newest_checkpoint_that_is_whole(case: Case, tmp_path: Path) -> None:
     """Two of three are damaged: it makes both steps again, and the run goes on to the same weights."""
     made = {}
