@@ -52,7 +52,7 @@ _REPLAYABLE = text(f"""
     CROSS JOIN LATERAL (
         SELECT count(*) AS uses FROM step_replays WHERE group_id = t.group_id AND run_id = t.run_id) used
     WHERE t.run_id = :run AND t.step > :oldest AND t.step < :step AND t.verdict = 'trained'
-    AND c.has_variance AND c.min_policy_version >= :oldest AND used.uses < :uses
+    AND (c.has_variance OR :every_group) AND c.min_policy_version >= :oldest AND used.uses < :uses
     ORDER BY CASE CAST(:priority AS text)
         WHEN 'freshness' THEN -c.min_policy_version
         WHEN 'advantage' THEN (
@@ -260,9 +260,11 @@ async def consumed_groups(session: ReadSession, run_id: str, step: int) -> dict[
     return {row.group_id: ConsumptionVerdict(row.verdict) for row in await session.execute(query)}
 
 
-async def replayable_groups(session: ReadSession, run_id: str, step: int, sampling: Sampling) -> list[str]:
+async def replayable_groups(
+    session: ReadSession, run_id: str, step: int, sampling: Sampling, *, every_group: bool = False
+) -> list[str]:
     """The trained groups that step `step` uses again, by `sampling.replay.priority`: those within the lag bound that
-    have uses left; none without `sampling.replay`."""
+    have uses left; none without `sampling.replay`. Args: every_group: those without variance teach, too"""
     if sampling.replay is None:
         return []
     scope = {
@@ -272,6 +274,7 @@ async def replayable_groups(session: ReadSession, run_id: str, step: int, sampli
         "uses": sampling.replay.uses,
         "priority": sampling.replay.priority,
         "count": sampling.replays,
+        "every_group": every_group,
     }
     return list(await session.scalars(_REPLAYABLE, scope))
 

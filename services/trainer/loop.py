@@ -214,7 +214,10 @@ class Trainer:
         """Returns the groups that the step uses again, the samples that train, and those without variance."""
         run_id = self.settings.run_id
         async with self.database.read() as session:
-            replayed = await training.replayable_groups(session, run_id, self.learner.step + 1, self.config.sampling)
+            every_group = self.config.algorithm.learns_without_variance
+            replayed = await training.replayable_groups(
+                session, run_id, self.learner.step + 1, self.config.sampling, every_group=every_group
+            )
             replayed += selection.repeated
             groups = selection.trained + selection.zero_variance + replayed
             trained = {*selection.trained, *replayed}

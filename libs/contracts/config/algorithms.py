@@ -121,7 +121,12 @@ class _Algorithm(Document):
     def trains_every_group(self) -> bool:
         """Whether groups without variance have a gradient, too."""
         penalised = self.kl_coefficient > 0 or self.entropy_coefficient > 0
-        return penalised or self.critic is not None or self.distillation is not None
+        return penalised or self.learns_without_variance
+
+    @property
+    def learns_without_variance(self) -> bool:
+        """Whether groups in which no rewards differ teach: by more than a penalty, which holds any group back alike."""
+        return self.critic is not None or self.distillation is not None
 
     @property
     def learns_from_rewards(self) -> bool:

@@ -27,7 +27,8 @@ class Curriculum(Document):
 class Replay(Document):
     """Uses finished groups again: a step trains them in addition to its `groups_per_step` new ones, as long as all
     their tokens are within `max_policy_lag`. The ratios to the policy that sampled them, with the run's correction,
-    clips and masks, make up for the lag. Groups without variance are not used again."""
+    clips and masks, make up for the lag. Groups without variance are not used again, unless a critic or a
+    teacher makes the advantages."""
 
     uses: int = Field(default=1, ge=1, le=64)
     """Further uses of a group after the step that it was sampled for."""

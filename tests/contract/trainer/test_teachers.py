@@ -28,11 +28,19 @@ def case(database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path
     return Case(database, postgres_dsn, tiny_model, tmp_path / "runs", redis_url)
 
 
-async def taught(case: Case, teacher: tables.Run, version: int, *, steps: int = 2, **algorithm: Any) -> Case:
+async def taught(
+    case: Case,
+    teacher: tables.Run,
+    version: int,
+    *,
+    steps: int = 2,
+    replay: dict[str, Any] | None = None,
+    **algorithm: Any,
+) -> Case:
     """A run with the groups of two steps, which have no variance of rewards."""
     other = Case(case.database, case._dsn, case.model, case.folder, case._redis_url)
     named = {"type": "importance_sampling", "distillation": {"run": teacher.id, "version": version}, **algorithm}
-    await other.open(steps=steps, algorithm=named)
+    await other.open(steps=steps, algorithm=named, sampling={"replay": replay})
     for number in range(4):
         await other.add_group(number, version=number // 2, has_variance=False)
     return other
@@ -59,6 +67,12 @@ async def test_a_version_of_another_run_teaches_groups_whatever_their_rewards(ca
     first, second = (step.metrics for step in steps)  # type: ignore[attr-defined]
     # The base model is not its own first step, and moves to it.
     assert 0 < abs(second["kl_teacher"]) < abs(first["kl_teacher"])
+
+
+async def test_groups_that_a_teacher_judges_are_used_again_whatever_their_rewards(case: Case) -> None:
+    student = await taught(case, await trained_teacher(case), 1, replay={"share": 0.5})
+    await student.train()
+    assert await student.replays() == {2: [(f"{student.run.id}.1", 1)]}
 
 
 @long_only
