@@ -56,8 +56,12 @@ _REPLAYABLE = text(f"""
     ORDER BY CASE CAST(:priority AS text)
         WHEN 'freshness' THEN -c.min_policy_version
         WHEN 'advantage' THEN (
-            SELECT -avg(abs(a.advantage)) FROM rollouts r JOIN credits a ON a.rollout_id = r.id AND a.run_id = g.run_id
-            WHERE r.group_id = t.group_id)
+            -- The policy's own calls: those of its rows, from the last one of each to the first.
+            WITH RECURSIVE own AS (
+                SELECT call_id FROM samples WHERE run_id = t.run_id AND group_id = t.group_id
+                UNION
+                SELECT a.parent_call_id FROM own JOIN credits a ON a.run_id = g.run_id AND a.call_id = own.call_id)
+            SELECT -avg(abs(a.advantage)) FROM own JOIN credits a ON a.run_id = g.run_id AND a.call_id = own.call_id)
         WHEN 'solve_rate' THEN (
             SELECT abs({SOLVE_RATE} - 0.5) FROM rollouts
             WHERE group_id = t.group_id AND state = 'finished' AND {SIBLING})

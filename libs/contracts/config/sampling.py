@@ -36,9 +36,9 @@ class Replay(Document):
     """Replayed groups of a step, at most, as a share of `groups_per_step`."""
     priority: Literal["freshness", "advantage", "solve_rate"] = "freshness"
     """The groups that a step prefers: `freshness` those of the newest version, `advantage` those with the largest mean
-    |advantage| of a call, `solve_rate` those of which the share of rollouts with a reward of at least 1 is nearest to a
-    half. The choice is biased: the step's gradient is that of the preferred groups more often, and no weight undoes
-    it."""
+    |advantage| of a call of the policy, `solve_rate` those of which the share of rollouts with a reward of at least 1
+    is nearest to a half. The choice is biased: the step's gradient is that of the preferred groups more often, and no
+    weight undoes it."""
 
 
 class Sampling(Document):

@@ -106,6 +106,7 @@ class Case:
             columns: dict[str, Any] = (
                 {} if model is None else {"generator_logprobs": logprobs_of(model, (1, 2, 3), sampled)}
             )
+            columns["call_id"] = f"call-{rollout.id}"
             if experts is not None:
                 recorded = experts(len(sampled) + 2)
                 routed = await builders.add_call(self.database, rollout, sampled=sampled, routed_experts=recorded)
@@ -1252,6 +1253,42 @@ async def test_groups_are_used_again_within_the_lag_bound_and_as_often_as_the_ru
     assert sorted((await case.consumed()).values()) == [number for number in (1, 2, 3, 4) for _ in range(4)]
 
 
+def call_credit(run_id: str, rollout_id: str, call_id: str, advantage: float, **columns: Any) -> tables.CallCredit:
+    values = {"intermediate_reward": 0.0, "return_": 0.0, "baseline": 0.0, "depth": 0, "state_key": ""}
+    ids = {"run_id": run_id, "rollout_id": rollout_id, "call_id": call_id}
+    return tables.CallCredit(**{**ids, **values, "advantage": advantage, "tools": {"calls": []}, **columns})
+
+
+async def test_each_policy_prefers_the_groups_in_which_its_own_calls_have_large_advantages(case: Case) -> None:
+    replay = {"priority": "advantage", "share": 0.5}
+    await case.open(sampling={"max_policy_lag": 1, "replay": replay})
+    run, database = case.run, case.database
+    other = await builders.add_run(database, dataset_id=run.dataset_id, lead_run_id=run.id, policy="b")
+    for number, large in enumerate((run, other)):
+        group, (rollout, _) = await builders.add_group(database, run, number)
+        for policy in (run, other):
+            await builders.add_credited_group(database, group, run_id=policy.id)
+            first, last = (f"{policy.id}-{number}-{place}" for place in ("first", "last"))
+            await builders.add_sample(database, rollout, run_id=policy.id, call_id=last)
+            async with database.session() as session:
+                # The row of a policy has the call that its last one continues.
+                session.add(call_credit(run.id, rollout.id, first, 3.0 if policy is large else 0.1))
+                session.add(call_credit(run.id, rollout.id, last, 0.2, parent_call_id=first))
+    sampling = RunConfig.stored(run.config).sampling
+    for policy, chosen in ((run, 0), (other, 1)):
+        async with database.session() as session:
+            session.add(
+                tables.Step(run_id=policy.id, number=1, metrics={}, checkpoint="", started_at=datetime.now(tz=UTC))
+            )
+            await session.flush()
+            for number in range(2):
+                session.add(
+                    tables.StepGroup(group_id=f"{run.id}.{number}", run_id=policy.id, step=1, verdict="trained")
+                )
+        async with database.read() as session:
+            assert await training.replayable_groups(session, policy.id, 2, sampling) == [f"{run.id}.{chosen}"]
+
+
 @pytest.mark.parametrize(("priority", "chosen"), [("freshness", 3), ("advantage", 1), ("solve_rate", 2)])
 async def test_a_step_prefers_groups_by_priority(case: Case, priority: str, chosen: int) -> None:
     await case.open(steps=3, sampling={"max_policy_lag": 2, "replay": {"uses": 2, "share": 0.5, "priority": priority}})
@@ -1267,20 +1304,7 @@ async def test_a_step_prefers_groups_by_priority(case: Case, priority: str, chos
                     .where(tables.Rollout.id == rollout)
                     .values(state="finished", attempt=1, reward=reward, reason="succeeded", finished_at=func.now())
                 )
-                session.add(
-                    tables.CallCredit(
-                        run_id=case.run.id,
-                        call_id=f"call-{rollout}",
-                        rollout_id=rollout,
-                        intermediate_reward=0.0,
-                        return_=reward,
-                        baseline=0.0,
-                        advantage=advantage,
-                        depth=0,
-                        state_key="",
-                        tools={"calls": []},
-                    )
-                )
+                session.add(call_credit(case.run.id, rollout, f"call-{rollout}", advantage))
     await case.train()
     [(group, _)] = (await case.replays())[3]
     assert group == f"{case.run.id}.{chosen}"
