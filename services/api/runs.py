@@ -90,7 +90,7 @@ async def create_run(
 
     async def work(session: Session) -> tuple[BaseModel, bool]:
         warnings = await _check_references(request, session, config)
-        return _warned(await actions.create_run(session, config), config, warnings), True
+        return _warned(await actions.create_run(session, config), warnings), True
 
     return await create_once(request, create_request(request, caller, idempotency_key, config), work)
 
@@ -118,9 +118,8 @@ def _check_runner(request: Request, one: GroupAgent) -> None:
         raise Problem(422, "; ".join(refused), cause="agent_rules")
 
 
-def _warned(run: Run, config: RunConfig, of_machines: Sequence[Judgement]) -> Run:
+def _warned(run: Run, found: Sequence[Judgement]) -> Run:
     """A new run with the alarms about its settings, before the controller judges it for the first time."""
-    found = [*(one for one in judge(config) if one.severity == "warns"), *of_machines]
     rule = ALARM_RULES["setting"]
     alarms = [
         Alarm(
@@ -140,13 +139,15 @@ def _warned(run: Run, config: RunConfig, of_machines: Sequence[Judgement]) -> Ru
 
 
 async def _check_references(request: Request, session: Session, config: RunConfig) -> list[Judgement]:
-    """Refuses pools, models and tasks that do not exist or do not fit; returns warnings of memory and folders."""
+    """Refuses pools, models and tasks that do not exist or do not fit; returns the warnings about the document, its
+    memory and its folders."""
     settings: Settings = request.app.state.settings
     machine: Machine = settings.machine
     pools = await read_pools(session)
     check_pool(config, pools)
     check_policies(config, pools)
-    warnings = await check_embeddings(session, config, pools)
+    warnings = [one for one in judge(config, config.computation(machine.device)) if one.severity == "warns"]
+    warnings += await check_embeddings(session, config, pools)
     warnings += await asyncio.to_thread(check_directory, config, settings)
     documents = {f"policies.{name}.": config.policy_document(name) for name in config.served_policies}
     for path, one in {"": config, **documents}.items():
@@ -255,7 +256,7 @@ async def resume_run(
         check_frozen_policies(config, continued)
         parents = await actions.policy_parents(session, ended, version, continued)
         made = await actions.create_run(session, config, RunParent(run_id=run_id, version=version), parents)
-        return _warned(made, config, warnings), True
+        return _warned(made, warnings), True
 
     return await create_once(request, create_request(request, caller, idempotency_key, asked), work)
 

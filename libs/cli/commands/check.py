@@ -72,7 +72,7 @@ def check(
     if run is not None:
         config = (model_config(folder) if folder else None) or {}
         models = Models.of(run, config)
-        found += [*judge(run), *judge_model(run, config, machine, str(folder))]
+        found += [*judge(run, run.computation(machine.device)), *judge_model(run, config, machine, str(folder))]
         needs = memory(run, models, machine) if models else []
     can_run = all(one.severity != "cannot" for one in found)
     rate = run.optimizer.rate if run else None

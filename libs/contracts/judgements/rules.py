@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from leyden.libs.contracts.config import BypassCorrection, GroupAgent, Reward, RunConfig
+from leyden.libs.contracts.config import BypassCorrection, Computation, GroupAgent, Reward, RunConfig
 from leyden.libs.contracts.config.graders import CODE, Container, RelativeModel
 from leyden.libs.contracts.judgements.finding import Judgement, Severity
 from leyden.libs.contracts.judgements.rewards import judge_rewards
@@ -243,9 +243,11 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def judge(run: RunConfig) -> list[Judgement]:
+def judge(run: RunConfig, computation: Computation | None = None) -> list[Judgement]:
     """Returns what is wrong with a run's graders, and the rules that hold for a run that trains, its further policies
     included.
+
+    Args: computation: how the run's trainer computes, or would on its machine; None where that is unknown
 
     >>> sampling = {"group_size": 1, "min_siblings": 1}
     >>> online = {"name": "a", "dataset": "b", "agent": {"command": ["c"]}, "sampling": sampling}
@@ -255,6 +257,9 @@ def judge(run: RunConfig) -> list[Judgement]:
     found = judge_rewards(run.reward)
     if run.training.steps == 0:
         return found
+    if computation is not None:
+        # The correction stays the document's own: rules are about one that it names.
+        run = run.model_copy(update={"training": computation.of_training(run.training)})
     own = [rule for rule in RULES if rule.holds(run)]
     found += [rule.judgement() for rule in own]
     for name in run.served_policies:

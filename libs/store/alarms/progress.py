@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from leyden.libs.contracts.alarms import ALARM_RULES, Finding
 from leyden.libs.contracts.call_counts import CallCounts, nothing_trains, tool_failures, total
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config import Computation, RunConfig
 from leyden.libs.contracts.judgements import judge
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.store.alarms.attempts import MAX_CAUSE
@@ -114,7 +114,8 @@ async def made_steps(session: ReadSession, run_id: str) -> list[MadeStep]:
 
 async def of_progress(session: ReadSession, run: JudgedRun) -> AsyncIterator[Finding]:
     """The rules that hold about the document, steps, groups, trainers and engines."""
-    for one in judge(run.config):
+    computation = await read_computation(session, run.id)
+    for one in judge(run.config, computation):
         if one.severity == "warns":
             yield Finding("setting", one.reason, {"field": one.path}, one.remedy, one.path)
     scope = {"run": run.id}
@@ -141,7 +142,7 @@ async def of_progress(session: ReadSession, run: JudgedRun) -> AsyncIterator[Fin
     if is_due and run.config.algorithm.type != "sft":
         async for finding in of_phases(session, run.id, run.config):
             yield finding
-    async for finding in _of_trainers(session, run, steps):
+    async for finding in _of_trainers(session, run, steps, computation):
         yield finding
     async for finding in of_canaries(session, run.id):
         yield finding
@@ -280,7 +281,9 @@ async def _of_time(session: ReadSession, run: JudgedRun, steps: Sequence[MadeSte
             yield Finding("engines_stale", reason, {"seconds": row.seconds, "limit_seconds": limit}, subject=row.url)
 
 
-async def _of_trainers(session: ReadSession, run: JudgedRun, steps: Sequence[MadeStep]) -> AsyncIterator[Finding]:
+async def _of_trainers(
+    session: ReadSession, run: JudgedRun, steps: Sequence[MadeStep], computation: Computation | None
+) -> AsyncIterator[Finding]:
     rule, made = ALARM_RULES["trainer_ends"], steps[-1].number if steps else 0
     ends, last_end = await trainer_ends(session, run.id)
     if last_end is not None and last_end.step > made - rule.window:
@@ -289,7 +292,6 @@ async def _of_trainers(session: ReadSession, run: JudgedRun, steps: Sequence[Mad
             f" {last_end.reason[:MAX_CAUSE]}"
         )
         yield Finding(rule.name, reason, {"ends": ends, "step": last_end.step, "state": last_end.state})
-    computation = await read_computation(session, run.id)
     if computation is not None and computation.export_dtype == "bfloat16" and run.config.training.lora is not None:
         pool, place = run.config.pool, "training.lora"
         if await session.scalar(_MERGES, {"pool": pool}):

@@ -1,4 +1,5 @@
-"""Adapters that reach engines merged into weights in bfloat16 are told: small updates are lost on the way."""
+"""Settings that the trainer's device resolved decide on warnings: a tight gap in bfloat16, and adapters that engines
+have merged into bfloat16 weights, so that small updates are lost."""
 
 from __future__ import annotations
 
@@ -34,3 +35,13 @@ async def test_merged_adapters_in_bfloat16_are_told(
     assert (SUBJECT in found) == is_told
     if is_told:
         assert found[SUBJECT].remedy == "give the pool `adapters` (docs/gpu.md)"
+
+
+@pytest.mark.parametrize(("device", "is_told"), [(CUDA, True), (CPU, False)])
+async def test_a_gap_that_is_too_tight_for_the_resolved_precision_is_told(
+    database: Database, device: Device, is_told: bool
+) -> None:
+    run = await builders.add_run(database, config=builders.run_document(training={"max_logprob_gap": 0.02}))
+    async with database.session() as session:
+        await training.keep_computation(session, run.id, RunConfig.stored(run.config).computation(device))
+    assert ("setting training.max_logprob_gap" in await alarms(database, run.id)) == is_told

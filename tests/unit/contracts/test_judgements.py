@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from leyden.libs.contracts.config import DiscountedCredit, RunConfig, TemporalCredit
+from leyden.libs.contracts.config import CPU, Device, DiscountedCredit, RunConfig, TemporalCredit
 from leyden.libs.contracts.judgements import judge
 from leyden.libs.contracts.overlay import overlay
 from leyden.libs.contracts.recipes import RECIPES
@@ -90,6 +90,15 @@ def test_a_combination_is_judged(changes: dict[str, Any], path: str, severity: s
 @pytest.mark.parametrize("changes", SOUND)
 def test_sound_documents_pass(changes: dict[str, Any]) -> None:
     assert judge(run(changes)) == []
+
+
+def test_a_tight_gap_is_judged_by_the_precision_of_the_trainers_device() -> None:
+    tight = run({"training": {"max_logprob_gap": 0.02}})
+    for device, paths in ((Device("cuda", flex=True), ["training.max_logprob_gap"]), (CPU, [])):
+        assert [one.path for one in judge(tight, tight.computation(device))] == paths
+    # A correction that the device chooses is no choice of the document.
+    for device in (Device("cuda", flex=True), CPU):
+        assert judge(run({"algorithm": GSPO}), run({"algorithm": GSPO}).computation(device)) == []
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
