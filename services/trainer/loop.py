@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,10 @@ STEPS = Counter("trainer_steps_total", "Optimiser steps committed.")
 GROUPS = Counter("trainer_groups_total", "Groups consumed or refused, by verdict.", ["verdict"])
 TOKENS = Counter("trainer_tokens_total", "Tokens trained.")
 STEP_METRIC = Gauge("trainer_step_metric_value", "Metrics of the last step, by name.", ["name"])
-LOGPROB_GAP = Gauge("trainer_logprob_gap_nats", "Mean |trainer - engine| log-probability at equal versions.")
+LOGPROB_GAP = Gauge(
+    "trainer_logprob_gap_nats",
+    "Mean |trainer - engine| log-probability at equal versions; NaN after a step that compared none.",
+)
 
 
 class PoliciesDisagree(RuntimeError):
@@ -302,13 +306,14 @@ class Trainer:
         GROUPS.labels("untrainable").inc(len(selection.untrainable))
         GROUPS.labels("replaced").inc(len(selection.replaced))
         GROUPS.labels("replayed").inc(metrics["groups_replayed"])
+        # A number that this step lacks would stay that of an earlier one.
+        STEP_METRIC.clear()
         for name, value in metrics.items():
             if name.endswith("_seconds"):
                 PHASE_SECONDS.labels(name.removesuffix("_seconds")).observe(value)
             else:
                 STEP_METRIC.labels(name).set(value)
-        if "logprob_gap_mean" in metrics:
-            LOGPROB_GAP.set(metrics["logprob_gap_mean"])
+        LOGPROB_GAP.set(metrics.get("logprob_gap_mean", math.nan))
         if not metrics["trainable_tokens"]:
             log.warning("step without a trainable token", step=self.learner.step, groups=selection.untrainable)
         log.info("step committed", step=self.learner.step, **{name: round(value, 6) for name, value in metrics.items()})

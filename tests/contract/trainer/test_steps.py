@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import math
 import os
 import shutil
 import sys
@@ -17,6 +18,7 @@ import numpy as np
 import psycopg
 import pytest
 import torch
+from prometheus_client import REGISTRY
 from safetensors.torch import load_file, save_file
 from sqlalchemy import func, select, update
 from transformers import PreTrainedModel
@@ -897,6 +899,13 @@ async def test_a_step_of_only_older_tokens_is_compared_at_their_version_if_possi
     steps = {step.number: step.metrics for step in await case.rows(tables.Step)}  # type: ignore[attr-defined]
     assert [steps[number]["logprob_gap_tokens"] for number in (1, 2)] == [8, 8 if comparable else 0]
     assert ("logprob_gap_mean" in steps[2], "logprob_gap_sample_share" in steps[2]) == (comparable, comparable)
+    # Gauges are the last step's: without a comparison there is none, and `optimizer_inherited` is of step 1 alone.
+    gauges = {name: REGISTRY.get_sample_value("trainer_step_metric_value", {"name": name}) for name in steps[1]}
+    assert gauges["logprob_gap_mean"] == steps[2].get("logprob_gap_mean")
+    assert (gauges["loss"], gauges["optimizer_inherited"]) == (steps[2]["loss"], None)
+    gap = REGISTRY.get_sample_value("trainer_logprob_gap_nats")
+    assert gap is not None
+    assert math.isnan(gap) != comparable
     assert [warning[:59] for warning in await case.alarms()] == (
         [] if comparable else ["in 1 of the last 2 steps trainer and engine were not compar"]
     )
