@@ -115,8 +115,10 @@ class FakeKubernetes:
             if len(self.objects[kind]) < CHECKED:
                 kubernetes_validate.validate(body, VERSION, strict=True)
             name = body["metadata"]["name"]
-            refusal = (409, f'{kind} "{name}" already exists') if name in self.objects[kind] else None
-            refusal = refusal or self.refuse(kind, body)
+            # Admission comes before the store.
+            refusal = self.refuse(kind, body)
+            if refusal is None and name in self.objects[kind]:
+                refusal = 409, f'{kind} "{name}" already exists'
             if refusal is not None:
                 return _refusal(*refusal)
             body["metadata"]["uid"] = str(uuid.uuid4())

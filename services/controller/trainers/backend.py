@@ -107,8 +107,15 @@ class TrainerRefused(Exception):
     """The backend cannot start this trainer, and trying again will not help; the message says why."""
 
 
+class BackendAway(Exception):
+    """The backend refused a question about trainers, as a cluster that restarts: ask again. The message says why."""
+
+
 class TrainerBackend(Protocol):
-    """Starts, reports on and stops attempts; every method may be repeated. The run's lock admits one trainer."""
+    """Starts, reports on and stops attempts; every method may be repeated. The run's lock admits one trainer.
+
+    Raises: BackendAway: every method but `start` and `close`
+    """
 
     async def last_attempt(self, run_id: str) -> int:
         """Returns the number of the run's newest attempt that the backend knows, over or not; 0 for none."""

@@ -17,6 +17,7 @@ from leyden.libs.telemetry import logger
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainers.backend import (
     LESS_MEMORY,
+    BackendAway,
     TrainerAttempt,
     TrainerRefused,
     TrainerState,
@@ -128,7 +129,7 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except Refused as error:
-        raise TrainerRefused(f"{error}: the chart's Role for the controller grants what it needs") from error
+        raise BackendAway(f"{error}: the chart's Role for the controller grants what it needs") from error
 
 
 def trainer_status(job: JobStatus, pods: list[PodStatus], expected: int) -> TrainerStatus:

@@ -22,6 +22,7 @@ from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainers.backend import (
     PASSING,
+    BackendAway,
     TrainerAttempt,
     TrainerBackend,
     TrainerRefused,
@@ -92,6 +93,7 @@ class TrainerSupervisor:
         self._journal = journal
         self._planned: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._stops: set[asyncio.Task[None]] = set()
         self._steps: dict[str, int] = {}
         self._until: dict[str, float] = {}
         """Runs that need their trainer no longer, and the end of `FINISH_SECONDS` since then."""
@@ -145,7 +147,7 @@ class TrainerSupervisor:
 
     async def close(self) -> None:
         """Supervises no longer. The backend decides which trainers end with this process."""
-        tasks = [*self._tasks.values(), *([] if self._inherited is None else [self._inherited])]
+        tasks = [*self._tasks.values(), *self._stops, *([] if self._inherited is None else [self._inherited])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -153,48 +155,43 @@ class TrainerSupervisor:
 
     async def _stop_inherited(self) -> None:
         """Stops the trainers of an earlier leader whose runs ended or were paused while nobody led."""
-        try:
-            live = await self._backend.live_attempts()
-            unneeded = [attempt for attempt in live if attempt.run_id not in self._steps]
-            log.info("trainers of an earlier leader", live=len(live), unneeded=[one.name for one in unneeded])
-            # At once: one that takes long to end keeps no other one's GPUs.
-            await asyncio.gather(*map(self._stop_finished, unneeded))
-        except TrainerRefused as error:
-            log.error("trainers of an earlier leader may still run", cause=str(error))
+        live = await self._answered(self._backend.live_attempts)
+        unneeded = [attempt for attempt in live if attempt.run_id not in self._steps]
+        log.info("trainers of an earlier leader", live=len(live), unneeded=[one.name for one in unneeded])
+        # At once: one that takes long to end keeps no other one's GPUs.
+        await asyncio.gather(*map(self._stop_finished, unneeded))
 
     async def _stop_finished(self, attempt: TrainerAttempt) -> None:
         """Stops a trainer that no run needs, once its last step's checkpoint has had its time."""
         while attempt.run_id in self._finishing:
-            if await self._is_over(attempt):
+            if (await self._status(attempt)).state.is_over:
                 return
             await asyncio.sleep(POLL_SECONDS)
         # A version that was lost meanwhile needs it again.
         if attempt.run_id not in self._steps:
             await self._stop(attempt)
 
-    async def _is_over(self, attempt: TrainerAttempt) -> bool:
-        """Whether a trainer has ended; a refused answer does not say so."""
-        try:
-            return (await self._backend.status(attempt)).state.is_over
-        except TrainerRefused as error:
-            limited_log.warning("a trainer's state is not known", trainer=attempt.name, cause=str(error))
-            return False
-
     async def _stop(self, attempt: TrainerAttempt) -> None:
         """Stops a trainer that no run needs."""
-        try:
-            await self._backend.stop(attempt)
-        except TrainerRefused as error:
-            log.error("a trainer may still run", trainer=attempt.name, cause=str(error))
+        await self._answered(lambda: self._backend.stop(attempt))
+
+    async def _stop_shielded(self, attempt: TrainerAttempt) -> None:
+        """Stops a trainer, also where a tick cancels the caller meanwhile."""
+        task = asyncio.create_task(self._stop(attempt), name=f"stop of {attempt.name}")
+        self._stops.add(task)
+        task.add_done_callback(self._stops.discard)
+        await asyncio.shield(task)
 
     async def _supervise(self, run_id: str) -> None:
         done, steps = 0, self._steps.get(run_id)
         while run_id in self._steps:
+            attempt = await self._next_attempt(run_id)
             try:
-                attempt = await self._next_attempt(run_id)
                 status = await self._run(attempt)
             except TrainerRefused as error:
                 self._failures[run_id] = f"the trainer could not be started: {error}"
+                # An adopted one may be at work.
+                await self._stop_shielded(attempt)
                 return
             if status.state is TrainerState.DONE:
                 # The next tick sees that the run needs no trainer. Steps in between forgive ends, as those of a drain.
@@ -217,13 +214,13 @@ class TrainerSupervisor:
         ENDS.labels(status.state).inc()
         log.warning("trainer ended", trainer=attempt.name, state=status.state, reason=status.reason)
         end = TrainerEnd(attempt.run_id, attempt.number, status.state, status.reason, status.output)
-        return await _answered(lambda: self._journal.record(end))
+        return await self._answered(lambda: self._journal.record(end))
 
     async def _next_attempt(self, run_id: str) -> TrainerAttempt:
         """Returns the attempt whose end nobody has seen, as after a change of leaders, or a new one."""
-        recorded = await _answered(lambda: self._journal.last_attempt(run_id))
+        recorded = await self._answered(lambda: self._journal.last_attempt(run_id))
         recorded = max(recorded, self._planned.get(run_id, 0))
-        last = await self._backend.last_attempt(run_id)
+        last = await self._answered(lambda: self._backend.last_attempt(run_id), run_id)
         return TrainerAttempt(run_id, last if last > recorded else recorded + 1)
 
     async def _run(self, attempt: TrainerAttempt) -> TrainerStatus:
@@ -231,8 +228,7 @@ class TrainerSupervisor:
         try:
             await self._backend.start(attempt, self._models.get(attempt.run_id, TrainerModels()))
             STARTS.inc()
-            while not (status := await self._backend.status(attempt)).state.is_over:
-                self._waiting.pop(attempt.run_id, None)
+            while not (status := await self._status(attempt)).state.is_over:
                 if status.state is TrainerState.WAITING:
                     self._waiting[attempt.run_id] = status.reason
                 await asyncio.sleep(POLL_SECONDS)
@@ -241,17 +237,25 @@ class TrainerSupervisor:
             # `close` cancels as well, and leaves the trainers to the backend.
             if attempt.run_id not in self._steps and attempt.run_id not in self._finishing:
                 self._planned[attempt.run_id] = attempt.number
-                await asyncio.shield(asyncio.ensure_future(self._stop(attempt)))
+                await self._stop_shielded(attempt)
             raise
         finally:
             self._waiting.pop(attempt.run_id, None)
 
+    async def _status(self, attempt: TrainerAttempt) -> TrainerStatus:
+        return await self._answered(lambda: self._backend.status(attempt), attempt.run_id)
 
-async def _answered(ask: Callable[[], Awaitable[T]]) -> T:
-    """Asks the journal until the store answers."""
-    while True:
+    async def _answered(self, ask: Callable[[], Awaitable[T]], run_id: str | None = None) -> T:
+        """Asks journal or backend until it answers. The run, where one is named, says meanwhile why it waits."""
         try:
-            return await ask()
-        except StoreAway as error:
-            limited_log.warning("store away", cause=str(error))
-            await asyncio.sleep(FIRST_PAUSE_SECONDS)
+            while True:
+                try:
+                    return await ask()
+                except (StoreAway, BackendAway) as error:
+                    limited_log.warning("no answer about trainers", cause=str(error))
+                    if run_id is not None:
+                        self._waiting[run_id] = f"its state is not known: {error}"
+                    await asyncio.sleep(FIRST_PAUSE_SECONDS)
+        finally:
+            if run_id is not None:
+                self._waiting.pop(run_id, None)

@@ -16,7 +16,7 @@ from leyden.services.controller.engines.kubernetes import KubernetesEngines, eng
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainers import kubernetes as kubernetes_trainers
 from leyden.services.controller.trainers import supervisor as trainers
-from leyden.services.controller.trainers.backend import TrainerAttempt, TrainerRefused, TrainerState
+from leyden.services.controller.trainers.backend import BackendAway, TrainerAttempt, TrainerRefused, TrainerState
 from leyden.services.controller.trainers.job import COUNTED
 from leyden.services.controller.trainers.kubernetes import PEER_LOST, RANK_LOST, KubernetesTrainers
 from leyden.services.controller.trainers.models import TrainerModels, models_of
@@ -378,14 +378,44 @@ async def test_a_trainer_survives_its_controller(server: FakeKubernetes, make: M
 FORBIDDEN = 403, "cannot list jobs"
 
 
-async def test_a_refused_request_is_a_refused_trainer(server: FakeKubernetes, make: Make) -> None:
+async def test_a_refused_request_is_no_refused_trainer(server: FakeKubernetes, make: Make) -> None:
     backend = make()
     await backend.start(FIRST, MODELS)
     server.outage, server.down = FORBIDDEN, 2
     for ask in (backend.stop, backend.status):
-        with pytest.raises(TrainerRefused, match=r"cannot list jobs: the chart's Role"):
+        with pytest.raises(BackendAway, match=r"cannot list jobs: the chart's Role"):
             await ask(FIRST)
     assert (await backend.status(FIRST)).state is TrainerState.WAITING
+
+
+async def test_a_refused_poll_fails_no_run(server: FakeKubernetes, make: Make, tmp_path: Path) -> None:
+    """As that of an API server that restarts, or of a release that is being removed."""
+    supervisor, reasons = TrainerSupervisor(settings(tmp_path), make(), RememberedEnds()), set[str | None]()
+    supervisor.reconcile({"run-abc": 0})
+    await eventually(lambda: FIRST.name in server.objects["jobs"])
+    server.running(FIRST.name, 0, "trainer")
+    server.outage, server.down = FORBIDDEN, 3
+    await eventually(lambda: reasons.add(supervisor.waiting_reason("run-abc")) or not server.down)
+    await eventually(lambda: supervisor.waiting_reason("run-abc") is None)
+    assert (supervisor.pop_failures(), list(server.objects["jobs"])) == ({}, [FIRST.name])
+    assert any("its state is not known: cannot list jobs" in str(one) for one in reasons)
+    # It is still followed.
+    server.ended(FIRST.name, 1, 0, "trainer")
+    await eventually(lambda: "trainer-run-abc-2" in server.objects["jobs"])
+    await supervisor.close()
+
+
+async def test_a_run_whose_adopted_trainer_is_refused_leaves_none_at_work(
+    server: FakeKubernetes, make: Make, tmp_path: Path
+) -> None:
+    leader = TrainerSupervisor(settings(tmp_path), make(), RememberedEnds())
+    await make().start(FIRST, MODELS)
+    server.running(FIRST.name, 0, "trainer")
+    server.refuse = lambda kind, body: (403, "denied the request: no such queue")
+    leader.reconcile({"run-abc": 0})
+    await eventually(lambda: server.deleted == [FIRST.name])
+    assert leader.pop_failures() == {"run-abc": "the trainer could not be started: denied the request: no such queue"}
+    await leader.close()
 
 
 async def test_a_leader_asks_again_after_a_refusal_about_a_trainer_that_finishes(
