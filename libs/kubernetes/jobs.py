@@ -16,11 +16,21 @@ FINAL_REFUSALS = ("violates PodSecurity", "denied the request")
 
 @dataclass(frozen=True)
 class JobStatus:
-    """Args: trouble: why it has no pod, or failed; over: it makes no pod any more; complete: every pod succeeded."""
+    """Args: trouble: why it has no pod, or failed; ended: it makes no pod any more; complete: every pod succeeded;
+    refused: it makes pods again and again, and the namespace admits none; suspended: its queue took its pods, and will
+    make them again.
+    """
 
     trouble: str | None
-    over: bool = False
+    ended: bool = False
     complete: bool = False
+    refused: bool = False
+    suspended: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether waiting for its pod is in vain."""
+        return self.ended or self.refused
 
 
 async def job_statuses(cluster: Cluster, selector: str) -> dict[str, JobStatus]:
@@ -37,10 +47,11 @@ def job_status(job: Object, events: Sequence[Object] = ()) -> JobStatus:
     for condition in job.get("status", {}).get("conditions", []):
         if condition["type"] in {"Failed", "Complete"} and condition["status"] == "True":
             words = ": ".join(text for text in (condition.get("reason"), condition.get("message")) if text)
-            return JobStatus(refusal or words or condition["type"], over=True, complete=condition["type"] == "Complete")
+            is_complete = condition["type"] == "Complete"
+            return JobStatus(refusal or words or condition["type"], ended=True, complete=is_complete)
     if job["spec"].get("suspend"):
-        return JobStatus("queued: the Job is suspended until its queue has room")
-    return JobStatus(refusal, over=any(word in (refusal or "") for word in FINAL_REFUSALS))
+        return JobStatus("queued: the Job is suspended until its queue has room", suspended=True)
+    return JobStatus(refusal, refused=any(word in (refusal or "") for word in FINAL_REFUSALS))
 
 
 def fail_on_disruption() -> client.V1PodFailurePolicy:

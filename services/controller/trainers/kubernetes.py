@@ -69,7 +69,7 @@ class KubernetesTrainers:
     async def live_attempts(self) -> list[TrainerAttempt]:
         with _refusals():
             jobs = await self._cluster.jobs(self._selector)
-        labels = [job["metadata"]["labels"] for job in jobs if not job_status(job).over]
+        labels = [job["metadata"]["labels"] for job in jobs if not job_status(job).ended]
         return [TrainerAttempt(one[RUN], int(one[ATTEMPT])) for one in labels]
 
     async def start(self, attempt: TrainerAttempt, models: TrainerModels) -> None:
@@ -136,6 +136,9 @@ def trainer_status(job: JobStatus, pods: list[PodStatus], expected: int) -> Trai
     """Reads the state of a trainer from its Job and its pods: one pod down is the trainer's end."""
     if job.complete:
         return TrainerStatus(TrainerState.DONE, "exit code 0")
+    if job.suspended:
+        # The ends of its pods are the queue's, which resumes the same Job: another one would train beside it.
+        return TrainerStatus(TrainerState.WAITING, job.trouble or "")
     failed = [pod for pod in pods if pod.is_over and pod.exit_code != 0]
     disrupted = next((pod.disrupted or pod.evicted_for_limit for pod in pods if pod.is_over and _was_killed(pod)), None)
     if disrupted is not None:
@@ -145,11 +148,11 @@ def trainer_status(job: JobStatus, pods: list[PodStatus], expected: int) -> Trai
     if causes:
         end = _end_of_pod(min(causes, key=lambda pod: not (pod.out_of_memory or told(pod.message)[0])))
         return end._replace(output=_output(pods))
-    if failed and not job.over and sum(pod.is_over for pod in pods) < expected:
+    if failed and not job.ended and sum(pod.is_over for pod in pods) < expected:
         return TrainerStatus(TrainerState.RUNNING, "a pod has ended")
     if failed:
         return TrainerStatus(TrainerState.KILLED, last_line(told(failed[0].message)[1]), _output(pods))
-    if job.over:
+    if job.ended:
         # No pod is left to blame: somebody deleted it.
         return TrainerStatus(TrainerState.KILLED, job.trouble or "its Job failed")
     if any(pod.exit_code == 0 for pod in pods):

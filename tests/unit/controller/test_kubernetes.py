@@ -361,6 +361,37 @@ async def test_an_evicted_trainer_is_started_again_without_blame(
     await supervisor.close()
 
 
+async def test_a_trainer_whose_pods_are_refused_waits_in_one_job(
+    server: FakeKubernetes, make: Make, tmp_path: Path
+) -> None:
+    refusal = 'pods "x" is forbidden: violates PodSecurity "baseline:latest": host namespaces (hostNetwork=true)'
+
+    def refuse(job: dict[str, Any]) -> None:
+        event = {"metadata": {"labels": {}}, "involvedObject": {"name": job["metadata"]["name"]}, "message": refusal}
+        server.objects["events"][job["metadata"]["name"]] = event
+
+    server.on_job = refuse
+    journal = RememberedEnds()
+    supervisor = TrainerSupervisor(settings(tmp_path), make(), journal)
+    supervisor.reconcile({"run-abc": 0})
+    await eventually(lambda: supervisor.waiting_reason("run-abc") == refusal)
+    # The operator mends the namespace, and the Job makes its pod.
+    server.running(FIRST.name, 0, "trainer")
+    await eventually(lambda: supervisor.waiting_reason("run-abc") is None)
+    assert (list(server.objects["jobs"]), journal.ends, supervisor.pop_failures()) == ([FIRST.name], [], {})
+    await supervisor.close()
+
+
+async def test_a_trainer_that_its_queue_preempts_waits_for_the_queue(server: FakeKubernetes, make: Make) -> None:
+    """Its Job is resumed: a second one would hold GPUs beside it."""
+    backend = make()
+    await backend.start(FIRST, MODELS)
+    server.objects["jobs"][FIRST.name]["spec"]["suspend"] = True
+    server.ended(FIRST.name, 1, 0, "trainer")
+    server.pod(FIRST.name, 0, conditions=[EVICTED])
+    assert (await backend.status(FIRST)).state is TrainerState.WAITING
+
+
 async def test_a_trainer_survives_its_controller(server: FakeKubernetes, make: Make, tmp_path: Path) -> None:
     former = TrainerSupervisor(settings(tmp_path), make(), RememberedEnds())
     former.reconcile({"run-abc": 0})
