@@ -12,6 +12,7 @@ NORMAL_WAITS = frozenset({"ContainerCreating", "PodInitializing"})
 HOPELESS_WAITS = frozenset({"ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"})
 """Waiting helps against none of these. A first `ErrImagePull` may be the network's."""
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
+NODE_LOST = "the pod was deleted, and its node does not report"
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,17 @@ def pod_status(pod: Object, container: str) -> PodStatus:
         lost = ready is not None and ready["status"] != "True" and ready.get("reason") != "ContainersNotReady"
         started = _time(running["startedAt"])
         served_at = _by_server(status, started)
-        return PodStatus(name, job, started_at=started, served_at=served_at, lost=lost, address=status.get("podIP"))
+        # Nobody confirms its deletion before the node is back or removed: it is no reason to wait.
+        disrupted = NODE_LOST if lost and "deletionTimestamp" in metadata else None
+        return PodStatus(
+            name,
+            job,
+            started_at=started,
+            served_at=served_at,
+            lost=lost,
+            disrupted=disrupted,
+            address=status.get("podIP"),
+        )
     waiting, hopeless = _waiting(status, state)
     return PodStatus(name, job, waiting=waiting, hopeless=hopeless)
 

@@ -27,7 +27,8 @@ class FakeKubernetes:
     """The objects of one namespace by kind and name.
 
     Attributes: refuse: answers a POST or PATCH with a status and a message instead; down: the number of requests that
-    get the answer `outage`; requests: counted by method and kind.
+    get the answer `outage`; holds: no deletion ends, as that of a pod whose node is away; requests: counted by method
+    and kind.
     """
 
     def __init__(self) -> None:
@@ -37,6 +38,7 @@ class FakeKubernetes:
         self.requests: Counter[str] = Counter()
         self.deleted: list[str] = []
         self.down = 0
+        self.holds = False
         self.outage = 503, "the server is starting"
         self.refuse: Callable[[str, Object], tuple[int, str] | None] = lambda kind, body: None
         self.on_job: Callable[[Object], None] = lambda job: None
@@ -147,11 +149,14 @@ class FakeKubernetes:
 
         async def delete(request: web.Request) -> web.Response:
             name = request.match_info["name"]
-            if self.objects[kind].pop(name, None) is None:
+            if name not in self.objects[kind]:
                 return _missing(request)
             self.deleted.append(name)
-            for pod in [one for one in self.objects["pods"] if one.startswith(f"{name}-")]:
-                del self.objects["pods"][pod]
+            pods = [one for one in self.objects["pods"] if one.startswith(f"{name}-")]
+            for of_kind, one in ((kind, name), *(("pods", pod) for pod in pods)):
+                self.objects[of_kind][one]["metadata"]["deletionTimestamp"] = _stamp(datetime.now(UTC))
+                if not self.holds:
+                    del self.objects[of_kind][one]
             return web.json_response({"kind": "Status", "status": "Success"})
 
         async def list_all(request: web.Request) -> web.Response:

@@ -107,8 +107,11 @@ class KubernetesTrainers:
         with _refusals():
             await self._cluster.delete_job(attempt.name)
             log.info("trainer ends", trainer=attempt.name)
-            while attempt.name in (await self._poll.next()).jobs:
-                pass
+            while attempt.name in (snapshot := await self._poll.next()).jobs:
+                # The next attempt may start beside a pod whose node does not report. Two never train at once: a trainer
+                # trains while its session holds the run's advisory lock, and asks for it before whatever it writes.
+                if (pods := snapshot.pods.get(attempt.name)) and all(pod.lost and pod.is_over for pod in pods):
+                    return
 
     async def close(self) -> None:
         await self._poll.close()
@@ -148,6 +151,10 @@ def trainer_status(job: JobStatus, pods: list[PodStatus], expected: int) -> Trai
     if causes:
         end = _end_of_pod(min(causes, key=lambda pod: not (pod.out_of_memory or told(pod.message)[0])))
         return end._replace(output=_output(pods))
+    lost = [pod.name for pod in pods if pod.lost]
+    if lost and not job.ended:
+        # The cluster deletes it after some minutes, or the node reports again.
+        return TrainerStatus(TrainerState.WAITING, f"the node of its pod {lost[0]} does not report")
     if failed and not job.ended and sum(pod.is_over for pod in pods) < expected:
         return TrainerStatus(TrainerState.RUNNING, "a pod has ended")
     if failed:

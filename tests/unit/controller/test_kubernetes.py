@@ -12,6 +12,7 @@ import pytest
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.embedded.memory_kills import LAST_LINE
 from leyden.libs.kubernetes import cluster as cluster_module
+from leyden.libs.kubernetes.pods import NODE_LOST
 from leyden.services.controller.engines.kubernetes import KubernetesEngines, engine_urls
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainers import kubernetes as kubernetes_trainers
@@ -390,6 +391,33 @@ async def test_a_trainer_that_its_queue_preempts_waits_for_the_queue(server: Fak
     server.ended(FIRST.name, 1, 0, "trainer")
     server.pod(FIRST.name, 0, conditions=[EVICTED])
     assert (await backend.status(FIRST)).state is TrainerState.WAITING
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_a_trainer_whose_node_does_not_report_is_over_once_its_pod_is_deleted(
+    server: FakeKubernetes, make: Make, ranks: int
+) -> None:
+    backend = make(trainer_pods=ranks)
+    await backend.start(FIRST, MODELS)
+    pod = server.running(FIRST.name, 0, "trainer")
+    pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    if ranks == 2:
+        server.ended(FIRST.name, 1, 1, "trainer", message=LOST)
+    reason = f"the node of its pod {FIRST.name}-0-x7k2p does not report"
+    assert tuple(await backend.status(FIRST))[:2] == (TrainerState.WAITING, reason)
+    pod["metadata"]["deletionTimestamp"] = "2026-11-22T12:10:00Z"
+    assert tuple(await backend.status(FIRST))[:2] == (TrainerState.KILLED, NODE_LOST)
+
+
+async def test_stopping_waits_for_no_pod_whose_node_does_not_report(server: FakeKubernetes, make: Make) -> None:
+    backend = make()
+    await backend.start(FIRST, MODELS)
+    pod, server.holds = server.running(FIRST.name, 0, "trainer"), True
+    stopping = asyncio.create_task(backend.stop(FIRST))
+    await asyncio.sleep(0.1)
+    assert not stopping.done()
+    pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    await stopping
 
 
 async def test_a_trainer_survives_its_controller(server: FakeKubernetes, make: Make, tmp_path: Path) -> None:

@@ -75,9 +75,20 @@ def test_a_container_at_work_has_a_start_and_a_lost_node_shows() -> None:
     running = {"running": {"startedAt": "2026-11-22T12:00:00Z"}}
     at_work = pod(running, phase="Running", conditions=[{"type": "Ready", "status": "True"}])
     assert (at_work.started_at, at_work.lost) == (datetime(2026, 11, 22, 12, tzinfo=UTC), False)
-    assert pod(running, phase="Running", conditions=[{"type": "Ready", "status": "False"}]).lost
+    lost = pod(running, phase="Running", conditions=[{"type": "Ready", "status": "False"}])
+    assert (lost.lost, lost.is_over) == (True, False)
     unready = {"type": "Ready", "status": "False", "reason": "ContainersNotReady"}
     assert not pod(running, phase="Running", conditions=[unready]).lost
+
+
+def test_a_deleted_pod_whose_node_does_not_report_is_over() -> None:
+    """Its deletion has no end while the node is away; one whose node reports ends by itself."""
+    running, asked = {"running": {"startedAt": "2026-11-22T12:00:00Z"}}, {"deletionTimestamp": "2026-11-22T12:10:00Z"}
+    found = [
+        pod(running, asked, phase="Running", conditions=[{"type": "Ready", "status": ready}])
+        for ready in ("False", "True")
+    ]
+    assert [one.disrupted for one in found] == ["the pod was deleted, and its node does not report", None]
 
 
 def test_an_end_has_its_code_and_times_although_another_container_goes_on() -> None:
