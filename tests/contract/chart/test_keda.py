@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from sqlalchemy import text
 
+from leyden.libs.store import tables
+from leyden.libs.store.attempts import RUNNER_TYPE
 from leyden.libs.store.database import Database
+from leyden.libs.store.demonstrations import claim_supervised
 from tests.contract.chart.chart import FULLNAME, NAMESPACE, Object, of_kind
 from tests.support import builders
 
@@ -14,10 +17,14 @@ def scaler(name: str) -> Object:
     return found[f"{FULLNAME}-{name}"]
 
 
-async def count(database: Database, name: str) -> int:
+def query(name: str) -> str:
     (trigger,) = scaler(name)["triggers"]
+    return str(trigger["metadata"]["query"])
+
+
+async def count(database: Database, name: str) -> int:
     async with database.read() as session:
-        return int(await session.scalar(text(trigger["metadata"]["query"])))
+        return int(await session.scalar(text(query(name))))
 
 
 def test_keda_scales_the_deployments_alone() -> None:
@@ -54,6 +61,34 @@ async def test_the_runners_query_counts_rollouts_for_jobs(database: Database) ->
     # A pause leaves attempts to their end.
     await builders.add_attempt(database, paused[0])
     assert await count(database, "runner") == 4
+
+
+async def test_the_runners_query_reads_the_runner_of_each_group(database: Database) -> None:
+    """With several agents it is the agent's, by which controller and runner queue and lease."""
+    run = await builders.add_run(database)
+    await builders.add_group(database, run, 0, size=3, agent="a", runner_type="kubernetes")
+    config = builders.run_document(runner={"type": "kubernetes", "image": "agents:1"})
+    run = await builders.add_run(database, config=config)
+    await builders.add_group(database, run, 0, size=2, agent="b", runner_type="external")
+    assert await count(database, "runner") == 3
+    assert RUNNER_TYPE in query("runner")
+
+
+async def test_credits_query_counts_runs_of_fine_tuning_that_await_it(database: Database) -> None:
+    dataset = (await builders.add_dataset(database)).id
+    source = await builders.add_run(database, dataset_id=dataset)
+    group, _ = await builders.add_group(database, source, 0, state="complete")
+    config = builders.run_document(algorithm={"type": "sft", "runs": [source.id]})
+    tuned = await builders.add_run(database, dataset_id=dataset, config=config)
+    assert await count(database, "credit") == 2
+    async with database.session() as session:
+        claimed = await claim_supervised(session)
+    assert claimed is not None and claimed.id == tuned.id
+    # The demonstration is a group of another run, which still needs a credit of its own.
+    async with database.session() as session:
+        row = {"verdict": "credited", "credit_version": 1, "counted_siblings": 1, "has_variance": False}
+        session.add(tables.GroupCredit(run_id=tuned.id, group_id=group.id, **row))
+    assert await count(database, "credit") == 1
 
 
 async def test_credits_query_counts_complete_groups(database: Database) -> None:
