@@ -17,7 +17,7 @@ import yaml
 
 from leyden.libs.embedded import servers
 from leyden.libs.service import ServiceSettings
-from tests.contract.chart.chart import FULLNAME, Object, containers, env_of, pods, template
+from tests.contract.chart.chart import FULLNAME, ROOT, Object, containers, env_of, pods, template
 
 PASSWORD = "p@ss/w:rd%2#x"
 
@@ -42,6 +42,17 @@ def environment(objects: list[Object], deployment: str) -> dict[str, str]:
         elif "value" in one:
             found[one["name"]] = str(one["value"])
     return found
+
+
+@pytest.mark.parametrize("store", ["postgres", "redis"])
+def test_policies_open_the_port_of_an_address_in_a_secret(tmp_path: Path, store: str) -> None:
+    """The chart cannot read the Secret, so the value's comment asks for the port."""
+    objects = rendered(tmp_path, {store: {"mode": "external", "external": {"urlSecret": {"name": "s"}, "port": 6432}}})
+    policy = next(one for one in objects if one["kind"] == "NetworkPolicy" and one["metadata"]["name"].endswith("-api"))
+    assert {"ports": [{"port": 6432, "protocol": "TCP"}]} in policy["spec"]["egress"]
+    page = (ROOT / "docs" / "reference" / "values.md").read_text()
+    (row,) = (line for line in page.splitlines() if line.startswith(f"| `{store}.external.urlSecret` |"))
+    assert "`port`" in row
 
 
 def test_every_pod_that_connects_to_postgres_has_its_certificate_authority() -> None:
