@@ -107,6 +107,18 @@ def test_the_how_tos_network_and_identity_reach_the_trainer(tmp_path: Path) -> N
         assert [one["port"] for one in clients["ports"]] == [port]
 
 
+@pytest.mark.parametrize(("size", "together"), [("1Gi", "100Gi"), ("1.5Gi", "150Gi"), ("0.25M", "25M"), ("1", "100")])
+def test_attempts_that_share_a_pod_have_their_folders_size_each(size: str, together: str) -> None:
+    text = template("--set", "rollouts.attemptsPerPod=100", "--set-string", f"rollouts.tmpSize={size}").stdout
+    data = next(
+        one for one in yaml.safe_load_all(text) if one and one["metadata"]["name"] == f"{FULLNAME}-pod-templates"
+    )
+    volumes = {
+        one["name"]: one.get("emptyDir") for one in yaml.safe_load(data["data"]["shared.yaml"])["spec"]["volumes"]
+    }
+    assert str(volumes["attempts"]["sizeLimit"]) == together
+
+
 def test_agents_pods_have_folders_of_all_users_of_their_own() -> None:
     text = template("--set", "rollouts.attemptsPerPod=2,rollouts.tmpSize=2Gi,rollouts.shmSize=3Gi").stdout
     data = next(

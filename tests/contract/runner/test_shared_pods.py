@@ -165,9 +165,18 @@ async def test_attempts_of_a_run_share_a_pod_one_after_another_and_another_run_h
     assert pods.api.objects["jobs"] == {}
 
 
+EVICTED = {
+    "phase": "Failed",
+    "reason": "Evicted",
+    "message": 'Usage of EmptyDir volume "attempts" exceeds the limit "1Gi".',
+}
+
+
+@pytest.mark.parametrize(("end", "words"), [(EVICTED, "exceeds the limit"), ({}, "is lost: ")])
 async def test_a_lost_pod_fails_its_attempts_and_the_next_one_gets_another(
-    pods: Pods, backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
+    pods: Pods, backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch, end: dict[str, str], words: str
 ) -> None:
+    monkeypatch.setattr(shared_pods, "END_SECONDS", 1.0)
     running = asyncio.create_task(backend.run(spec("a", ["/bin/sleep", "300"])))
     [process] = await eventually(lambda: list(pods.processes.values()))
     await eventually(lambda: len(psutil.Process(process.pid).children(recursive=True)) == 2)
@@ -176,7 +185,9 @@ async def test_a_lost_pod_fails_its_attempts_and_the_next_one_gets_another(
     process.kill()
     for one in below:
         one.kill()
-    with pytest.raises(BackendError, match="is lost"):
+    [job] = pods.api.objects["jobs"]
+    pods.api.pod(job, **end)
+    with pytest.raises(BackendError, match=words):
         await running
     await eventually(lambda: pods.api.objects["jobs"] == {})
 

@@ -137,7 +137,9 @@ spec:
       sizeLimit: {{ .Values.rollouts.shmSize }}
   - name: attempts
     emptyDir:
-      sizeLimit: {{ .Values.rollouts.tmpSize }}
+      {{- $number := regexFind "^[0-9.]+" .Values.rollouts.tmpSize }}
+      {{- $all := regexReplaceAll "\\.?0+$" (mulf (float64 $number) .Values.rollouts.attemptsPerPod | printf "%.3f") "" }}
+      sizeLimit: {{ $all }}{{ trimPrefix $number .Values.rollouts.tmpSize }}
   - name: server
     emptyDir:
       sizeLimit: 16Mi

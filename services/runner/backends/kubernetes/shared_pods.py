@@ -10,6 +10,7 @@ import base64
 import json
 import secrets
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from kubernetes_asyncio import client
@@ -59,6 +60,8 @@ MEMORY_POLLS_A_SECOND = 100
 CONNECT_SECONDS = 20.0
 """Longer than the pause of a pod whose node has no CPU left: a pod that does not answer is lost to all attempts."""
 CLEAN_UP_SECONDS = 20.0
+END_SECONDS = 5.0
+"""The API server shows the end of a pod a moment after its connections break."""
 REPORT_BYTES = 2 * MAX_LINE_BYTES
 """Most bytes of a report without stdout and stderr, which base64 makes longer by a third."""
 NAMES = Names(
@@ -126,7 +129,11 @@ class SharedPods:
             address = await asyncio.shield(pod.opening)
             report = await _attempt(address, self._orders(spec, runner, pod), pod.lose)
             return ended_of(report, NAMES, contained=True)
-        except (BackendError, Refused, OSError, EOFError) as error:
+        except (OSError, EOFError) as error:
+            pod.lose()
+            cause = await self._end_cause(pod.name) or error
+            raise BackendError(f"the shared pod {pod.name} is lost: {cause}") from error
+        except (BackendError, Refused) as error:
             pod.lose()
             raise BackendError(f"the shared pod {pod.name} is lost: {error}") from error
         except ProgramError as error:
@@ -217,10 +224,20 @@ class SharedPods:
             if status is None:
                 continue
             if status.is_over or status.hopeless:
-                raise BackendError(status.start_error or status.disrupted or status.waiting or "its server has ended")
+                raise BackendError(_cause(status))
             if status.started_at is not None and status.address is not None:
                 return status.address
             causes.append(status.waiting or causes[-1])
+
+    async def _end_cause(self, name: str) -> str | None:
+        """Says why a pod has ended; None where the API server does not show that it has."""
+        with suppress(TimeoutError, Refused):
+            async with asyncio.timeout(END_SECONDS):
+                while True:
+                    status = (await self._states.next()).get(name)
+                    if status is not None and status.is_over:
+                        return _cause(status)
+        return None
 
     def _orders(self, spec: AttemptSpec, runner: KubernetesRunner, pod: _Pod) -> dict[str, Any]:
         first, *rest = spec.command
@@ -245,6 +262,14 @@ class SharedPods:
     async def _list_pods(self) -> dict[str, PodStatus]:
         statuses = [pod_status(pod, CONTAINER) for pod in await self._cluster.pods(self._selector)]
         return {status.job: status for status in statuses}
+
+
+def _cause(status: PodStatus) -> str:
+    """Why a pod that has ended did, or one that waits in vain."""
+    if status.out_of_memory:
+        return "out of memory: raise runner.resources.limits.memory, which all attempts of the pod share"
+    known = status.start_error or status.evicted_for_limit or status.disrupted or status.waiting
+    return known or "its server has ended"
 
 
 async def _answers(address: str) -> bool:
