@@ -11,7 +11,8 @@ from leyden.libs.kubernetes.cluster import Cluster, Object
 
 QUOTA = "exceeded quota"
 """A part of the refusal of an object for which the namespace's quota has no room now."""
-FINAL_REFUSALS = ("violates PodSecurity", "denied the request")
+FINAL_REFUSALS = ("violates PodSecurity", "denied the request", "must specify ")
+"""The last one is of a quota that names a resource of which a container gives no amount."""
 
 
 @dataclass(frozen=True)

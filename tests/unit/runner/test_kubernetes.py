@@ -404,11 +404,14 @@ def refuse_pod(server: FakeKubernetes, message: str) -> None:
     at_start(server, note)
 
 
+@pytest.mark.parametrize(
+    "words", ['violates PodSecurity "restricted:latest"', "failed quota: agents: must specify limits.cpu for: agent"]
+)
 async def test_a_pod_that_admission_refuses_fails_the_attempt_at_once(
-    server: FakeKubernetes, backend: KubernetesBackend
+    server: FakeKubernetes, backend: KubernetesBackend, words: str
 ) -> None:
-    refuse_pod(server, 'pods "x" is forbidden: violates PodSecurity "restricted:latest"')
-    with pytest.raises(BackendError, match="violates PodSecurity"):
+    refuse_pod(server, f'pods "x" is forbidden: {words}')
+    with pytest.raises(BackendError, match=words):
         await backend.run(spec())
 
 
