@@ -17,12 +17,13 @@ FINAL_REFUSALS = ("violates PodSecurity", "denied the request", "must specify ")
 
 @dataclass(frozen=True)
 class JobStatus:
-    """Args: trouble: why it has no pod, or failed; ended: it makes no pod any more; complete: every pod succeeded;
-    refused: it makes pods again and again, and the namespace admits none; suspended: its queue took its pods, and will
-    make them again.
+    """Args: trouble: why it has no pod, or failed; pods: how many it makes at once; ended: it makes no pod any more;
+    complete: every pod succeeded; refused: it makes pods again and again, and the namespace admits none; suspended: its
+    queue took its pods, and will make them again.
     """
 
     trouble: str | None
+    pods: int
     ended: bool = False
     complete: bool = False
     refused: bool = False
@@ -43,16 +44,16 @@ async def job_statuses(cluster: Cluster, selector: str) -> dict[str, JobStatus]:
 
 def job_status(job: Object, events: Sequence[Object] = ()) -> JobStatus:
     """Reads a Job, with the events of kind FailedCreate of its namespace."""
-    name = job["metadata"]["name"]
+    name, pods = job["metadata"]["name"], job["spec"].get("parallelism", 1)
     refusal = next((one.get("message", "") for one in events if one["involvedObject"]["name"] == name), None)
     for condition in job.get("status", {}).get("conditions", []):
         if condition["type"] in {"Failed", "Complete"} and condition["status"] == "True":
             words = ": ".join(text for text in (condition.get("reason"), condition.get("message")) if text)
             is_complete = condition["type"] == "Complete"
-            return JobStatus(refusal or words or condition["type"], ended=True, complete=is_complete)
+            return JobStatus(refusal or words or condition["type"], pods, ended=True, complete=is_complete)
     if job["spec"].get("suspend"):
-        return JobStatus("queued: the Job is suspended until its queue has room", suspended=True)
-    return JobStatus(refusal, refused=any(word in (refusal or "") for word in FINAL_REFUSALS))
+        return JobStatus("queued: the Job is suspended until its queue has room", pods, suspended=True)
+    return JobStatus(refusal, pods, refused=any(word in (refusal or "") for word in FINAL_REFUSALS))
 
 
 def fail_on_disruption() -> client.V1PodFailurePolicy:

@@ -99,7 +99,7 @@ class KubernetesTrainers:
             if made is None:
                 return TrainerStatus(TrainerState.KILLED, f"the Job {attempt.name} was deleted")
             job = job_status(made)
-        return trainer_status(job, snapshot.pods.get(attempt.name, []), self._settings.trainer_pods)
+        return trainer_status(job, snapshot.pods.get(attempt.name, []))
 
     async def stop(self, attempt: TrainerAttempt) -> None:
         # The kubelet sends SIGTERM, and SIGKILL after the template's `terminationGracePeriodSeconds`.
@@ -135,7 +135,7 @@ def _refusals() -> Iterator[None]:
         raise BackendAway(f"{error}: the chart's Role for the controller grants what it needs") from error
 
 
-def trainer_status(job: JobStatus, pods: list[PodStatus], expected: int) -> TrainerStatus:
+def trainer_status(job: JobStatus, pods: list[PodStatus]) -> TrainerStatus:
     """Reads the state of a trainer from its Job and its pods: one pod down is the trainer's end."""
     if job.complete:
         return TrainerStatus(TrainerState.DONE, "exit code 0")
@@ -155,7 +155,7 @@ def trainer_status(job: JobStatus, pods: list[PodStatus], expected: int) -> Trai
     if lost and not job.ended:
         # The cluster deletes it after some minutes, or the node reports again.
         return TrainerStatus(TrainerState.WAITING, f"the node of its pod {lost[0]} does not report")
-    if failed and not job.ended and sum(pod.is_over for pod in pods) < expected:
+    if failed and not job.ended and sum(pod.is_over for pod in pods) < job.pods:
         return TrainerStatus(TrainerState.RUNNING, "a pod has ended")
     if failed:
         return TrainerStatus(TrainerState.KILLED, last_line(told(failed[0].message)[1]), _output(pods))
@@ -165,7 +165,7 @@ def trainer_status(job: JobStatus, pods: list[PodStatus], expected: int) -> Trai
     if any(pod.exit_code == 0 for pod in pods):
         return TrainerStatus(TrainerState.RUNNING, "a pod has ended")
     waiting = [pod.waiting for pod in pods if pod.waiting is not None]
-    if waiting or len(pods) < expected:
+    if waiting or len(pods) < job.pods:
         return TrainerStatus(TrainerState.WAITING, next(iter(waiting), job.trouble or "its pods are being created"))
     return TrainerStatus(TrainerState.RUNNING, f"pods {', '.join(sorted(pod.name for pod in pods))}")
 

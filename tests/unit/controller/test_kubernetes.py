@@ -420,6 +420,19 @@ async def test_stopping_waits_for_no_pod_whose_node_does_not_report(server: Fake
     await stopping
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+async def test_an_adopted_trainer_has_the_pods_with_which_it_was_made(
+    server: FakeKubernetes, make: Make, before: int, after: int
+) -> None:
+    await make(trainer_pods=before).start(FIRST, MODELS)
+    for index in range(before):
+        server.running(FIRST.name, index, "trainer")
+    leader = make(trainer_pods=after)
+    assert (await leader.status(FIRST)).state is TrainerState.RUNNING
+    server.ended(FIRST.name, 1, 0, "trainer", message=LOST)
+    assert (await leader.status(FIRST)).state is (TrainerState.KILLED if before == 1 else TrainerState.RUNNING)
+
+
 async def test_a_trainer_survives_its_controller(server: FakeKubernetes, make: Make, tmp_path: Path) -> None:
     former = TrainerSupervisor(settings(tmp_path), make(), RememberedEnds())
     former.reconcile({"run-abc": 0})
