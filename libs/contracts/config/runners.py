@@ -69,8 +69,8 @@ class ContainerRunner(_Runner):
     """The image that holds the agent, with a tag other than `latest`, or a digest. The runner pulls one that its
     machine lacks."""
     memory_bytes: int | None = Field(default=4 * 2**30, ge=2**24, le=2**60)
-    """Memory of the container, its files in tmpfs and page cache included; the kernel ends an agent that needs more.
-    null for no limit."""
+    """Memory of the container, its files in tmpfs and page cache included; the kernel ends an agent that needs more: an
+    `infra_error`, since it may have been the machine's want of memory. null for no limit."""
     cpu_seconds: int | None = Field(default=None, ge=1, le=10**9)
     """CPU time of each process of the agent (RLIMIT_CPU); null for no limit."""
 
@@ -98,7 +98,8 @@ class KubernetesRunner(_Runner):
     image: PinnedImage
     """The image that holds the agent, with a tag other than `latest`, or a digest: attempts of one run are alike."""
     resources: Resources = Field(default_factory=Resources)
-    """Added to those of the platform's pod template. A pod that exceeds its memory limit is the agent's own failure."""
+    """Added to those of the platform's pod template. The kernel ends an agent that needs more than `limits.memory`:
+    an `infra_error`, since it may have been the node's want of memory."""
     secrets: dict[VariableName, SecretKey] = Field(default_factory=dict, max_length=50)
     """Variables of the agent whose values are in Secrets of its namespace, as
     `{"TOOL_KEY": {"name": "tools", "key": "api-key"}}`. The operator allows Secrets by name (chart:

@@ -42,6 +42,18 @@ class AttemptSpec:
     artifacts: Sequence[str] = ()
 
 
+def out_of_memory(limit: str) -> str:
+    """The reason of an attempt that failed after the kernel had ended a process of the agent for want of memory.
+
+    Podman, docker and a kubelet say so alike whether the agent exceeded its own limit or its machine had none left.
+    The platform's failure, then: it never trains. Args: limit: the field that bounds the agent
+    """
+    return (
+        f"the kernel ended the agent for want of memory: its own limit ({limit}) or the machine's, nobody says which."
+        " Raise the limit, or let fewer agents run at once on a machine"
+    )
+
+
 class BackendError(Exception):
     """The backend could not start the agent or lost it. The attempt is repeated and never trained."""
 

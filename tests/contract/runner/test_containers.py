@@ -15,7 +15,7 @@ from leyden.libs.capability import KeyRing, verify
 from leyden.libs.contracts.capability import Scope
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.services.runner.backends.container.backend import CGROUPS_2, UNKNOWN_LIMIT
+from leyden.services.runner.backends.base import out_of_memory
 from tests.contract.runner.test_attempts import Bench, stopped
 from tests.support import builders
 from tests.support.containers import (
@@ -149,12 +149,8 @@ async def test_each_end_has_its_outcome(bench: ContainerBench) -> None:
     assert no_program.kind == "infra_error"
     assert "could not be started" in no_program.detail
     assert "no-such-program" in no_program.detail
-    if Path(PROGRAM).name == "podman" and not CGROUPS_2.exists():
-        assert (exceeded.kind, exceeded.exit_code) == ("infra_error", 137)
-        assert UNKNOWN_LIMIT in exceeded.detail
-    else:
-        assert (exceeded.kind, exceeded.exit_code) == ("agent_error", 137)
-        assert "used more memory than allowed (runner.memory_bytes)" in exceeded.detail
+    assert (exceeded.kind, exceeded.exit_code) == ("infra_error", 137)
+    assert exceeded.detail == out_of_memory("runner.memory_bytes")
     assert containers(bench.work_folder) == []
 
 

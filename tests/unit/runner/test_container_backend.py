@@ -15,8 +15,7 @@ from leyden.libs.contracts.config import ContainerRunner
 from leyden.libs.sandbox.ended import Ended
 from leyden.libs.sandbox.workspace import Workspaces
 from leyden.libs.store.alarms.attempts import judge_attempts
-from leyden.services.runner.backends.base import AttemptSpec, BackendError
-from leyden.services.runner.backends.container import backend as container
+from leyden.services.runner.backends.base import AttemptSpec, BackendError, out_of_memory
 from leyden.services.runner.backends.container.backend import ContainerBackend
 from leyden.services.runner.settings import Settings
 
@@ -162,46 +161,51 @@ async def test_a_variable_that_no_container_takes_is_refused(
     assert not [call for call in podman.calls() if call.startswith("create")]
 
 
-async def test_an_agent_beyond_its_memory_failed_by_itself(backend: ContainerBackend, podman: FakePodman) -> None:
-    podman.answers("start", 137)
-    podman.ends(OOMKilled=True)
-    ended = await run(backend)
-    assert ended.limit_exceeded == "the agent used more memory than allowed (runner.memory_bytes): 64 MiB"
-    assert ended.platform_failure is None
-
-
 @pytest.mark.parametrize(
-    ("tells", "limit", "is_unknown"), [(False, 2**26, True), (True, 2**26, False), (False, None, False)]
+    ("code", "killed", "lacked", "blamed"),
+    [(137, True, True, True), (1, True, True, True), (137, False, True, True), (137, False, False, False)],
 )
-async def test_where_podman_hides_whose_memory_ended_an_agent_the_reason_says_so(
+async def test_nobody_says_whose_memory_was_over_so_that_it_is_not_the_agents_failure(
     backend: ContainerBackend,
     podman: FakePodman,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     *,
-    tells: bool,
-    limit: int | None,
-    is_unknown: bool,
+    code: int,
+    killed: bool,
+    lacked: bool,
+    blamed: bool,
 ) -> None:
-    """Args: tells: version 2 of cgroups; limit: the agent's; is_unknown: the kernel may have ended it for the limit"""
-    controllers = tmp_path / "cgroup.controllers"
-    if tells:
-        controllers.touch()
-    monkeypatch.setattr(container, "CGROUPS_2", controllers)
+    """Args: killed: podman says so; lacked: the kernel ended processes of the machine; blamed: memory is the reason"""
     supervised = backend._supervisors.run
 
     async def short_of_memory(*words: Any) -> Any:
-        return {**await supervised(*words), "lacked_memory": True}
+        return {**await supervised(*words), "lacked_memory": lacked}
 
     monkeypatch.setattr(backend._supervisors, "run", short_of_memory)
+    podman.answers("start", code)
+    podman.ends(OOMKilled=killed)
+    ended = await run(backend)
+    assert (ended.limit_exceeded, ended.exit_code) == (None, code)
+    assert ended.platform_failure == (out_of_memory("runner.memory_bytes") if blamed else None)
+
+
+async def test_the_runs_alarm_tells_the_remedy_for_want_of_memory(
+    backend: ContainerBackend, podman: FakePodman
+) -> None:
     podman.answers("start", 137)
-    ended = await run(backend, limits=ContainerRunner(image="localhost/agent:1", memory_bytes=limit))
-    assert ended.limit_exceeded is None
-    assert (ended.platform_failure or "").startswith("ended by a SIGKILL while the kernel ended processes")
-    assert (container.UNKNOWN_LIMIT in (ended.platform_failure or "")) == is_unknown
-    outcome = {"kind": "infra_error", "detail": ended.platform_failure, "stderr": "", "reason": None}
+    podman.ends(OOMKilled=True)
+    reason = (await run(backend)).platform_failure or ""
+    outcome = {"kind": "infra_error", "detail": reason, "stderr": "", "reason": None}
     [alarm] = [one for one in judge_attempts([outcome | CALLS] * 4) if one.name == "platform_fails"]
-    assert alarm.reason.endswith(ended.platform_failure or "")
+    assert alarm.reason.endswith("Raise the limit, or let fewer agents run at once on a machine")
+
+
+async def test_an_agent_that_outlived_the_end_of_its_child_counts_as_it_says(
+    backend: ContainerBackend, podman: FakePodman
+) -> None:
+    podman.ends(OOMKilled=True)
+    ended = await run(backend)
+    assert (ended.exit_code, ended.platform_failure) == (0, None)
 
 
 async def test_another_exit_code_is_the_agents(backend: ContainerBackend, podman: FakePodman) -> None:

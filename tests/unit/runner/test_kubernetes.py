@@ -204,7 +204,8 @@ async def test_a_pod_gets_its_task_on_stdin_and_as_a_file_of_the_agents_name(
     [
         ({"code": 0}, OutcomeKind.SUCCEEDED, None),
         ({"code": 3}, OutcomeKind.AGENT_ERROR, "the agent exited with code 3"),
-        ({"code": 137, "reason": "OOMKilled"}, OutcomeKind.AGENT_ERROR, "more memory than allowed"),
+        ({"code": 137, "reason": "OOMKilled"}, OutcomeKind.INFRA_ERROR, "for want of memory: its own limit"),
+        ({"code": 0, "reason": "OOMKilled"}, OutcomeKind.SUCCEEDED, None),
         ({"code": 137, "reason": "ContainerStatusUnknown"}, OutcomeKind.INFRA_ERROR, "ContainerStatusUnknown"),
     ],
 )

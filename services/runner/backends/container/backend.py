@@ -10,7 +10,6 @@ import json
 import os
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leyden.libs.containers.client import ContainerClient, ContainerError, last_words
@@ -23,7 +22,7 @@ from leyden.libs.sandbox.supervisors import ProgramError, Supervisors
 from leyden.libs.sandbox.users import SandboxUser, SandboxUsers, sandbox_users
 from leyden.libs.sandbox.workspace import Workspace, Workspaces, is_locked, others_filled_disk
 from leyden.libs.telemetry import logger
-from leyden.services.runner.backends.base import AttemptSpec, BackendError
+from leyden.services.runner.backends.base import AttemptSpec, BackendError, out_of_memory
 from leyden.services.runner.backends.container.creation import OWNER, WORK_FOLDER, Creation
 from leyden.services.runner.backends.machine import NAMES, WithoutSurvivors, place_of, program_of
 from leyden.services.runner.settings import Settings
@@ -34,12 +33,6 @@ if TYPE_CHECKING:
 log = logger()
 
 NO_SUCH = "no such container"
-CGROUPS_2 = Path("/sys/fs/cgroup/cgroup.controllers")
-"""It is there with version 2 of cgroups alone."""
-UNKNOWN_LIMIT = (
-    "podman does not say whether by the agent's own limit: raise runner.memory_bytes, or start the machine with version"
-    " 2 of cgroups, where it does"
-)
 NEVER_STARTED = "0001-"
 """The beginning of the time of a container's start that never was."""
 
@@ -141,23 +134,13 @@ class ContainerBackend(WithoutSurvivors):
             creation.variables_file.write_text(lines, encoding="utf-8")
             await self._client.call(*creation.arguments(passed), passed=passed)
             report = await self._supervisors.run(self._orders(creation), user.lock)
-            out_of_memory = await self._failed_for_memory(creation.name, report)
+            lacked_memory = await self._lacked_memory(creation.name, report)
         finally:
             await asyncio.shield(self._remove(creation.name))
         lacked_room = await asyncio.to_thread(others_filled_disk, workspace.root)
         kept = await asyncio.to_thread(read_artifacts, workspace.work, spec.artifacts)
-        limit = spec.limits.memory_bytes if isinstance(spec.limits, ContainerRunner) and out_of_memory else None
-        found: Report = {**report, "memory_bytes": limit}
-        ended = ended_of(found, NAMES, contained=True, lacked_room=lacked_room, kept=kept)
-        if ended.platform_failure is None or not self._hides_memory(spec.limits, report):
-            return ended
-        return replace(ended, platform_failure=f"{ended.platform_failure}; {UNKNOWN_LIMIT}")
-
-    def _hides_memory(self, limits: object, report: Report) -> bool:
-        """Whether an agent with a limit may have exceeded it: the kernel ended a process, and nobody says whose."""
-        is_bound = isinstance(limits, ContainerRunner) and limits.memory_bytes is not None
-        was_killed = report["exit_code"] == SHELL_SIGKILL and bool(report["lacked_memory"])
-        return is_bound and was_killed and self._client.is_podman and not CGROUPS_2.exists()
+        ended = ended_of(report, NAMES, contained=True, lacked_room=lacked_room, kept=kept)
+        return replace(ended, platform_failure=out_of_memory(NAMES.memory)) if lacked_memory else ended
 
     def _orders(self, creation: Creation) -> Orders:
         spec = creation.spec
@@ -176,8 +159,8 @@ class ContainerBackend(WithoutSurvivors):
             "sandbox": None,
         }
 
-    async def _failed_for_memory(self, name: str, report: Report) -> bool:
-        """Whether the kernel ended the agent for its own memory limit.
+    async def _lacked_memory(self, name: str, report: Report) -> bool:
+        """Whether the agent failed after the kernel had ended a process of it for want of memory.
 
         Raises: BackendError: the container never started, or its client ended before it
         """
@@ -189,7 +172,8 @@ class ContainerBackend(WithoutSurvivors):
             raise BackendError(f"the agent could not be started: {words}")
         if state["Running"]:
             raise BackendError(f"the client of the agent's container ended before it: {words}")
-        return bool(state["OOMKilled"])
+        # With version 1 of cgroups podman says no word of it.
+        return bool(state["OOMKilled"]) or (report["exit_code"] == SHELL_SIGKILL and bool(report["lacked_memory"]))
 
     async def _remove(self, name: str) -> None:
         try:

@@ -17,7 +17,7 @@ from leyden.libs.sandbox.ended import Ended
 from leyden.libs.sandbox.output import Output
 from leyden.libs.service.errors import Misconfigured
 from leyden.libs.telemetry import RateLimitedLogger, logger
-from leyden.services.runner.backends.base import AttemptSpec, BackendError
+from leyden.services.runner.backends.base import AttemptSpec, BackendError, out_of_memory
 from leyden.services.runner.backends.kubernetes.job import CONTAINER, agent_job, job_name, name_of
 from leyden.services.runner.backends.kubernetes.secret import attempt_secret
 from leyden.services.runner.backends.kubernetes.shared_pods import SharedPods
@@ -34,7 +34,7 @@ LOST_POLLS = 10
 """The pod of an agent that ran is gone for good by then, whatever its Job still says."""
 CLEAN_UP_SECONDS = 20.0
 LOG_SECONDS = 60.0
-OUT_OF_MEMORY = "the agent used more memory than allowed (runner.resources.limits.memory)"
+OUT_OF_MEMORY = out_of_memory("runner.resources.limits.memory")
 
 
 class KubernetesBackend:
@@ -228,6 +228,7 @@ class KubernetesBackend:
     async def _exit(self, spec: AttemptSpec, pod: PodStatus) -> Ended:
         if pod.start_error is not None:
             raise BackendError(f"the agent could not be started: {pod.start_error}")
+        lacked_memory = pod.out_of_memory and pod.exit_code != 0
         output = await self._output(spec, pod)
         if output is None and pod.disrupted is None and pod.exit_code == 0:
             raise BackendError("the log of the agent is lost, and its reward with it")
@@ -236,8 +237,8 @@ class KubernetesBackend:
             stdout=b"" if output is None else output.last(spec.limits.output_bytes),
             stderr=b"",
             seconds=_seconds(pod),
-            limit_exceeded=pod.evicted_for_limit or (OUT_OF_MEMORY if pod.out_of_memory else None),
-            platform_failure=pod.disrupted,
+            limit_exceeded=pod.evicted_for_limit,
+            platform_failure=pod.disrupted or (OUT_OF_MEMORY if lacked_memory else None),
             reward_line=b"" if output is None else output.reward_line(),
         )
 
