@@ -139,13 +139,31 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def memory_of_descendants(limit: int) -> int:
-    """Returns resident bytes of all descendants. Above `limit` it measures again and counts each shared page once."""
+def memory_of_descendants(limit: int, uid: int | None) -> int:
+    """Returns resident bytes of all descendants. Above `limit` it measures again and counts each shared page once.
+
+    Args: uid: their user; None for that of this process
+    """
     pids = children(os.getpid())
     for pid in pids:
         pids += children(pid)
     size = sum(map(resident_bytes, pids))
-    return size if size <= limit else sum(map(proportional_bytes, pids))
+    if size <= limit:
+        return size
+    if uid is not None:
+        # In a pod root has no CAP_SYS_PTRACE, and without it the kernel shows pages to the user alone whose they are.
+        # An agent cannot signal this process meanwhile, which changes the user of its look at files and no other.
+        look_as(uid, uid)
+    try:
+        return sum(map(proportional_bytes, pids))
+    finally:
+        look_as(os.geteuid(), os.getegid())
+
+
+def look_as(uid: int, gid: int) -> None:
+    """Makes this process look at files as another user."""
+    _libc.setfsgid(gid)
+    _libc.setfsuid(uid)
 
 
 def resident_bytes(pid: int) -> int:
@@ -194,7 +212,7 @@ class Agent:
         self.exit_code: int | None = None
         self.cpu_seconds = 0.0
         self.exceeded_bytes: int | None = None
-        self._uid = orders["sandbox"] and orders["sandbox"]["uid"]
+        self.uid = orders["sandbox"] and orders["sandbox"]["uid"]
         supervisor = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
@@ -224,8 +242,8 @@ class Agent:
             if time.monotonic() > end:
                 return False
             # Again and again: a descendant may have forked while its parent was being killed.
-            if self._uid is not None:
-                _kill_user(self._uid)
+            if self.uid is not None:
+                _kill_user(self.uid)
             signal_all(descendants(os.getpid()), SIGKILL)
             time.sleep(0.001)
         return True
@@ -306,7 +324,7 @@ def watch(agent: Agent, orders: Orders, outputs: dict[int, Output]) -> bool:
             continue
         if now >= next_poll:
             next_poll = now + pause
-            if (used := memory_of_descendants(limit)) > limit:
+            if (used := memory_of_descendants(limit, agent.uid)) > limit:
                 agent.exceeded_bytes = used
                 return timed_out
         ready = {descriptor for descriptor, _ in poll.poll(min(remaining, next_poll - now) * 1000 + 1)}

@@ -228,6 +228,24 @@ async def test_limits_hold(server: Any) -> None:
     assert large["memory_bytes"] > 100 << 20
 
 
+SHARING = """
+import mmap, os, time
+shared = mmap.mmap(-1, 60 << 20)
+shared.write(b"x" * (60 << 20))
+first = os.getpid()
+for _ in range(3):
+    if os.getpid() == first and os.fork() == 0:
+        shared[:: mmap.PAGESIZE]
+time.sleep(3)
+"""
+
+
+async def test_memory_that_processes_of_an_attempt_share_counts_once(server: Any) -> None:
+    """The server lacks the right of root to look at other users' pages."""
+    ended = await attempt("", command=["python3", "-S", "-c", SHARING], memory_bytes=150 << 20)
+    assert (ended["exit_code"], ended["memory_bytes"]) == (0, None)
+
+
 async def test_another_token_starts_nothing(server: Any) -> None:
     with pytest.raises(EOFError, match="another pod's"):
         await attempt("true", token="guessed")
