@@ -8,7 +8,9 @@ may set otherwise. A backend adds the variables that depend on the place: PATH, 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from leyden.libs.contracts.config import KubernetesRunner
 from leyden.libs.contracts.placeholders import with_task
@@ -104,6 +106,7 @@ def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
         "LEYDEN_ROLLOUT_ID": lease.rollout_id,
         "LEYDEN_ATTEMPT": str(lease.attempt),
     }
+    block |= _past_proxies(block, endpoints)
     if speaks_grpc:
         # A gRPC target has no path; the key names the attempt.
         block |= {"OTEL_EXPORTER_OTLP_ENDPOINT": str(endpoints.grpc_url)}
@@ -117,6 +120,21 @@ def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
     if endpoints.grant_reward:
         block["LEYDEN_REWARD_URL"] = f"{endpoints.collector_url}{path}/reward"
     return block
+
+
+def _past_proxies(block: Mapping[str, str], endpoints: Endpoints) -> dict[str, str]:
+    """The platform's hosts behind those of the run's own that no proxy serves: it, an image or docker may name a proxy.
+
+    Each client reads one of the two spellings first.
+    """
+    addresses = (endpoints.gateway_url, endpoints.collector_url, endpoints.grpc_url)
+    hosts = [host for address in addresses if address is not None and (host := urlsplit(address).hostname)]
+    found = {}
+    for name, other in (("NO_PROXY", "no_proxy"), ("no_proxy", "NO_PROXY")):
+        own = block.get(name, block.get(other, "")).strip()
+        # Clients know an asterisk only where nothing stands beside it.
+        found[name] = own if own == "*" else ",".join(dict.fromkeys([*filter(None, [own]), *hosts]))
+    return found
 
 
 def _azure(lease: Lease, model: str) -> dict[str, str]:

@@ -155,6 +155,22 @@ def test_no_framework_calls_home_unless_the_run_asks_for_it() -> None:
     assert own.items() <= block(**own).items()
 
 
+@pytest.mark.parametrize(
+    ("own", "upper", "lower"),
+    [
+        ({}, "gateway,collector", "gateway,collector"),
+        ({"NO_PROXY": "a,.b"}, "a,.b,gateway,collector", "a,.b,gateway,collector"),
+        ({"NO_PROXY": "a", "no_proxy": "b"}, "a,gateway,collector", "b,gateway,collector"),
+        ({"no_proxy": "*"}, "*", "*"),
+    ],
+)
+def test_no_proxy_of_a_run_an_image_or_a_machine_gets_calls_of_the_platform(
+    own: dict[str, str], upper: str, lower: str
+) -> None:
+    found = block(HTTP_PROXY="http://proxy:3128", **own)
+    assert (found["HTTP_PROXY"], found["NO_PROXY"], found["no_proxy"]) == ("http://proxy:3128", upper, lower)
+
+
 def test_langsmiths_clients_post_to_the_collector_with_the_attempts_key() -> None:
     found = whole()
     assert {name: value for name, value in found.items() if name.startswith("LANGSMITH_")} == {
