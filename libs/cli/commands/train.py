@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -202,7 +203,8 @@ def first_task(tasks: Path) -> Document:
 
 def name_of(command: Sequence[str], folder: Path) -> str:
     """A run's name: the first word of the command that is a file of the folder, else the program."""
-    program = next((word for word in command if (folder / word).is_file()), command[0])
+    # A prompt is no path: pathlib would fail for one that is longer than any name of a file.
+    program = next((word for word in command if os.path.isfile(folder / word)), command[0])  # noqa: PTH113
     return re.sub(r"[^\w.-]", "-", Path(program).stem).strip(".-")[:200] or "agent"
 
 

@@ -82,6 +82,7 @@ def test_the_command_means_the_program_that_the_shell_would_start(tmp_path: Path
     with pytest.raises(CommandError, match="there is no program 'no-such-program'"):
         agent_here(["no-such-program"], tmp_path)
     assert (name_of(["sh", "my agent.py"], tmp_path), name_of(["./{x}"], tmp_path)) == ("my-agent", "x")
+    assert name_of(["/bin/claude", "-p", "You are an assistant. " * 300], tmp_path) == "claude"
 
 
 @pytest.mark.parametrize(
