@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -28,6 +29,8 @@ LONGEST_PAUSE_SECONDS = 5.0
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 """Answers of an API server that is overloaded or starting."""
 
+NO_RIGHTS = "is forbidden: User "
+"""A part of the refusal of a caller without rights. Those of admission, as for a quota, name an object."""
 LOG_GONE = b"unable to retrieve container logs for "
 
 Object = dict[str, Any]
@@ -41,6 +44,12 @@ class Refused(Exception):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+    @property
+    def lacks_rights(self) -> bool:
+        """Whether the API server does not know the caller, or its rights: for a while after it started, so does one
+        that has not read its Roles yet."""
+        return self.status == 401 or (self.status == 403 and NO_RIGHTS in str(self))
 
 
 async def connect() -> client.ApiClient:
@@ -65,17 +74,25 @@ class Cluster:
 
     Every method raises `Refused`, and waits while the API server is away.
 
-    Args: owner_role: a Role of the namespace; Kubernetes deletes the Jobs created here with it
+    Args: owner_role: a Role of the namespace; Kubernetes deletes the Jobs created here with it; patience_seconds: a
+        call is repeated for so long while the API server says that it lacks rights
     """
 
-    def __init__(self, api: client.ApiClient, namespace: str, owner_role: str | None = None) -> None:
+    def __init__(
+        self, api: client.ApiClient, namespace: str, owner_role: str | None = None, patience_seconds: float = 0.0
+    ) -> None:
         self._api = api
         self._namespace = namespace
         self._owner_role = owner_role
+        self._patience_seconds = patience_seconds
         self._batch = client.BatchV1Api(api)
         self._core = client.CoreV1Api(api)
         self._discovery = client.DiscoveryV1Api(api)
         self._access = client.RbacAuthorizationV1Api(api)
+
+    def patient(self, seconds: float) -> Cluster:
+        """The same namespace by the same connections, with other patience."""
+        return Cluster(self._api, self._namespace, self._owner_role, seconds)
 
     def template(self, path: Path, container: str) -> client.V1PodTemplateSpec:
         """Reads a pod template. Raises: Misconfigured: see `load_template`"""
@@ -134,7 +151,7 @@ class Cluster:
             return None if date is None else parsedate_to_datetime(date)
 
         with suppress_missing():
-            return await retried(ask)
+            return await retried(ask, self._patience_seconds)
         return None
 
     async def jobs(self, selector: str) -> list[Object]:
@@ -171,7 +188,7 @@ class Cluster:
                     is_first = False
                     add(chunk)
 
-        await retried(read)
+        await retried(read, self._patience_seconds)
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -186,7 +203,7 @@ class Cluster:
                 parsed: Object = orjson.loads(await answer.read())
             return parsed
 
-        return await retried(ask)
+        return await retried(ask, self._patience_seconds)
 
     async def _answer(
         self, operation: Callable[..., Awaitable[Any]], *arguments: Any, **options: Any
@@ -205,17 +222,21 @@ class Cluster:
         return answer
 
 
-async def retried(call: Callable[[], Awaitable[T]]) -> T:
-    """Repeats a call until the API server answers it.
+async def retried(call: Callable[[], Awaitable[T]], patience_seconds: float = 0.0) -> T:
+    """Repeats a call until the API server answers it, and for a while where it says that the caller lacks rights.
 
     Raises: Refused
     """
     seconds = FIRST_PAUSE_SECONDS
+    patient_until: float | None = None
     while True:
         try:
             return await call()
         except Refused as refused:
-            if refused.status not in RETRIED:
+            if refused.lacks_rights:
+                patient_until = patient_until or time.monotonic() + patience_seconds
+            is_patient = refused.lacks_rights and time.monotonic() < (patient_until or 0.0)
+            if refused.status not in RETRIED and not is_patient:
                 raise
             cause = str(refused)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -84,6 +84,30 @@ async def test_a_refusal_is_the_servers_own_sentence(server: FakeKubernetes, clu
         await cluster.read_log("none", "agent", lambda: print)
 
 
+NO_RIGHTS = 'pods is forbidden: User "runner" cannot list resource "pods" in API group "" in the namespace "rollouts"'
+
+
+@pytest.mark.parametrize("outage", [(401, "Unauthorized"), (403, NO_RIGHTS)])
+async def test_a_server_that_knows_no_rights_yet_is_asked_again_for_a_while(
+    server: FakeKubernetes, cluster: Cluster, outage: tuple[int, str]
+) -> None:
+    server.outage, server.down = outage, 3
+    assert await cluster.patient(60).pods("a=b") == []
+    assert server.requests["GET pods"] == 4
+    server.down = 100
+    for patience in (0.0, 0.05):
+        with pytest.raises(Refused, match=outage[1][:10]):
+            await cluster.patient(patience).pods("a=b")
+    assert server.down > 50
+
+
+async def test_patience_waits_for_no_admission(server: FakeKubernetes, cluster: Cluster) -> None:
+    server.refuse = lambda kind, body: (403, 'jobs.batch "one" is forbidden: exceeded quota: agents')
+    with pytest.raises(Refused, match="exceeded quota"):
+        await cluster.patient(60).create_job(job())
+    assert server.requests["POST jobs"] == 1
+
+
 async def test_a_log_comes_in_chunks(server: FakeKubernetes, cluster: Cluster) -> None:
     server.logs["pod"] = b"a" * 300_000 + b"the end"
     found: list[bytes] = []

@@ -569,6 +569,21 @@ async def test_500_attempts_cost_one_list_a_poll(
     assert {one.exit_code for one in await asyncio.gather(*attempts)} == {0}
 
 
+async def test_agents_work_on_while_a_server_that_restarts_knows_no_rights(
+    server: FakeKubernetes, backend: KubernetesBackend
+) -> None:
+    server.outage = 403, 'pods is forbidden: User "runner" cannot list resource "pods"'
+    server.down = 2
+    at_start(server, server.running)
+    attempts = [asyncio.create_task(backend.run(spec(name=f"run-abc.12.3.{number}"))) for number in (1, 2)]
+    await eventually(lambda: server.requests["PATCH jobs"] == 2)
+    server.down = 3
+    await eventually(lambda: server.down == 0)
+    for code, name in enumerate(list(server.objects["jobs"])):
+        server.logs[server.ended(name, code)["metadata"]["name"]] = b""
+    assert {one.exit_code for one in await asyncio.gather(*attempts)} == {0, 1}
+
+
 async def test_the_check_creates_nothing_and_names_the_missing_right(
     server: FakeKubernetes, backend: KubernetesBackend
 ) -> None:

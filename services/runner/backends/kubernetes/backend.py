@@ -48,7 +48,9 @@ class KubernetesBackend:
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
         assert settings.pod_template_file is not None
         self._settings = settings
-        self._cluster = cluster
+        self._asked_once = cluster
+        # An API server that restarts may know no rights for a while. Half: an attempt that cannot start says why.
+        self._cluster = cluster = cluster.patient(settings.start_seconds / 2)
         self._template = cluster.template(settings.pod_template_file, CONTAINER)
         shared = settings.shared_pod_template_file
         self._shared = SharedPods(settings, cluster, cluster.template(shared, CONTAINER) if shared else self._template)
@@ -66,11 +68,11 @@ class KubernetesBackend:
         image = next((one.image for one in self._template.spec.init_containers or ()), "leyden/check:1")
         limits = KubernetesRunner(image=image, timeout_seconds=60)
         try:
-            await self._cluster.pods(self._selector)
+            await self._asked_once.pods(self._selector)
             job = agent_job(
                 AttemptSpec("check", ["true"], {}, {}, {}, None, limits), limits, self._template, self._settings
             )
-            await self._cluster.create_job(job, dry_run=True)
+            await self._asked_once.create_job(job, dry_run=True)
         except Refused as error:
             if QUOTA in str(error):
                 # Attempts wait for room, and those of an earlier runner may hold it.
@@ -140,7 +142,7 @@ class KubernetesBackend:
     async def _remember(self, name: str, pod: str) -> None:
         """Writes on the Job in which pod its agent runs: a runner that adopts it tells another pod from this one."""
         try:
-            await self._cluster.annotate_job(name, {RAN_IN: pod})
+            await self._asked_once.annotate_job(name, {RAN_IN: pod})
         except Refused as error:
             limited_log.warning("pod of an agent not remembered", cause=str(error))
 
