@@ -126,7 +126,9 @@ def _call(command: list[str], environment: dict[str, str], seconds: float) -> st
             errors="replace",
             check=False,
             timeout=seconds,
-            start_new_session=True,
+            # An interrupt of the terminal is not for it. In a session of its own it would look like a process that a
+            # lost supervisor left, which is killed.
+            process_group=0,
         )
     except subprocess.TimeoutExpired as error:
         raise ContainerError(f"`{' '.join(command[:2])}` did not end within {seconds:g} s") from error

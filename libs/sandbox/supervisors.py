@@ -32,7 +32,9 @@ class ProgramError(Exception):
 class Supervisors:
     """The supervisor processes of this process, one per running program.
 
-    Args: spared: the further children of this process, which no lost supervisor has left to it
+    A lost one leaves its processes to this process, in sessions of their own: none is in the session of this process.
+
+    Args: spared: the children in other sessions that no lost supervisor has left
     """
 
     _pids: ClassVar[set[int]] = set()
@@ -88,7 +90,15 @@ class Supervisors:
 
     def _orphans(self) -> set[int]:
         children = {pid for pid, parent in supervisor.parents().items() if parent == os.getpid()}
-        return children - self._pids - set(self._spared())
+        return {pid for pid in children - self._pids - set(self._spared()) if not _is_of_this_session(pid)}
+
+
+def _is_of_this_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == os.getsid(0)
+    except ProcessLookupError:
+        # Its own caller has seen its end.
+        return True
 
 
 def _parse(report: bytes) -> Report | None:

@@ -207,6 +207,39 @@ asyncio.run(main())
     assert not any(map(alive, read_pids(tmp_path)))
 
 
+async def test_a_killed_supervisor_takes_no_other_child_of_the_runner_with_it(tmp_path: Path) -> None:
+    slow = tmp_path / "podman"
+    slow.write_text("#!/bin/sh\ncd ${0%/*}; touch asked; while [ ! -e lost ]; do sleep 0.05; done; echo answer\n")
+    slow.chmod(0o755)
+    script = f"""
+import asyncio, sys
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+from leyden.libs.containers.client import ContainerClient
+from leyden.libs.sandbox.supervisors import ProgramError
+from tests.unit.sandbox.test_supervisor import *
+async def main():
+    supervisor.become_subreaper()
+    folder = Path({str(tmp_path)!r})
+    call = asyncio.create_task(ContainerClient({str(slow)!r}).call('inspect'))
+    try:
+        await run(FORKS + '\\ntime.sleep(60)', folder)
+    except ProgramError:
+        (folder / 'lost').touch()
+    print(await call)
+asyncio.run(main())
+"""
+    runner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    await eventually(lambda: len(read_pids(tmp_path)) == 3 and (tmp_path / "asked").exists())
+    [supervisor_pid] = [
+        pid for pid in children(runner.pid) if b"sandbox.supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    os.kill(supervisor_pid, signal.SIGKILL)
+    out, _ = await asyncio.to_thread(runner.communicate, timeout=60)
+    assert out == b"answer\n\n"
+    assert not any(map(alive, read_pids(tmp_path)))
+
+
 async def test_concurrent_attempts_leave_no_process(tmp_path: Path) -> None:
     before = set(children(os.getpid()))
     opened = Supervisors()
