@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -244,6 +245,21 @@ async def test_memory_that_processes_of_an_attempt_share_counts_once(server: Any
     """The server lacks the right of root to look at other users' pages."""
     ended = await attempt("", command=["python3", "-S", "-c", SHARING], memory_bytes=150 << 20)
     assert (ended["exit_code"], ended["memory_bytes"]) == (0, None)
+
+
+async def test_a_report_may_come_after_the_whole_grace_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.5)
+        report = {"timed_out": True, "all_dead": True, "left": None, "stdout": "", "stderr": "", "reward_line": ""}
+        writer.write(json.dumps(report).encode())
+        writer.close()
+
+    monkeypatch.setattr(shared_pods, "SPARE_SECONDS", 0.0)
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as listener:
+        monkeypatch.setattr(shared_pods, "PORT", listener.sockets[0].getsockname()[1])
+        assert (await attempt("", timeout_seconds=0.0, grace_seconds=70.0))["timed_out"]
+        with pytest.raises(TimeoutError):
+            await attempt("", timeout_seconds=0.0, grace_seconds=0.0)
 
 
 async def test_another_token_starts_nothing(server: Any) -> None:

@@ -135,7 +135,7 @@ class SharedPods:
             raise BackendError(f"the shared pod {pod.name} is lost: {cause}") from error
         except (BackendError, Refused) as error:
             pod.lose()
-            raise BackendError(f"the shared pod {pod.name} is lost: {error}") from error
+            raise BackendError(f"the shared pod {pod.name} is lost: {str(error) or 'no answer in time'}") from error
         except ProgramError as error:
             raise BackendError(str(error)) from error
         finally:
@@ -297,7 +297,7 @@ async def _attempt(address: str, orders: dict[str, Any], lose: Callable[[], None
     most = REPORT_BYTES + 4 * orders["output_bytes"]
     try:
         writer.write(json.dumps(orders).encode() + b"\n")
-        async with asyncio.timeout(orders["timeout_seconds"] + SPARE_SECONDS):
+        async with asyncio.timeout(orders["timeout_seconds"] + orders["grace_seconds"] + SPARE_SECONDS):
             await writer.drain()
             report = _report(await _read(reader, most))
     except asyncio.CancelledError:
