@@ -21,6 +21,7 @@ from leyden.libs.contracts.config.runners import SecretKey
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.kubernetes import cluster as cluster_module
 from leyden.libs.kubernetes.cluster import Cluster
+from leyden.libs.kubernetes.pods import NODE_LOST
 from leyden.libs.service.errors import Misconfigured
 from leyden.services.runner.backends.base import AttemptSpec, BackendError
 from leyden.services.runner.backends.kubernetes import backend as backend_module
@@ -352,6 +353,21 @@ async def test_a_time_out_on_a_node_that_is_gone_is_the_clusters(
     at_start(server, lose)
     outcome = outcome_of(await backend.run(spec(limits=KubernetesRunner(image="a:1", timeout_seconds=0.5))))
     assert (outcome.kind, outcome.detail) == (OutcomeKind.INFRA_ERROR, "the agent's node does not report")
+
+
+async def test_an_agent_on_a_lost_node_does_not_hold_its_rollout_until_its_time_is_over(
+    server: FakeKubernetes, backend: KubernetesBackend
+) -> None:
+    def lose(name: str) -> None:
+        server.running(name)
+        pod = server.pod(name, conditions=[{"type": "Ready", "status": "False"}])
+        # By the cluster, after some minutes: nobody confirms it.
+        pod["metadata"]["deletionTimestamp"] = "2026-11-22T12:10:00Z"
+
+    at_start(server, lose)
+    async with asyncio.timeout(20):
+        outcome = outcome_of(await backend.run(spec(limits=KubernetesRunner(image="a:1", timeout_seconds=86_400))))
+    assert (outcome.kind, outcome.detail) == (OutcomeKind.INFRA_ERROR, NODE_LOST)
 
 
 def waits(reason: str, message: str) -> dict[str, Any]:
