@@ -67,6 +67,17 @@ _RULES = (
         lasts=False,
     ),
     AlarmRule(
+        "no_progress",
+        "warning",
+        "Nothing of the run moves, in its first steps, later or in an evaluation: no engine serves it, its trainer does"
+        " not start, or no runner takes its rollouts.",
+        "seconds since an attempt ended or the run got a credit, a step, a version or its phase, while no attempt is at"
+        " work or waits for its grade",
+        *(900, 1, "runs", 1),
+        "mend the cause that the reason names: `leyden status`, `leyden logs controller`, `trainer` or `runner`",
+        lasts=False,
+    ),
+    AlarmRule(
         "phase_slow",
         "warning",
         "A phase of the next step (sample, grade, credit or train) is open for far longer than in earlier steps.",

@@ -20,6 +20,7 @@ from leyden.libs.store.alarms.attempts import of_attempts
 from leyden.libs.store.alarms.disks import is_unknown, of_disks
 from leyden.libs.store.alarms.embeddings import of_embeddings
 from leyden.libs.store.alarms.gradings import of_rewards
+from leyden.libs.store.alarms.no_progress import of_standstill
 from leyden.libs.store.alarms.progress import JudgedRun, made_steps, of_progress
 from leyden.libs.store.alarms.steps import unpublished
 from leyden.libs.store.alarms.stored import Judgement
@@ -54,8 +55,9 @@ async def findings(
     else:
         # The controller fails the run with this reason.
         found += unpublished(await made_steps(session, run.id))
-    # A further policy has the disks and the embeddings of its run.
+    # A further policy has the work, the disks and the embeddings of its run.
     if run.lead_run_id is None:
+        found += [one async for one in of_standstill(session, run.id)]
         found += of_disks(volumes)
         if isinstance(config, RunConfig) and config.embeddings is not None and config.embeddings.pool is not None:
             found += [one async for one in of_embeddings(session, run.id, phase, config.embeddings.pool)]

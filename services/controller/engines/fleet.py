@@ -64,6 +64,7 @@ class Fleet:
 
     def retain_targets(self, run_ids: Collection[str]) -> None:
         """Forgets the targets of runs that have the engines no longer, where engines serve several."""
+        self._members.at_work = frozenset(run_ids)
         self._delivery.retain_targets(run_ids)
         self._members.measure()
 

@@ -30,7 +30,7 @@ UPDATES = Counter("controller_engine_updates_total", "Weight updates of engines.
 UPDATE_SECONDS = Histogram("controller_engine_update_seconds", "Pause to continue.", buckets=SECONDS_BUCKETS)
 SERVING = Gauge("controller_engines_serving", "Engines that serve the target version of every run.", ["pool"])
 UNSERVED = Gauge(
-    "controller_runs_unserved", "Runs with a target version that no engine serves any version of.", ["pool"]
+    "controller_runs_unserved", "Runs at work with a target version that no engine serves any version of.", ["pool"]
 )
 
 
@@ -98,6 +98,8 @@ class Members:
     notifications: Notifications
     pool: str
     targets: dict[str, TargetVersion] = field(default_factory=dict)
+    at_work: frozenset[str] = frozenset()
+    """Runs that have the engines now; a target may stay after its run."""
     by_url: dict[str, FleetMember] = field(default_factory=dict)
     weights: WeightCheck = field(default_factory=WeightCheck)
 
@@ -149,7 +151,7 @@ class Members:
         served = [set(served_by(status)) for status in self.serving()]
         SERVING.labels(self.pool).set(sum(bool(wanted) and wanted <= one for one in served))
         runs = {run_id for one in served for run_id, _ in one}
-        UNSERVED.labels(self.pool).set(len(self.targets.keys() - runs))
+        UNSERVED.labels(self.pool).set(len((self.targets.keys() & self.at_work) - runs))
 
 
 def served_by(status: EngineStatus) -> list[tuple[str, int]]:

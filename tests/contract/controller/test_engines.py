@@ -145,6 +145,7 @@ async def test_an_adapter_that_cannot_be_loaded_delays_its_run_alone(database: D
         await eventually(lambda: fleet.served_version("run-b") == 1)
         assert fleet.served_version("run-a") is None
         assert "run-a:1" in (fleet.trouble("run-a") or "") and fleet.trouble("run-b") is None
+        fleet.retain_targets({"run-a", "run-b"})
         assert (metric("controller_engines_serving"), metric("controller_runs_unserved")) == (0, 1)
         engine.bad_paths.clear()
         await eventually(lambda: fleet.served_version("run-a") == 1)
@@ -282,6 +283,15 @@ async def test_lost_adapters_of_several_runs_are_known_until_they_are_restored(
         for _ in range(3):
             await eventually(lambda: (fleet.lost_version("run-a"), fleet.lost_version("run-b")) == (1, 1))
         assert engine.adapters == {}
+
+
+async def test_a_run_that_is_over_is_unserved_no_longer(database: Database, redis_url: str) -> None:
+    engine = ScriptedEngine(bad_paths={"/w/1"})
+    async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
+        fleet.set_target(TargetVersion("run-a", 1, "/w/1", "hash"))
+        for runs, unserved in (({"run-a"}, 1), (set[str](), 0)):
+            fleet.retain_targets(runs)
+            assert metric("controller_runs_unserved") == unserved
 
 
 async def test_unloadable_weights_are_reported_and_the_engine_continues(database: Database, redis_url: str) -> None:

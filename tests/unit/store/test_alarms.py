@@ -148,6 +148,7 @@ class Made:
                     "min_policy_version": 0,
                     "reward_mean": 0.5 + (number % 3) / 100 + number / 1000,
                     "reward_std": 0.5,
+                    "created_at": at,
                     "calls": {"calls": 8, "cut": 1, "tools": {"sql": {"ok": 7, "error": 1}}}
                     if calls is None
                     else calls,
@@ -243,6 +244,76 @@ async def test_a_run_stalls_after_three_times_its_usual_pause(made: Made) -> Non
     async with made.database.session() as session:
         await session.execute(changed.values(phase="evaluating"))
     assert list(await alarms(made.database, made.run.id)) == []
+
+
+async def _wait(made: Made, phase: str, reason: str | None, *, minutes: float = 20) -> None:
+    """Puts the run into a phase that began so long ago."""
+    at = datetime.now(tz=UTC) - timedelta(minutes=minutes)
+    async with made.database.session() as session:
+        await session.execute(update(tables.RunStatus).values(phase=phase, reason=reason, updated_at=at))
+
+
+@pytest.mark.parametrize(
+    ("phase", "steps", "reason"),
+    [
+        ("running", 0, "no engine serves: http://e: ConnectError (since 21:04)"),
+        ("running", 0, "the trainer waits: Unschedulable: 0/3 nodes are available"),
+        ("evaluating", 5, "no engine serves: http://e: refused version 5"),
+    ],
+)
+async def test_a_run_of_which_nothing_moves_is_an_alarm_with_the_controllers_reason(
+    made: Made, phase: str, steps: int, reason: str
+) -> None:
+    await made.steps(steps)
+    await _wait(made, phase, reason, minutes=10)
+    assert await alarms(made.database, made.run.id) == {}
+    await _wait(made, phase, reason)
+    [alarm] = (await alarms(made.database, made.run.id)).values()
+    assert alarm.name == "no_progress"
+    assert re.fullmatch(rf"nothing of the run has moved for 12\d\d s: {re.escape(reason)}", alarm.reason)
+    await builders.add_policy_version(made.database, made.run, 0)
+    assert await alarms(made.database, made.run.id) == {}
+
+
+@pytest.mark.parametrize(
+    ("phase", "reason"),
+    [
+        ("paused", None),
+        ("paused", "waiting for an engine of pool default: run-a has them"),
+        # A long step of the trainer.
+        ("running", None),
+        ("completed", "the reward did not rise"),
+    ],
+)
+async def test_a_run_that_waits_by_design_makes_no_alarm(made: Made, phase: str, reason: str | None) -> None:
+    await _wait(made, phase, reason)
+    assert await alarms(made.database, made.run.id) == {}
+
+
+async def test_rollouts_that_no_runner_takes_are_an_alarm_while_runners_do_nothing(made: Made) -> None:
+    _, [one, _] = await builders.add_group(made.database, made.run)
+    await _wait(made, "running", None)
+    [alarm] = (await alarms(made.database, made.run.id)).values()
+    assert alarm.reason.endswith("no runner takes any of its 2 rollouts")
+    # Those of another run come first.
+    busy = await builders.add_run(made.database)
+    _, [theirs, _] = await builders.add_group(made.database, busy)
+    await builders.add_attempt(made.database, theirs)
+    assert await alarms(made.database, made.run.id) == {}
+    await builders.end_attempt(made.database, theirs.id)
+    async with made.database.session() as session:
+        # It waits for its grade, as one that people rate.
+        await session.execute(update(tables.Rollout).where(tables.Rollout.id == one.id).values(grading_attempt=1))
+    await builders.add_attempt(made.database, one, state="settled")
+    await _wait(made, "running", "waiting for people: 0 of 2 rollouts have it")
+    assert "no_progress" not in await alarms(made.database, made.run.id)
+
+
+async def test_rollouts_of_external_agents_wait_for_their_programs(database: Database) -> None:
+    run = await builders.add_run(database, config=builders.run_document(runner={"type": "external"}, agent={}))
+    await builders.add_group(database, run)
+    await _wait(Made(database, run), "running", None)
+    assert await alarms(database, run.id) == {}
 
 
 @pytest.mark.parametrize("adapter", [False, True])
