@@ -27,7 +27,7 @@ from leyden.libs.cli.view.console_link import console_link, link_line
 from leyden.libs.cli.view.output import console, report_event
 from leyden.libs.cli.view.phases import in_words, phases_of
 from leyden.libs.cli.view.run_report import measured, write_report
-from leyden.libs.cli.view.watch import evaluation_table, watch_run
+from leyden.libs.cli.view.watch import demand_completed, evaluation_table, watch_run
 from leyden.libs.client import Client
 from leyden.libs.contracts.api.runs import Evaluation, Run, Step
 from leyden.libs.contracts.config import RunConfig
@@ -119,8 +119,7 @@ def demo(
 
 def _show(client: Client, run: Run, folder: Path, *, require_rise: bool, model: str) -> None:
     ended = watch_run(client, run.id, console)
-    if ended.phase != "completed":
-        raise CommandError(f"run {run.id} is {ended.phase}: {ended.reason or 'see `leyden logs controller`'}")
+    demand_completed(ended)
     steps, evaluations = list(client.steps(run.id)), list(client.evaluations(run.id))
     if not console.is_terminal:
         console.print(evaluation_table(evaluations), crop=False)

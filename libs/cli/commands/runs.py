@@ -35,6 +35,7 @@ from leyden.libs.cli.view.run_report import write_report
 from leyden.libs.cli.view.watch import (
     agent_table,
     call_lines,
+    demand_completed,
     evaluation_table,
     policy_table,
     step_table,
@@ -67,7 +68,7 @@ def create(
     file: RunFile,
     changes: Changes = None,
     key: Annotated[str | None, typer.Option(help="The same key with the same document creates nothing new.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Stay and show its progress.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Stay and show its progress, as `run watch`.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Create a run from its document; it begins as soon as an engine is free.
@@ -81,6 +82,8 @@ def create(
     if as_json or not watch:
         shown = facts(("run", made.id), ("name", made.name), ("phase", made.phase), ("steps", made.progress.steps))
         print_result(as_json, made, shown, *alarm_lines(made), f"Watch it with: leyden run watch {made.id}")
+    if watch:
+        demand_completed(made)
 
 
 @app.command("list")
@@ -156,14 +159,13 @@ def compare(
 
 @app.command("watch")
 def watch(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
-    """Show a run's progress until it has ended; Ctrl-C leaves it running. Exit status 1 when the run failed.
+    """Show a run's progress until it has ended; Ctrl-C leaves it running. Exit status 1 where it was not completed.
 
     With --json each line is one JSON object: a step as soon as it is made, at the end the evaluations and the run.
     """
     with context_of(ctx).client() as leyden:
         seen = watch_run(leyden, leyden.find_run(run).id, error_console if as_json else console, as_json=as_json)
-    if seen.phase == "failed":
-        raise CommandError(f"run {seen.id} failed: {seen.reason}")
+    demand_completed(seen)
 
 
 @app.command("report")

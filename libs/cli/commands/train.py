@@ -20,7 +20,7 @@ from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.trial import is_cured_by_override, replaced_by, try_agents
 from leyden.libs.cli.view.console_link import run_line
 from leyden.libs.cli.view.output import AsJson, as_text, console, error_console
-from leyden.libs.cli.view.watch import watch_run
+from leyden.libs.cli.view.watch import demand_completed, watch_run
 from leyden.libs.contracts.config.graders import Grader
 
 Command = Annotated[
@@ -96,8 +96,7 @@ def _train(context: Context, document: Document, tasks: Path, *, as_json: bool) 
         if not context.on_cluster:
             screen.print(run_line(leyden, context.address()[0].rstrip("/"), run.id), crop=False, soft_wrap=True)
         ended = watch_run(leyden, run.id, screen, as_json=as_json)
-    if ended.phase != "completed":
-        raise CommandError(f"run {ended.id} is {ended.phase}: {ended.reason or 'see `leyden logs controller`'}")
+    demand_completed(ended)
     for words in (
         f"See its steps with: leyden run show {ended.id}",
         f"See its rollouts with: leyden rollout list --run {ended.id}",

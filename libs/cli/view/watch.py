@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from leyden.libs.cli.errors import CommandError
 from leyden.libs.cli.view.alarms import Alarms, alarm_lines, alarm_news
 from leyden.libs.cli.view.output import (
     as_text,
@@ -74,6 +75,12 @@ def watch_run(leyden: Client, run_id: str, console: Console, *, as_json: bool = 
             print_json_line({"type": "evaluation", **evaluation.model_dump(mode="json")})
         print_json_line({"type": "run", **run.model_dump(mode="json")})
     return run
+
+
+def demand_completed(run: Run) -> None:
+    """Raises: CommandError: a watched run failed or was cancelled, so that no script goes on with half of it"""
+    if run.phase != "completed":
+        raise CommandError(f"run {run.id} is {run.phase}: {run.reason or 'see `leyden logs controller`'}")
 
 
 def _poll(leyden: Client, run_id: str, console: Console) -> tuple[Run, list[Step], list[Evaluation]]:

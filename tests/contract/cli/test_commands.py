@@ -357,6 +357,22 @@ def test_a_rollout_is_rated(leyden: Leyden, postgres_dsn: str) -> None:
     assert (refused.exit_code, "write one of thumbs" in refused.output) == (Exit.REFUSED, True)
 
 
+@pytest.mark.parametrize("phase", ["failed", "cancelled"])
+def test_a_run_that_does_not_complete_ends_each_way_to_watch_it_with_status_1(
+    leyden: Leyden, document: Path, postgres_dsn: str, phase: str
+) -> None:
+    create = ("run", "create", str(document), "--key", "k")
+    run_id = json.loads(leyden(*create, "--json").stdout)["id"]
+    with psycopg.connect(postgres_dsn) as connection:
+        ended = "INSERT INTO run_status (run_id, phase, reason, finished_at) VALUES (%s, %s, 'no GPU', now())"
+        connection.execute(ended, [run_id, phase])
+    for watched in (leyden("run", "watch", run_id), leyden(*create, "--watch")):
+        assert watched.exit_code == Exit.ERROR
+        assert f"run {run_id} is {phase}: no GPU" in watched.stderr
+    watched = leyden(*create, "--watch", "--json")
+    assert (watched.exit_code, json.loads(watched.stdout)["phase"]) == (Exit.ERROR, phase)
+
+
 def test_watch_prints_one_json_object_a_line(leyden: Leyden, postgres_dsn: str) -> None:
     run_id, _ = asyncio.run(add_trajectory(postgres_dsn))
     with psycopg.connect(postgres_dsn) as connection:
