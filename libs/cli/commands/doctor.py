@@ -20,12 +20,13 @@ import typer
 from leyden.libs.cli.cluster.doctor import examine_cluster
 from leyden.libs.cli.cluster.release_doctor import examine_release
 from leyden.libs.cli.context import Context, Home, context_of
-from leyden.libs.cli.errors import Exit
+from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.local.platform import readiness
 from leyden.libs.cli.local.record import PlatformRecord
 from leyden.libs.cli.local.services import INTERNAL_PORTS, KEYS, PORTS, listens, port_is_free
 from leyden.libs.cli.view.findings import Finding
 from leyden.libs.cli.view.output import AsJson, as_text, print_result, table
+from leyden.libs.client import LeydenError
 from leyden.libs.containers.client import CONTAINER_PROGRAM, ContainerClient, ContainerError
 from leyden.libs.contracts.api.waiting import NEEDED_DISK_BYTES
 from leyden.libs.sandbox.mounts import WORK, rights_to_show
@@ -78,6 +79,8 @@ def _examine_cluster(context: Context) -> Iterator[Finding]:
     kubectl, namespace = context.kubectl(), context.settings.kube_namespace
     yield from examine_cluster(kubectl, namespace or kubectl.default_namespace())
     yield from examine_release(kubectl, namespace, context.settings.release)
+    if context.on_cluster:
+        yield from _engines(context)
 
 
 def examine(context: Context) -> Iterator[Finding]:
@@ -216,10 +219,29 @@ def _platform(context: Context, running: PlatformRecord | None) -> Iterator[Find
     yield Finding("platform", "ok", f"{running.state}, pid {running.supervisor.pid}")
     yield from _servers(running)
     yield from _services(running)
+    yield from _engines(context)
     restarted = {name: service.restarts for name, service in running.services.items() if service.restarts}
     if restarted:
         words = ", ".join(f"{name} {count} times" for name, count in restarted.items())
         yield Finding("restarts", "warning", words, f"see `leyden logs {next(iter(restarted))}`")
+
+
+def _engines(context: Context) -> Iterator[Finding]:
+    """The engines as the controller sees them: one that lives may still refuse its version."""
+    try:
+        with context.client() as leyden:
+            found = list(leyden.engines())
+    except (LeydenError, CommandError) as error:
+        yield Finding("engines", "skipped", f"the API answers: {error}")
+        return
+    away = [one for one in found if one.state == "unreachable"]
+    for one in away:
+        remedy = "mend the cause, or start the engine again; `leyden logs controller` has each try"
+        yield Finding(f"engine {one.url}", "problem", one.detail or one.state, remedy)
+    if not found:
+        yield Finding("engines", "warning", "none has been seen", "see `leyden logs controller`, or add one to a pool")
+    elif not away:
+        yield Finding("engines", "ok", f"{len(found)} of {len(found)} answer")
 
 
 def _servers(running: PlatformRecord) -> Iterator[Finding]:

@@ -40,11 +40,14 @@ from leyden.libs.cli.view.output import AsJson, Part, as_text, facts, print_resu
 from leyden.libs.client import Client, LeydenError
 from leyden.libs.contracts.api.platform import Engine
 from leyden.libs.contracts.api.runs import Run
+from leyden.libs.contracts.api.waiting import Platform as PlatformFacts
 from leyden.libs.contracts.api.waiting import Volume
 from leyden.libs.contracts.states import ENDED
 
 STOP_SECONDS = 120.0
 NEWEST_RUNS = 50
+WORK = {"queued_rollouts", "live_attempts", "waiting_grades", "waiting_feedback"}
+"""The counts of the platform that `status` shows."""
 
 
 def up(
@@ -256,11 +259,13 @@ class _Seen:
 
     engines: list[Engine] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
-    volumes: list[Volume] = field(default_factory=list)
+    platform: PlatformFacts | None = None
     error: str | None = None
 
     def document(self) -> dict[str, object]:
-        return {"engines": self.engines, "runs": self.runs, "volumes": self.volumes}
+        of_platform = {} if self.platform is None else self.platform.model_dump(mode="json", include=WORK)
+        volumes = [] if self.platform is None else self.platform.volumes
+        return {"engines": self.engines, "runs": self.runs, "volumes": volumes, **of_platform}
 
 
 def _from_api(context: Context) -> _Seen:
@@ -268,7 +273,7 @@ def _from_api(context: Context) -> _Seen:
         with context.client() as leyden:
             newest = itertools.islice(leyden.runs(), NEWEST_RUNS)
             active = [run for run in newest if run.phase not in ENDED]
-            return _Seen(list(leyden.engines()), active, leyden.platform().volumes)
+            return _Seen(list(leyden.engines()), active, leyden.platform())
     except (LeydenError, CommandError) as error:
         return _Seen(error=str(error))
 
@@ -303,12 +308,20 @@ def _parts(seen: _Seen) -> Iterator[Part]:
     if seen.error is not None:
         yield as_text(f"the API answers: {seen.error}")
         return
-    rows = [(e.url, e.pool, e.state, e.run_id, e.policy_version, e.updated_at) for e in seen.engines]
-    yield table(("engine", "pool", "state", "run", "version", "seen"), rows) if rows else "No engine has been seen yet."
+    rows = [(e.url, e.pool, e.state, e.run_id, e.policy_version, e.updated_at, e.detail) for e in seen.engines]
+    heads = ("engine", "pool", "state", "run", "version", "seen", "detail")
+    yield table(heads, rows) if rows else "No engine has been seen yet."
     active = [(run.id, run.name, run.phase, steps_words(run.progress), run.reason) for run in seen.runs]
     yield table(("run", "name", "phase", "step", "reason"), active) if active else "No run is active."
-    if seen.volumes:
-        yield table(("disk", "free", "of", "folder"), [_disk_row(one) for one in seen.volumes])
+    if seen.platform is None:
+        return
+    of = seen.platform
+    yield (
+        f"rollouts: {of.queued_rollouts} queued, {of.live_attempts} at work, {of.waiting_grades} wait for grades,"
+        f" {of.waiting_feedback} for people"
+    )
+    if of.volumes:
+        yield table(("disk", "free", "of", "folder"), [_disk_row(one) for one in of.volumes])
 
 
 def _disk_row(one: Volume) -> tuple[str, str, str, str | None]:

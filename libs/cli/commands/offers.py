@@ -32,7 +32,8 @@ def pools(ctx: typer.Context, as_json: AsJson = False) -> None:
 
 def _engine(engine: Engine) -> str:
     version = "" if engine.policy_version is None else f" version {engine.policy_version}"
-    return f"{engine.url} {engine.state}{version}"
+    cause = f" ({engine.detail})" if engine.state == "unreachable" and engine.detail else ""
+    return f"{engine.url} {engine.state}{version}{cause}"
 
 
 def recipes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -13,6 +14,7 @@ from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -72,6 +74,29 @@ def test_a_context_is_all_that_a_command_needs(with_api: FakeCluster, leyden: Le
     status = leyden("--context", "trial", "status", "--json")
     assert (status.exit_code, json.loads(status.stdout)["release"]) == (0, "leyden")
     assert "leyden-gateway-0" in leyden("--context", "trial", "status").stdout
+
+
+def test_status_and_doctor_say_why_an_engine_does_not_serve(
+    with_api: FakeCluster, leyden: Leyden, postgres_dsn: str
+) -> None:
+    def doctor() -> tuple[str, str]:
+        found = json.loads(leyden("--context", "trial", "doctor", "--json").stdout)
+        [engine] = [one for one in found if "engine" in one["name"]]
+        return engine["status"], engine["detail"]
+
+    assert doctor() == ("warning", "none has been seen")
+    with psycopg.connect(postgres_dsn) as connection:
+        connection.execute(
+            "INSERT INTO engines (url, pool, state, detail) VALUES ('http://e', 'default', 'unreachable', 'refused')"
+        )
+    assert doctor() == ("problem", "refused")
+    shown = leyden("--context", "trial", "status").stdout
+    assert re.search("http://e +default +unreachable .* refused", shown)
+    assert "rollouts: 0 queued, 0 at work, 0 wait for grades, 0 for people" in shown
+    assert json.loads(leyden("--context", "trial", "status", "--json").stdout)["queued_rollouts"] == 0
+    with psycopg.connect(postgres_dsn) as connection:
+        connection.execute("UPDATE engines SET state = 'serving', detail = NULL")
+    assert doctor() == ("ok", "1 of 1 answer")
 
 
 def test_a_token_of_ones_own_needs_no_right_to_read_secrets(with_api: FakeCluster, leyden: Leyden) -> None:
