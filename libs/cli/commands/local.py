@@ -45,7 +45,6 @@ from leyden.libs.contracts.api.waiting import Volume
 from leyden.libs.contracts.states import ENDED
 
 STOP_SECONDS = 120.0
-NEWEST_RUNS = 50
 WORK = {"queued_rollouts", "live_attempts", "waiting_grades", "waiting_feedback"}
 """The counts of the platform that `status` shows."""
 
@@ -271,9 +270,9 @@ class _Seen:
 def _from_api(context: Context) -> _Seen:
     try:
         with context.client() as leyden:
-            newest = itertools.islice(leyden.runs(), NEWEST_RUNS)
-            active = [run for run in newest if run.phase not in ENDED]
-            return _Seen(list(leyden.engines()), active, leyden.platform())
+            # Runs that have ended come last.
+            active = itertools.takewhile(lambda run: run.phase not in ENDED, leyden.runs(sort="phase"))
+            return _Seen(list(leyden.engines()), list(active), leyden.platform())
     except (LeydenError, CommandError) as error:
         return _Seen(error=str(error))
 

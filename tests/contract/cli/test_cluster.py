@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -21,8 +22,10 @@ from typer.testing import CliRunner, Result
 from leyden.libs.cli.__main__ import app
 from leyden.libs.cli.errors import Exit
 from leyden.libs.cli.view.output import console
+from leyden.libs.store.database import Database
 from tests.fakes.kubernetes_cluster import FakeCluster, pod, release, write_kubectl
 from tests.fakes.served_api import TOKEN
+from tests.support import builders
 
 Leyden = Any
 SECRET = "/api/v1/namespaces/platform/secrets/leyden-secrets"
@@ -97,6 +100,25 @@ def test_status_and_doctor_say_why_an_engine_does_not_serve(
     with psycopg.connect(postgres_dsn) as connection:
         connection.execute("UPDATE engines SET state = 'serving', detail = NULL")
     assert doctor() == ("ok", "1 of 1 answer")
+
+
+def test_status_shows_a_run_at_work_behind_many_newer_ones_that_ended(
+    with_api: FakeCluster, leyden: Leyden, postgres_dsn: str
+) -> None:
+    async def fill() -> str:
+        database = Database(postgres_dsn)
+        try:
+            running = await builders.add_run(database)
+            for _ in range(51):
+                ended = await builders.add_run(database, dataset_id=running.dataset_id)
+                await builders.end_run(database, ended)
+            return running.id
+        finally:
+            await database.close()
+
+    run_id = asyncio.run(fill())
+    shown = json.loads(leyden("--context", "trial", "status", "--json").stdout)
+    assert [run["id"] for run in shown["runs"]] == [run_id]
 
 
 def test_a_token_of_ones_own_needs_no_right_to_read_secrets(with_api: FakeCluster, leyden: Leyden) -> None:
