@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Annotated
 
 import typer
@@ -13,7 +13,7 @@ from leyden.libs.cli.context import context_of
 from leyden.libs.cli.document import reward_of
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.view.output import AsJson, mean_and_interval, print_result, table
-from leyden.libs.client import Client
+from leyden.libs.client import Client, LeydenError
 from leyden.libs.contracts.api.duels import MAX_PAIRS, DuelPair, WinRate
 from leyden.libs.contracts.api.rollouts import Rollout
 from leyden.libs.contracts.config import Reward
@@ -52,7 +52,9 @@ def grade_stored(
 
 
 AT_ONCE = 4
-"""Pairs that a judge reads at the same time."""
+"""Pairs that a judge reads at the same time. After more failures in a row no further pair is asked about."""
+PATIENCE_SECONDS = 60.0
+"""An API restarts meanwhile: an answer of a judge that was paid is not lost."""
 HEAD = ("component", "win rate", "wins", "ties", "losses", "not compared")
 
 
@@ -67,7 +69,8 @@ def duel(
 ) -> None:
     """Compare the answers of two evaluations pair by pair, by each `relative_model` of a document.
 
-    A judge reads both answers to a task, with each of them first. The pairs are stored; no reward changes.
+    A judge reads both answers to a task, with each of them first. The pairs are stored; no reward changes. Where an
+    error or Ctrl-C ends it, those judged so far are stored, and the exit status tells.
 
     Example: leyden reward duel run.json --evaluation run-4hq2.e5 --against run-4hq2.e0
     """
@@ -76,20 +79,21 @@ def duel(
     if not judges:
         raise CommandError(f"{file} has no component with the grader relative_model: add one", Exit.USAGE)
     compared = reward.model_copy(update={"components": judges, "wait": None, "missing": "exclude"})
-    with context_of(ctx).client() as leyden:
+    with context_of(ctx).client(patience_seconds=PATIENCE_SECONDS) as leyden:
         pairs = list(_pairs(leyden, evaluation, against))
         if not pairs:
             raise CommandError(f"{evaluation} and {against} have no task with a finished rollout in both", Exit.USAGE)
         if len(pairs) > MAX_PAIRS:
             raise CommandError(f"{len(pairs)} pairs are too many for one duel: at most {MAX_PAIRS}", Exit.USAGE)
-        with ThreadPoolExecutor(AT_ONCE) as threads:
-            found = list(threads.map(lambda pair: _values(leyden, compared, *pair), pairs))
+        found, error = _judge(leyden, compared, pairs)
         judged = [
             DuelPair(rollout=mine.id, against=rival.id, values=values)
             for (mine, rival), values in zip(pairs, found, strict=True)
         ]
         rates = leyden.add_duel(pairs[0][0].run_id, evaluation, against, compared, judged).rates
     print_result(as_json, rates, table(HEAD, [_row(one) for one in rates]))
+    if error is not None:
+        raise error
 
 
 @app.command("duels")
@@ -130,12 +134,55 @@ def _finished(leyden: Client, evaluation: str) -> Iterator[Rollout]:
     return leyden.rollouts(evaluation=evaluation, state="finished")
 
 
-def _values(leyden: Client, reward: Reward, mine: Rollout, rival: Rollout) -> dict[str, float | None]:
-    """1, 0.5 or 0 by component; None where the judge failed. An agent that failed loses to one that did not."""
+def _judge(
+    leyden: Client, reward: Reward, pairs: Sequence[tuple[Rollout, Rollout]]
+) -> tuple[list[dict[str, float | None]], LeydenError | KeyboardInterrupt | None]:
+    """The values of pairs, in their order, and the error that left some without any.
+
+    Raises: LeydenError: a judge has told nothing
+    """
+    known = [_by_failure(reward, *pair) for pair in pairs]
+    error: LeydenError | KeyboardInterrupt | None = None
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        asked = {
+            place: threads.submit(_values, leyden, reward, *pairs[place])
+            for place, values in enumerate(known)
+            if values is None
+        }
+        try:
+            failures = 0
+            for future in asked.values():
+                failures = failures + 1 if future.exception() else 0
+                if failures > AT_ONCE:
+                    break
+        except KeyboardInterrupt as interrupt:
+            error = interrupt
+        # Answers that are on their way are paid.
+        threads.shutdown(cancel_futures=True)
+    for place, future in asked.items():
+        try:
+            known[place] = future.result()
+        except LeydenError as failure:
+            error = error or failure
+        except CancelledError:
+            pass
+    if isinstance(error, LeydenError) and not any(known[place] for place in asked):
+        raise error
+    nothing: dict[str, float | None] = dict.fromkeys(one.name for one in reward.components)
+    return [nothing if values is None else values for values in known], error
+
+
+def _by_failure(reward: Reward, mine: Rollout, rival: Rollout) -> dict[str, float | None] | None:
+    """An agent that failed loses to one that did not; None where a judge has to tell."""
     has_succeeded = (mine.reason == "succeeded", rival.reason == "succeeded")
-    if not all(has_succeeded):
-        value = 0.5 + 0.5 * (has_succeeded[0] - has_succeeded[1])
-        return dict.fromkeys((one.name for one in reward.components), value)
+    if all(has_succeeded):
+        return None
+    value = 0.5 + 0.5 * (has_succeeded[0] - has_succeeded[1])
+    return dict.fromkeys((one.name for one in reward.components), value)
+
+
+def _values(leyden: Client, reward: Reward, mine: Rollout, rival: Rollout) -> dict[str, float | None]:
+    """1, 0.5 or 0 by component; None where the judge failed."""
     graded = leyden.grade(mine.id, reward, against=rival.id)
     values = {one.component: one.value for one in graded.components}
     return {one.name: values.get(one.name) for one in reward.components}

@@ -55,7 +55,11 @@ _RELEASE = text("""
 _ANSWER = text("""
     UPDATE grading_trials SET answer = CAST(:answer AS jsonb) WHERE lease_id = :lease AND answer IS NULL
 """)
-_STATE = text("SELECT lease_id, answer FROM grading_trials WHERE id = :id")
+_STATE = text("""
+    SELECT lease_id, answer, EXISTS (
+        SELECT FROM grading_trials WHERE answer IS NULL AND lease_expires_at > clock_timestamp()) AS graders_work
+    FROM grading_trials WHERE id = :id
+""")
 _END = text("DELETE FROM grading_trials WHERE id = :id")
 
 
@@ -72,10 +76,11 @@ class Trial(NamedTuple):
 
 
 class TrialState(NamedTuple):
-    """The lease of the trial's last grader, and its answer."""
+    """The lease of the trial's last grader, its answer, and whether graders work on any trial."""
 
     lease_id: str | None
     answer: dict[str, Any] | None
+    graders_work: bool
 
 
 async def ask_trial(
@@ -133,7 +138,7 @@ async def fail_trial(session: Session, lease: str, reason: str) -> None:
 async def trial_state(session: ReadSession, trial: str) -> TrialState | None:
     """Returns None once it has ended."""
     row = (await session.execute(_STATE, {"id": trial})).one_or_none()
-    return None if row is None else TrialState(row.lease_id, row.answer)
+    return None if row is None else TrialState(row.lease_id, row.answer, row.graders_work)
 
 
 async def end_trial(session: Session, trial: str) -> None:
@@ -160,14 +165,14 @@ async def graded_by_trial(
 ) -> dict[str, Any]:
     """Returns a grader's answer to a trial.
 
-    Args: begin_seconds: the longest wait for a grader; seconds: for its answer; against: the rollout with which judges
-        compare it
+    Args: begin_seconds: the longest wait for a grader while none works; seconds: for its answer; against: the rollout
+        with which judges compare it
     Raises: NoGrader, TrialFailed
     """
     async with database.session() as session:
         trial = await ask_trial(session, rollout_id, reward, seconds, against)
     try:
-        began, ends = time.monotonic(), time.monotonic() + seconds
+        seen, ends, has_begun = time.monotonic(), time.monotonic() + seconds, False
         while time.monotonic() < ends:
             async with database.read() as session:
                 found = await trial_state(session, trial)
@@ -175,9 +180,14 @@ async def graded_by_trial(
                 if _FAILED in found.answer:
                     raise TrialFailed(f"the grader could not grade rollout {rollout_id}: {found.answer[_FAILED]}")
                 return found.answer
-            if (found is None or found.lease_id is None) and time.monotonic() > began + begin_seconds:
+            has_begun = found is not None and found.lease_id is not None
+            if has_begun or (found is not None and found.graders_work):
+                seen = time.monotonic()
+            elif time.monotonic() > seen + begin_seconds:
                 raise NoGrader(f"no grader has begun within {begin_seconds:g} s: does the service grader run?")
             await asyncio.sleep(POLL_SECONDS)
+        if not has_begun:
+            raise NoGrader(f"all graders were busy for {seconds:g} s: ask later, or run more of the service grader")
         raise NoGrader(f"no grader has answered within {seconds:g} s: lower the timeouts of reward.components")
     finally:
         async with database.session() as session:

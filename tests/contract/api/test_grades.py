@@ -18,11 +18,13 @@ from leyden.libs.contracts.config import Reward
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.runs.trials import (
+    NoGrader,
     Trial,
     answer_trial,
     ask_trial,
     end_trial,
     fail_trial,
+    graded_by_trial,
     lease_trials,
     trial_state,
 )
@@ -123,6 +125,25 @@ async def test_judges_and_code_wait_for_the_service_grader(
     assert (nobody.status_code, nobody.json()["cause"]) == (503, "no_grader")
     async with database.read() as session:
         assert await session.scalar(select(func.count()).select_from(tables.GradingTrial)) == 0
+
+
+async def test_a_trial_waits_while_graders_work_on_others(database: Database) -> None:
+    rollout, reward = await finished(database), Reward.model_validate(JUDGED)
+    async with database.session() as session:
+        await ask_trial(session, rollout.id, reward, 60.0)
+    [other] = await leased(database)
+    asking = asyncio.create_task(graded_by_trial(database, rollout.id, reward, begin_seconds=0.5, seconds=60.0))
+    await asyncio.sleep(1.5)
+    assert not asking.done()
+    async with database.session() as session:
+        await answer_trial(session, other.lease_id, {})
+    with pytest.raises(NoGrader, match="does the service grader run"):
+        await asking
+    async with database.session() as session:
+        await ask_trial(session, rollout.id, reward, 60.0)
+    await leased(database)
+    with pytest.raises(NoGrader, match=r"all graders were busy for 0\.5 s"):
+        await graded_by_trial(database, rollout.id, reward, begin_seconds=0.1, seconds=0.5)
 
 
 async def leased(database: Database) -> list[Trial]:

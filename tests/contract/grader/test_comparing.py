@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ from sqlalchemy import func, text, update
 from typer.testing import CliRunner
 
 from leyden.libs.cli.__main__ import app
+from leyden.libs.cli.errors import Exit
+from leyden.libs.client import Client, LeydenError
+from leyden.libs.contracts.api.rollouts import Graded
 from leyden.libs.contracts.config import Reward
 from leyden.libs.contracts.config.graders import RelativeModel
 from leyden.libs.contracts.states import ComponentState
@@ -33,6 +38,10 @@ from tests.support import builders
 from tests.support.waiting import eventually
 
 DOCUMENT = {"type": "relative_model", "provider": "judge", "model": "m", "rubric": "Which answer is best? {task.q}"}
+SCORED = {
+    **{"component": "better", "state": "scored", "weight": 1.0, "value": 1.0},
+    **{"extracted": None, "explanation": "", "source": "relative_model", "duration_seconds": 1.0},
+}
 BETTER = {"name": "better", "grader": {**DOCUMENT, "rubric": "Which is longest?"}}
 TASK = {"q": "Where is Paris?"}
 
@@ -387,23 +396,28 @@ async def test_a_duel_holds_no_transaction_while_its_judge_is_asked(database: Da
             rated.cancel()
 
 
-async def test_the_command_prints_a_win_rate_with_its_interval(
-    api_url: str, database: Database, redis_url: str, tmp_path: Path
-) -> None:
+async def evaluated(database: Database, **outputs: list[str]) -> tables.Run:
+    """A run with two evaluations: of each the answers of siblings to one task, and of as many to another."""
     run = await builders.add_run(database)
-    # By version, the answers of two siblings to each of two tasks; the last agent has failed.
-    outputs = {"old": ["ab", "abcd", "abc", "ab"], "new": ["abcd", "abcde", "abc", ""]}
     for number, (name, texts) in enumerate(outputs.items(), 1):
-        evaluation = f"{run.id}.{name}"
-        columns: dict[str, Any] = {"dataset_id": run.dataset_id, "rollouts_per_task": 2}
+        evaluation, size = f"{run.id}.{name}", len(texts) // 2
+        columns: dict[str, Any] = {"dataset_id": run.dataset_id, "rollouts_per_task": size}
         async with database.session() as session:
             session.add(tables.Evaluation(id=evaluation, run_id=run.id, number=number, **columns))
         for task in range(2):
-            made: dict[str, Any] = {"size": 2, "evaluation_id": evaluation, "task_number": task}
+            made: dict[str, Any] = {"size": size, "evaluation_id": evaluation, "task_number": task}
             _, rollouts = await builders.add_group(database, run, task, **made)
-            for rollout, output in zip(rollouts, texts[2 * task :], strict=False):
+            for rollout, output in zip(rollouts, texts[size * task :], strict=False):
                 kind = "succeeded" if output else "timeout"
                 await builders.finish_rollout(database, rollout, reward=0.0, kind=kind, stdout_tail=output)
+    return run
+
+
+async def test_the_command_prints_a_win_rate_with_its_interval(
+    api_url: str, database: Database, redis_url: str, tmp_path: Path
+) -> None:
+    # The last agent has failed.
+    run = await evaluated(database, old=["ab", "abcd", "abc", "ab"], new=["abcd", "abcde", "abc", ""])
     file = tmp_path / "run.json"
     file.write_text(json.dumps({"reward": {"components": [BETTER, FORMAT]}}))
     words = ["--home", str(tmp_path), "--url", api_url, "--token", "secret-of-tests", "reward", "duel", str(file)]
@@ -422,3 +436,31 @@ async def test_the_command_prints_a_win_rate_with_its_interval(
     assert (duel["rates"], duel["pairs"], duel["given_by"]) == ([found], 4, "first-admin")
     assert (duel["evaluation_id"], duel["against_id"]) == (f"{run.id}.new", f"{run.id}.old")
     assert 0.0 <= found["rate"]["low"] <= 0.625 <= found["rate"]["high"] <= 1.0
+
+
+@pytest.mark.parametrize("answers", [6, 0])
+async def test_pairs_that_were_judged_before_an_error_are_stored(
+    api_url: str, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: int
+) -> None:
+    run, asked = await evaluated(database, old=["a"] * 20, new=["b"] * 20), count(1)
+
+    def grade(*_: Any, **__: Any) -> Graded:
+        number = next(asked)
+        # A grader may fail for one pair.
+        if number > answers or number == 3:
+            time.sleep(0.2)
+            raise LeydenError("the judges have used all that reward.judge_tokens allows")
+        return Graded.model_validate({"attempt": 1, "total": 1.0, "reason": None, "components": [SCORED]})
+
+    monkeypatch.setattr(Client, "grade", grade)
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({"reward": {"components": [BETTER]}}))
+    words = ["--home", str(tmp_path), "--url", api_url, "--token", "secret-of-tests", "reward"]
+    pair = ["--evaluation", f"{run.id}.new", "--against", f"{run.id}.old"]
+    shown = await asyncio.to_thread(CliRunner().invoke, app, [*words, "duel", str(file), *pair])
+    assert (shown.exit_code, "have used all" in shown.stderr) == (Exit.ERROR, True)
+    stored = await asyncio.to_thread(CliRunner().invoke, app, [*words, "duels", run.id, "--json"])
+    rates = [(rate["wins"], rate["lost"]) for duel in json.loads(stored.output) for rate in duel["rates"]]
+    assert rates == ([(answers - 1, 20 - answers + 1)] if answers else [])
+    # Nobody asks a judge 20 times who answers no more.
+    assert next(asked) < 18
