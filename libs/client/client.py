@@ -19,7 +19,7 @@ from leyden.libs.client.changes import run_changes
 from leyden.libs.client.errors import NotFound, Refused
 from leyden.libs.client.export import Export
 from leyden.libs.client.transport import Content, Parameters, Transport, file_chunks
-from leyden.libs.client.weights import check_free, unpack_version
+from leyden.libs.client.weights import unpack_version, version_folder
 from leyden.libs.contracts.api.alarms import ListedAlarm
 from leyden.libs.contracts.api.body import Page
 from leyden.libs.contracts.api.call_tokens import CallTokens
@@ -304,11 +304,10 @@ class Client:
         Args: to: the folder to make; policy: see `steps`
         Raises: Refused: the folder exists, or the weights are damaged; Conflict: the API has no files of the version
         """
-        check_free(to)
         found = self.version_files(run_id, version, policy=policy)
         path = f"/v1/runs/{_part(run_id)}/policies/{version}/weights"
-        with self._http.stream(path, {"policy": policy}) as chunks:
-            unpack_version(chunks, to, found.content_sha256)
+        with version_folder(to, found.content_sha256) as made, self._http.stream(path, {"policy": policy}) as chunks:
+            unpack_version(chunks, made)
         return to
 
     def samples(

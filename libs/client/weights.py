@@ -1,11 +1,11 @@
-"""A policy version from the API's stream into a folder, which has its name once all of it is there."""
+"""A policy version in a folder that has its name once all of it is there, and the API's stream of one."""
 
 from __future__ import annotations
 
-import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from io import RawIOBase
 from pathlib import Path
 
@@ -34,31 +34,31 @@ class _Chunks(RawIOBase):
         return piece
 
 
-def check_free(folder: Path) -> None:
-    """Raises: Refused: there is something of this name, or no folder to make it in"""
+@contextmanager
+def version_folder(folder: Path, content_sha256: str) -> Iterator[Path]:
+    """A path beside `folder` for the files of a version. They get the name `folder` once they are there and whole.
+
+    Raises: Refused: there is something of this name, no folder to make it in, or the weights are not those of the
+        digest
+    """
     if folder.exists() or folder.is_symlink():
         raise Refused(f"{folder} exists: name a folder that does not")
     if not folder.parent.is_dir():
         raise Refused(f"{folder.parent} is no folder: make it first")
-
-
-def unpack_version(chunks: Iterator[bytes], folder: Path, content_sha256: str) -> None:
-    """Writes the archive to a new folder beside `folder`, checks its weights, and gives it the name.
-
-    Raises: Refused: the weights are not those of the digest
-    """
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        with tarfile.open(fileobj=_Chunks(chunks), mode="r|") as archive:
-            # The filter refuses names that lead out of the folder, links and devices.
-            archive.extractall(scratch, filter="data")
-        if (found := weights_sha256(scratch)) != content_sha256:
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
+        made = Path(scratch) / "version"
+        yield made
+        if (found := weights_sha256(made)) != content_sha256:
             raise Refused(
-                f"the downloaded weights have the digest {found}, and the trainer recorded {content_sha256}: the files"
-                " on the platform are damaged"
+                f"the copied weights have the digest {found}, and the trainer recorded {content_sha256}: the files on"
+                " the platform are damaged"
             )
-        scratch.chmod(0o755)
-        scratch.rename(folder)
-    except BaseException:
-        shutil.rmtree(scratch)
-        raise
+        made.rename(folder)
+
+
+def unpack_version(chunks: Iterator[bytes], folder: Path) -> None:
+    """Writes the archive to a new folder."""
+    folder.mkdir()
+    with tarfile.open(fileobj=_Chunks(chunks), mode="r|") as archive:
+        # The filter refuses names that lead out of the folder, links and devices.
+        archive.extractall(folder, filter="data")

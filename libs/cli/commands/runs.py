@@ -41,6 +41,7 @@ from leyden.libs.cli.view.watch import (
     step_table,
     watch_run,
 )
+from leyden.libs.client.weights import version_folder
 from leyden.libs.contracts.api.runs import EvaluationRequest, ResumeRequest, Run, RunParent, RunSort
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import ENDED
@@ -413,7 +414,7 @@ def export(
     policy: PolicyName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a policy version as an ordinary Hugging Face folder.
+    """Copy a policy version as an ordinary Hugging Face folder, which is there once its weights are checked.
 
     From another machine the API sends it, if that has the trainer's files; with --context, the cluster's storage.
     """
@@ -426,12 +427,12 @@ def export(
             versions = ", ".join(str(p.version) for p in available) or "none yet"
             raise CommandError(f"no weights of that version; there are: {versions}", Exit.NOT_FOUND)
         chosen = matching[-1]
-        if to.exists():
-            raise CommandError(f"{to} exists: name a folder that does not", Exit.REFUSED)
         if context.on_cluster:
-            copy_from_storage(context.release(), chosen.path, to)
+            with version_folder(to, chosen.content_sha256) as made:
+                copy_from_storage(context.release(), chosen.path, made)
         elif Path(chosen.path).is_dir():
-            shutil.copytree(chosen.path, to)
+            with version_folder(to, chosen.content_sha256) as made:
+                shutil.copytree(chosen.path, made)
         else:
             leyden.download_version(run_id, chosen.version, to, policy=policy)
     print_result(

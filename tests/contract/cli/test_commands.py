@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from leyden.libs.cli.__main__ import app
 from leyden.libs.cli.errors import Exit
+from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, write_pools
@@ -523,12 +524,14 @@ def test_a_policy_is_exported_as_a_folder_once(leyden: Leyden, postgres_dsn: str
     weights = tmp_path / "weights"
     weights.mkdir()
     (weights / "config.json").write_text("{}")
+    (weights / "model.safetensors").write_bytes(b"whole")
+    sha256 = weights_sha256(weights)
 
     async def add() -> str:
         database = Database(postgres_dsn)
         try:
             run = await builders.add_run(database)
-            await builders.add_policy_version(database, run, 0, path=str(weights))
+            await builders.add_policy_version(database, run, 0, path=str(weights), content_sha256=sha256)
             return run.id
         finally:
             await database.close()
@@ -542,6 +545,13 @@ def test_a_policy_is_exported_as_a_folder_once(leyden: Leyden, postgres_dsn: str
     assert leyden("policy", "export", run_id, "--to", str(target)).exit_code == Exit.REFUSED
     missing = leyden("policy", "export", run_id, "--version", "9", "--to", str(tmp_path / "other"))
     assert (missing.exit_code, "there are: 0" in missing.stderr) == (Exit.NOT_FOUND, True)
+    (weights / "model.safetensors").write_bytes(b"wholf")
+    damaged = leyden("policy", "export", run_id, "--to", str(tmp_path / "other"))
+    assert (damaged.exit_code, "are damaged" in damaged.stderr) == (Exit.REFUSED, True)
+    (weights / "gone").symlink_to("nowhere")
+    broken = leyden("policy", "export", run_id, "--to", str(tmp_path / "other"))
+    assert broken.exit_code == Exit.ERROR
+    assert not [path for path in tmp_path.iterdir() if "other" in path.name]
 
 
 def test_runs_and_datasets_are_deleted_only_when_that_is_meant(
