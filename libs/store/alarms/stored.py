@@ -15,8 +15,8 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
 
 _COUNTS = text("""
-    SELECT a.name, a.severity, count(DISTINCT a.run_id) AS runs
-    FROM alarms a JOIN run_status s ON s.run_id = a.run_id
+    SELECT a.name, a.severity, count(DISTINCT p.run_id) AS runs
+    FROM alarms a JOIN policies p ON p.id = a.run_id JOIN run_status s ON s.run_id = a.run_id
     WHERE a.ended_at IS NULL AND s.phase NOT IN ('completed', 'failed', 'cancelled')
     GROUP BY a.name, a.severity
 """)

@@ -32,7 +32,7 @@ from leyden.libs.store.engines import (
 )
 from leyden.libs.store.read import results, runs
 from tests.support import builders
-from tests.support.alarms import alarm_lines, alarms
+from tests.support.alarms import add_alarm, alarm_lines, alarms
 
 BEGIN = datetime.now(tz=UTC) - timedelta(hours=2)
 HEALTHY: Mapping[str, float] = {
@@ -492,6 +492,16 @@ async def test_alarms_stay_with_a_run_that_has_ended_and_leave_the_metric(made: 
         assert [one.name for one in (await runs.get_run(session, made.run.id)).alarms] == ["kl_high"]
         listed = (await runs.list_runs(session, name=None, phase=None, cursor=None, limit=9)).items
         assert [one.name for one in listed[0].alarms] == ["kl_high"]
+
+
+async def test_a_run_with_the_same_alarm_for_several_policies_counts_once(made: Made) -> None:
+    checker = await builders.add_run(
+        made.database, dataset_id=made.run.dataset_id, lead_run_id=made.run.id, policy="checker"
+    )
+    for run_id in (made.run.id, checker.id):
+        await add_alarm(made.database, run_id, "kl_high")
+    async with made.database.read() as session:
+        assert await runs_by_alarm(session) == {("kl_high", "warning"): 1}
 
 
 async def test_a_run_carries_the_alarms_of_its_attempts(database: Database) -> None:
