@@ -18,6 +18,9 @@ PANEL = {"w": 8, "h": 8}
 POSTGRES = {"type": "grafana-postgresql-datasource", "uid": "${postgres}"}
 PROMETHEUS = {"type": "prometheus", "uid": "${prometheus}"}
 RUN = "run_id = ${run:sqlstring}"
+POLICY = "policy_id = ${run:sqlstring}"
+RUN_OF_POLICY = f"run_id = (SELECT run_id FROM reports.policies WHERE {POLICY})"
+"""For rows that a run has for all of its policies."""
 PLACES = {"namespace": "namespace", "release": "app_kubernetes_io_instance"}
 """Pickers of panels from Prometheus, and the labels that they choose; outside Kubernetes no series has them."""
 METRIC = re.compile(r"\b((?:collector|controller|credit|gateway|grader|leyden|process|runner|trainer)_\w+|up)\b(\{)?")
@@ -92,10 +95,10 @@ def table(title: str, query: str) -> Json:
     return sql_panel("table", title, query, form="table")
 
 
-def one_number(title: str, expression: str, view: str = "runs", unit: str = "short") -> Json:
-    """The newest value of a column for the picked run."""
+def one_number(title: str, expression: str, view: str, picked: str, unit: str = "short") -> Json:
+    """The newest value of a column for the picked run. Args: picked: the condition on the view's rows"""
     order = "created_at DESC"
-    query = f"SELECT {expression} FROM reports.{view} WHERE {RUN} ORDER BY {order} LIMIT 1"
+    query = f"SELECT {expression} FROM reports.{view} WHERE {picked} ORDER BY {order} LIMIT 1"
     reduce = {"calcs": ["lastNotNull"], "fields": "/.*/", "values": False}
     panel = sql_panel("stat", title, query, form="table", unit=unit, reduceOptions=reduce)
     return panel | {"size": {"w": 6, "h": 4}}
@@ -167,10 +170,10 @@ def new_versions() -> Json:
 
 
 TRAINING = (
-    one_number("Phase", "coalesce(phase || ': ' || reason, phase)"),
-    one_number("Steps", "steps"),
-    one_number("Policy version", "policy_version"),
-    one_number("Reward of the last step", "reward_mean", view="steps"),
+    one_number("Phase", "coalesce(phase || ': ' || reason, phase)", "runs", RUN_OF_POLICY),
+    one_number("Steps", "steps", "policies", POLICY),
+    one_number("Policy version", "policy_version", "policies", POLICY),
+    one_number("Reward of the last step", "reward_mean", "steps", RUN),
     over_steps(
         "Reward",
         {
@@ -185,7 +188,7 @@ TRAINING = (
     table(
         "Reward by source and name",
         "SELECT source, name, count(*) AS rewards, avg(value) AS mean, min(value) AS least, max(value) AS greatest"
-        f" FROM reports.rewards WHERE {RUN} GROUP BY source, name ORDER BY source, name",
+        f" FROM reports.rewards WHERE {RUN_OF_POLICY} GROUP BY source, name ORDER BY source, name",
     ),
     sql_panel(
         "trend", "Credit of model calls",
@@ -210,7 +213,7 @@ TRAINING = (
         "Evaluations",
         "SELECT evaluation_id, count(*) AS rollouts, avg(newest_reward) AS reward_mean,"
         " stddev_samp(newest_reward) AS reward_std"
-        f" FROM reports.rollouts WHERE {RUN} AND evaluation_id IS NOT NULL AND newest_reward IS NOT NULL"
+        f" FROM reports.rollouts WHERE {RUN_OF_POLICY} AND evaluation_id IS NOT NULL AND newest_reward IS NOT NULL"
         " GROUP BY evaluation_id ORDER BY evaluation_id",
     ),
     over_time(

@@ -9,13 +9,20 @@ import psycopg
 import pytest
 from psycopg.errors import InsufficientPrivilege
 
-from docs.dashboards import RUN, TRAINING
+from docs.dashboards import TRAINING
 from leyden.libs.contracts.ids import evaluation_id
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.policies import policy_columns
 from leyden.libs.store.read.results import get_evaluation
-from tests.support.builders import add_attempt, add_group, add_run, finish_rollout, run_document
+from tests.support.builders import (
+    add_attempt,
+    add_group,
+    add_policy_version,
+    add_run,
+    finish_rollout,
+    run_document,
+)
 
 VIEWS = {
     "runs",
@@ -89,6 +96,40 @@ async def test_a_regrades_total_stands_beside_the_reward_that_trained(database: 
         assert connection.execute(query).fetchall() == [(1.0, 1.0, 1), (1.5, 0.75, 3)]
 
 
+def query_of(title: str, policy_id: str) -> bytes:
+    """The SQL of a panel of the dashboard Training for the policy that is picked."""
+    [panel] = [one for one in TRAINING if one["title"] == title]
+    [target] = panel["targets"]
+    sql: str = target["rawSql"]
+    return sql.replace("${run:sqlstring}", f"'{policy_id}'").encode()
+
+
+async def test_the_dashboard_shows_a_further_policy_with_its_runs_rewards(
+    database: Database, postgres_dsn: str
+) -> None:
+    lead = await add_run(database)
+    checker = await add_run(database, dataset_id=lead.dataset_id, **policy_columns(lead.id, "checker"))
+    key, now = evaluation_id(lead.id, 1), datetime.now(tz=UTC)
+    async with database.session() as session:
+        columns = {"run_id": lead.id, "dataset_id": lead.dataset_id, "rollouts_per_task": 1}
+        session.add(tables.Evaluation(id=key, number=1, policy_version=0, **columns))
+        for run, steps in ((lead, 1), (checker, 2)):
+            for number in range(1, steps + 1):
+                session.add(tables.Step(run_id=run.id, number=number, metrics={}, checkpoint="", started_at=now))
+    await add_policy_version(database, checker, 0)
+    _, [rollout] = await add_group(database, lead, size=1, evaluation_id=key)
+    await finish_rollout(database, rollout, reward=1.0)
+    shown = {"Phase": ("running",), "Steps": (2,), "Policy version": (0,), "Evaluations": (key, 1, 1.0, None)}
+    with psycopg.connect(postgres_dsn) as connection:
+        for title, row in shown.items():
+            assert connection.execute(query_of(title, checker.id)).fetchall() == [row]
+        assert connection.execute(query_of("Steps", lead.id)).fetchall() == [(1,)]
+        of_run, of_policy = (
+            connection.execute(query_of("Reward by source and name", one.id)).fetchall() for one in (lead, checker)
+        )
+        assert of_policy == of_run != []
+
+
 async def test_an_evaluation_has_the_apis_mean_in_reports_and_on_the_dashboard(
     database: Database, postgres_dsn: str
 ) -> None:
@@ -118,10 +159,9 @@ async def test_an_evaluation_has_the_apis_mean_in_reports_and_on_the_dashboard(
     assert evaluation is not None and evaluation.results.reward is not None
     found = evaluation.results.reward
     assert (found.count, found.mean) == (4, 0.125)
-    [panel] = [one for one in TRAINING if one["title"] == "Evaluations"]
-    [query] = [one["rawSql"].replace(RUN, f"run_id = '{run.id}'") for one in panel["targets"]]
     with psycopg.connect(postgres_dsn) as connection:
-        assert [row[:3] for row in connection.execute(query).fetchall()] == [(key, found.count, found.mean)]
+        shown = connection.execute(query_of("Evaluations", run.id)).fetchall()
+        assert [row[:3] for row in shown] == [(key, found.count, found.mean)]
         query = "SELECT newest_reward, revision FROM reports.rollouts ORDER BY rollout_id"
         assert connection.execute(query).fetchall() == [(1.0, 1), (-0.5, 1), (-0.5, 1), (0.5, 2)]
         assert connection.execute("SELECT count(reward) FROM reports.rollouts").fetchone() == (1,)
