@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,10 @@ POLL_SECONDS = 1.0
 POLLS_BEFORE_WORDS = 15
 """A wait is worth a line after so many polls with one reason."""
 AGAIN = "mend the cause, and run the command again: it goes on"
+NEGATIVE = (
+    "where rewards may be negative, a crash earns another number under each prompt: write in `sampling.failure_reward`"
+    " of the document what each earns, at most the smallest reward, and use another folder"
+)
 
 
 @dataclass(frozen=True)
@@ -172,28 +175,22 @@ class Measuring:
     def _read(self, version: int, known: Json, tasks: int) -> list[Measured]:
         siblings = defaultdict[int, list[tuple[float, Rollout]]](list)
         unknown = []
-        rollouts = list(self.leyden.rollouts(run=known["run"], evaluation=known["id"]))
-        bound = self._bound_of_failures(rollouts)
-        for rollout in rollouts:
+        for rollout in self.leyden.rollouts(run=known["run"], evaluation=known["id"]):
             if rollout.reward is None:
                 unknown.append(rollout)
+            elif rollout.reward < 0 and not self._has_failure_reward:
+                raise PromptError(f"rollout {rollout.id} of version {version} earned {rollout.reward:g}; {NEGATIVE}")
             else:
-                reward = rollout.reward if rollout.reason == "succeeded" else min(rollout.reward, bound)
-                siblings[rollout.task_number].append((reward, rollout))
+                siblings[rollout.task_number].append((rollout.reward, rollout))
         if unknown or siblings.keys() != set(range(tasks)):
             reason = self._unknown(version, unknown)
             self._drop(known, reason)
             raise PromptError(f"{reason}; {AGAIN}")
         return [_measured(siblings[number]) for number in range(tasks)]
 
-    def _bound_of_failures(self, rollouts: Sequence[Rollout]) -> float:
-        """The most that a failure earns: the least of all versions, since each run knows its own rewards alone."""
-        if self._document.get("sampling", {}).get("failure_reward") is not None:
-            return math.inf
-        earned = [one.reward for one in rollouts if one.reward is not None]
-        for found in self._journal.all("measured").values():
-            earned += [reward for rewards, _ in found for reward in rewards]
-        return min(0.0, *earned)
+    @property
+    def _has_failure_reward(self) -> bool:
+        return self._document.get("sampling", {}).get("failure_reward") is not None
 
     @staticmethod
     def _unknown(version: int, unknown: Sequence[Rollout]) -> str:

@@ -103,15 +103,18 @@ def test_a_version_that_is_no_better_has_no_score(optimisation: Optimisation) ->
     assert "version 1: 0.000 on 2 examples, its parent 0.000" in optimisation.told
 
 
-def test_a_prompt_that_makes_every_agent_crash_is_no_better_where_rewards_are_negative(
-    optimisation: Optimisation,
-) -> None:
-    optimisation.platform.offset, optimisation.platform.crashing = -0.5, "?"
+def test_negative_rewards_need_a_number_for_failures(optimisation: Optimisation) -> None:
+    optimisation.platform.offset = -0.5
+    with pytest.raises(PromptError, match="failure_reward"):
+        optimisation.run(30)
+    assert not any("version 1" in words for words in optimisation.told)
+
+
+def test_a_prompt_that_makes_every_agent_crash_is_measured_by_another_run(optimisation: Optimisation) -> None:
+    optimisation.platform.crashing = "?"
     versions = optimisation.run(30, lambda _: "```\n?\n```")
-    assert [(one.number, one.score) for one in versions] == [(0, -0.5), (1, None)]
-    # Its failed run was measured on other examples by another run.
-    assert "version 1: -0.500 on 2 examples, its parent -0.500" in optimisation.told
-    assert len(optimisation.platform.runs) > 2
+    assert [(one.number, one.score) for one in versions] == [(0, 0.0), (1, None)]
+    assert "version 1: 0.000 on 2 examples, its parent 0.000" in optimisation.told
 
 
 def test_rollouts_per_task_count_in_the_budget(optimisation: Optimisation) -> None:
