@@ -19,8 +19,8 @@ class Load:
     start: the weights of version 0; None for the base model's.
     from_checkpoint: the files of the step's version are lost, and its weights are those of the checkpoint alone.
     step: number from which a restored learner counts on; None for that of its high-water mark.
-    reference: folder and hash of the version that is the KL reference; None for the learner's own weights, or without a
-        KL penalty.
+    reference: folder of the KL reference, and the hash on record where it is a version that the run wrote; None for the
+        learner's own weights, or without a KL penalty.
     teacher: folder of the teacher's weights, and the hash on record where they are a run's version; None without
         distillation, where no step follows, and where the policy itself is the teacher.
     """
@@ -31,7 +31,7 @@ class Load:
     start: Path | None = None
     from_checkpoint: bool = False
     step: int | None = None
-    reference: tuple[Path, str] | None = None
+    reference: tuple[Path, str | None] | None = None
     teacher: tuple[Path, str | None] | None = None
 
 

@@ -77,8 +77,8 @@ def _restored(
             weights = load.start or load.base
         else:
             _require_recorded(weights, expected.content_sha256, VersionDamaged)
-        if load.reference is not None:
-            _require_recorded(*load.reference)
+        if load.reference is not None and load.reference[1] is not None:
+            _require_recorded(load.reference[0], load.reference[1])
         check_checkpoint(checkpoint, expected, ranks)
     with ranks.agreeing_on(CheckpointDamaged):
         reference, teacher = (None if one is None else one[0] for one in (load.reference, load.teacher))
@@ -181,8 +181,12 @@ class RecordedRun:
         """Args: checkpoint: the folder of any step's"""
         version = await self._version(step)
         expected = Progress(self.run_id, step, version.content_sha256)
-        number, reference = self.config.algorithm.reference_version(step), None
-        if number is not None and number != step:
+        number = self.config.algorithm.reference_version(step)
+        reference: tuple[Path, str | None] | None = None
+        if number == 0 and step and self.start is None:
+            # The base model is no file of this run, and its damage none of a step's.
+            reference = self.base, None
+        elif number is not None and number != step:
             found = await self._version(number)
             reference = Path(found.path) if number else self._first, found.content_sha256
         resumed = Path(version.path), checkpoint.with_name(str(step)), expected
