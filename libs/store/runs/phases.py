@@ -51,12 +51,14 @@ _STEP_REWARDS = text(f"""
 _STOP_REASON = text("UPDATE run_status SET stop_reason = :reason WHERE run_id = :run AND stop_reason IS NULL")
 
 _PHASES = text("""
-    INSERT INTO run_status AS s (run_id, phase, reason, started_at, finished_at)
-    SELECT v.id, v.phase, v.reason, CASE WHEN v.phase IN ('running', 'evaluating') THEN now() END,
+    INSERT INTO run_status AS s (run_id, phase, reason, reason_since, started_at, finished_at)
+    SELECT v.id, v.phase, v.reason, CASE WHEN v.reason IS NOT NULL THEN now() END,
+           CASE WHEN v.phase IN ('running', 'evaluating') THEN now() END,
            CASE WHEN v.phase IN ('completed', 'failed', 'cancelled') THEN now() END
     FROM unnest(CAST(:ids AS text[]), CAST(:phases AS text[]), CAST(:reasons AS text[])) AS v (id, phase, reason)
     ON CONFLICT (run_id) DO UPDATE SET
         phase = excluded.phase, reason = excluded.reason, finished_at = excluded.finished_at,
+        reason_since = CASE WHEN s.reason = excluded.reason THEN s.reason_since ELSE excluded.reason_since END,
         started_at = coalesce(s.started_at, excluded.started_at),
         updated_at = CASE WHEN s.phase = excluded.phase THEN s.updated_at ELSE now() END
 """)

@@ -197,6 +197,9 @@ class RunStatus(Base):
     judged_end: Mapped[datetime | None] = mapped_column(
         comment="The finished_at whose alarms and events are written; another one is judged again."
     )
+    reason_since: Mapped[datetime | None] = mapped_column(
+        comment="When the present reason began; null without one, and for one of an earlier version."
+    )
     __table_args__ = (one_of("phase", RunPhase),)
 
 

@@ -275,6 +275,15 @@ async def test_a_run_of_which_nothing_moves_is_an_alarm_with_the_controllers_rea
     assert await alarms(made.database, made.run.id) == {}
 
 
+async def test_a_reason_of_a_moment_does_not_explain_a_long_step(made: Made) -> None:
+    await _wait(made, "running", "no engine serves: http://e: ReadTimeout")
+    for minutes, names in ((1, []), (16, ["no_progress"])):
+        since = datetime.now(tz=UTC) - timedelta(minutes=minutes)
+        async with made.database.session() as session:
+            await session.execute(update(tables.RunStatus).values(reason_since=since))
+        assert list(await alarms(made.database, made.run.id)) == names
+
+
 @pytest.mark.parametrize(
     ("phase", "reason"),
     [
@@ -295,6 +304,13 @@ async def test_rollouts_that_no_runner_takes_are_an_alarm_while_runners_do_nothi
     await _wait(made, "running", None)
     [alarm] = (await alarms(made.database, made.run.id)).values()
     assert alarm.reason.endswith("no runner takes any of its 2 rollouts")
+    # External agents take work of their own kind alone.
+    external = builders.run_document(runner={"type": "external"}, agent={})
+    _, [with_people, _] = await builders.add_group(
+        made.database, await builders.add_run(made.database, config=external)
+    )
+    await builders.add_attempt(made.database, with_people)
+    assert "no_progress" in await alarms(made.database, made.run.id)
     # Those of another run come first.
     busy = await builders.add_run(made.database)
     _, [theirs, _] = await builders.add_group(made.database, busy)
