@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -174,12 +175,19 @@ async def test_a_policys_version_with_a_pending_evaluation_of_its_leading_run_is
     assert await pruning == {0, 1, 3, 4, 5}
 
 
-async def test_a_version_that_a_continued_run_has_yet_to_copy_is_not_removed(database: Database) -> None:
+async def test_a_version_that_a_continued_run_still_needs_is_not_removed(database: Database) -> None:
     lead, checker = await team(database)
     for parent in (lead, checker):
         child = await builders.add_run(database, dataset_id=lead.dataset_id, parent_run_id=parent.id, parent_version=2)
         assert await prune(database, parent.id, 4) == {0, 2, 4, 5}
         await builders.add_policy_version(database, child, 0)
+        assert await prune(database, parent.id, 4) == {0, 2, 4, 5}
+        # Its own first checkpoint is whole before its second step.
+        async with database.session() as session:
+            at = datetime.now(tz=UTC)
+            session.add(
+                tables.Step(run_id=child.id, number=2, metrics={}, checkpoint="c", started_at=at, created_at=at)
+            )
         assert await prune(database, parent.id, 4) == {0, 4, 5}
 
 
