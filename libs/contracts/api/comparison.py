@@ -98,5 +98,5 @@ def whole_evaluations(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
 
 
 def _is_whole(evaluation: Evaluation) -> bool:
-    reward = evaluation.results.reward
-    return evaluation.results.is_whole and reward is not None and 2 * reward.tasks >= evaluation.tasks
+    results = evaluation.results
+    return results.is_whole and results.reward is not None and 2 * results.counted_tasks >= evaluation.tasks

@@ -281,6 +281,8 @@ class EvaluationResults(Body):
     """Whether all rollouts ended, cancelled ones among them, and none is pending."""
     reward: Statistic | None
     """Null while nothing is measured."""
+    counted_tasks: int = 0
+    """The tasks by which it is compared: those of which each of the run's agents has a rollout with a reward."""
     agents: dict[str, Statistic] = Field(default_factory=dict)
     """The reward of each of the run's `agents` that has one, by name; empty for a run that has one agent."""
     pass_at: list[PassAt] = Field(default_factory=list)

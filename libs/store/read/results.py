@@ -72,6 +72,18 @@ _REWARDS_OF_TASKS = f"""
 _EVALUATION_ROLLOUTS = text(_REWARDS_OF_TASKS.format(agent="NULL::text", condition=""))
 _EVALUATION_AGENTS = text(_REWARDS_OF_TASKS.format(agent="groups.agent", condition="AND groups.agent IS NOT NULL"))
 
+_COUNTED_TASKS = text(f"""
+    SELECT id, count(*) AS tasks FROM (
+        SELECT evaluations.id
+        FROM evaluations JOIN groups ON groups.evaluation_id = evaluations.id
+        JOIN rollouts ON rollouts.group_id = groups.id JOIN runs ON runs.id = groups.run_id
+        CROSS JOIN LATERAL (SELECT {UNGRADED} AS is_open) AS graded
+        CROSS JOIN LATERAL (SELECT CASE WHEN NOT graded.is_open THEN {REWARD} END AS reward) AS earned
+        WHERE evaluations.id = ANY(:evaluation_ids) AND earned.reward IS NOT NULL
+        GROUP BY evaluations.id, groups.task_number HAVING count(DISTINCT groups.agent) = evaluations.agents
+    ) AS of_tasks GROUP BY id
+""")  # noqa: S608  # constants alone
+
 _SOLVED_GROUPS = text(f"""
     SELECT evaluation_id, known, solved, count(*) AS groups FROM (
         SELECT groups.evaluation_id, count(earned.reward) AS known, sum(earned.reward)::bigint AS solved
@@ -202,10 +214,24 @@ async def _with_results(session: ReadSession, rows: Sequence[tables.Evaluation])
     expected = {record["id"]: record for record in (await session.execute(_EXPECTED, ids)).mappings()}
     repeated = [row.id for row in rows if row.rollouts_per_task > 1 and _is_binary(states[row.id])]
     solved = await _solved_groups(session, repeated)
+    counted = await _counted_tasks(session, [row.id for row in rows if row.agents > 1])
     return [
-        _evaluation(row, states[row.id], of_agents[row.id], facts[row.id], expected[row.id], solved[row.id])
+        _evaluation(
+            row,
+            states[row.id],
+            of_agents[row.id],
+            facts[row.id],
+            expected[row.id],
+            solved[row.id],
+            counted.get(row.id, 0) if row.agents > 1 else None,
+        )
         for row in rows
     ]
+
+
+async def _counted_tasks(session: ReadSession, evaluation_ids: Sequence[str]) -> dict[str, int]:
+    found = await session.execute(_COUNTED_TASKS, {"evaluation_ids": evaluation_ids}) if evaluation_ids else ()
+    return {row.id: row.tasks for row in found}
 
 
 def _is_binary(states: Sequence[Record]) -> bool:
@@ -227,7 +253,9 @@ def _evaluation(
     facts: Sequence[Record],
     expected: Record,
     solved: Sequence[SolvedGroups],
+    counted_tasks: int | None,
 ) -> Evaluation:
+    """Args: counted_tasks: None where one agent plays them: those with a reward"""
     counts = {record["state"]: record["rollouts"] for record in states}
     terminal = sum(count for state, count in counts.items() if state not in _OPEN)
     ungraded = sum(record["ungraded"] for record in states) + counts.get(ShownRolloutState.GRADING, 0)
@@ -248,6 +276,7 @@ def _evaluation(
             pending=ungraded,
             complete=terminal >= expected["rollouts"] and not ungraded,
             reward=statistic(_sums(finished)) if finished else None,
+            counted_tasks=(finished["tasks"] if finished else 0) if counted_tasks is None else counted_tasks,
             agents={record["agent"]: statistic(_sums(record)) for record in of_agents if _is_measured(record)},
             pass_at=pass_at(solved, row.rollouts_per_task),
             facts=_facts(facts),

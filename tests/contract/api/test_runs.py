@@ -357,7 +357,16 @@ async def test_a_run_is_created_with_partitions_and_planned_evaluations(
     evaluations = (await api_http.get(f"/v1/runs/{run['id']}/evaluations")).json()["items"]
     assert [(e["id"], e["policy_version"]) for e in evaluations] == [(f"{run['id']}.e1", 0), (f"{run['id']}.e2", None)]
     assert evaluations[0]["results"] == {
-        **{"rollouts": {}, "pending": 0, "complete": False, "reward": None, "pass_at": [], "agents": {}, "facts": []}
+        **{
+            "rollouts": {},
+            "pending": 0,
+            "complete": False,
+            "reward": None,
+            "counted_tasks": 0,
+            "agents": {},
+            "pass_at": [],
+            "facts": [],
+        }
     }
     _, [rollout, _] = await builders.add_group(database, await row_of(database, run["id"]))
     call = await builders.add_call(database, rollout)

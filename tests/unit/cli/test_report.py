@@ -52,7 +52,9 @@ def evaluation(version: int, share: float) -> Evaluation:
         Fact(name="success", kind="share", statistic=statistic, total=100),
         Fact(name="first_tool", kind="text", counts={"memory": 75, "search": 25}, total=125),
     ]
-    results = EvaluationResults(rollouts={"finished": 100}, complete=True, reward=statistic, facts=facts)
+    results = EvaluationResults(
+        rollouts={"finished": 100}, complete=True, reward=statistic, counted_tasks=100, facts=facts
+    )
     return Evaluation(
         id=f"run-a.e{version}", run_id="run-a", number=version, dataset_id="d", policy_version=version,
         measured_version=version, rollouts_per_task=1, max_tasks=None, tasks=100, created_at=NOW, results=results,
@@ -236,7 +238,7 @@ def test_the_held_out_reward_of_a_run_is_that_of_its_newest_whole_evaluation() -
     assert held_out_reward([evaluation(0, 0.1), evaluation(2, 0.8), begun, elsewhere, again]) == "0.800 [0.700, 0.900]"
     few = evaluation(2, 0.0).model_copy(update={"number": 10, "tasks": 5, "max_tasks": 5})
     assert held_out_reward([evaluation(0, 0.1), evaluation(2, 0.8), few]) == "0.800 [0.700, 0.900]"
-    lost = partial(3, 1.0, reward=Statistic(count=49, tasks=49, mean=1.0, low=0.9, high=1.0))
+    lost = partial(3, 1.0, counted_tasks=49)
     assert held_out_reward([evaluation(2, 0.8), lost]) == "0.800 [0.700, 0.900]"
     lossy = partial(2, 0.8, rollouts={"finished": 100, "excluded": 25})
     assert held_out_reward([lossy]) == "0.800 [0.700, 0.900] (100 of 125 rollouts)"

@@ -20,7 +20,9 @@ def evaluation(*, complete: bool = True, version: int | None = 7, cancelled: int
         Fact(name="success", kind="share", statistic=mean(0.5), total=4),
         Fact(name="first_tool", kind="text", counts={"memory": 4}, total=4),
     ]
-    results = EvaluationResults(rollouts={"cancelled": cancelled}, complete=complete, reward=mean(0.25), facts=facts)
+    results = EvaluationResults(
+        rollouts={"cancelled": cancelled}, complete=complete, reward=mean(0.25), counted_tasks=2, facts=facts
+    )
     return Evaluation(
         id="e",
         run_id="r",

@@ -60,12 +60,13 @@ export interface Page<Item> {
   total?: number | null;
 }
 
-/** The evaluations that measured a version on all tasks of the run's own evaluations, in the order of versions: means
- * of a part, or of other tasks, compare no versions. */
+/** The evaluations that measured a version on all tasks of the run's own evaluations and lost at most half of them, in the
+ * order of versions: means of a part, or of other tasks, compare no versions. */
 export const wholeEvaluations = (evaluations: Evaluation[]) =>
   evaluations
     .filter((one) => one.results.complete && !one.results.rollouts.cancelled)
     .filter((one) => one.dataset_id === evaluations[0]?.dataset_id && one.tasks >= evaluations[0].tasks)
+    .filter((one) => 2 * one.results.counted_tasks >= one.tasks)
     .sort((one, other) => (one.measured_version ?? 0) - (other.measured_version ?? 0) || one.number - other.number);
 
 /** The version that earned most; unknown where its evaluations cannot be compared, none yet before any reward. */
