@@ -69,8 +69,8 @@ def duel(
 ) -> None:
     """Compare the answers of two evaluations pair by pair, by each `relative_model` of a document.
 
-    A judge reads both answers to a task, with each of them first. The pairs are stored; no reward changes. Where an
-    error or Ctrl-C ends it, those judged so far are stored, and the exit status tells.
+    A judge reads both answers to a task, with each of them first. The pairs are stored; no reward changes. An
+    error or Ctrl-C ends it with an exit status above 0, and those judged so far are stored.
 
     Example: leyden reward duel run.json --evaluation run-4hq2.e5 --against run-4hq2.e0
     """
