@@ -70,6 +70,9 @@ class Endpoints:
     grpc_url: str | None = None
 
 
+_PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"})
+
+
 def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
     """Every variable of an attempt without its key.
 
@@ -123,10 +126,13 @@ def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
 
 
 def _past_proxies(block: Mapping[str, str], endpoints: Endpoints) -> dict[str, str]:
-    """The platform's hosts behind those of the run's own that no proxy serves: it, an image or docker may name a proxy.
+    """Where the run names a proxy: the platform's hosts behind those of its own that the proxy does not serve.
 
-    Each client reads one of the two spellings first.
+    Each client reads one of the two spellings first. An image or a pod template that names a proxy has its own
+    exceptions, which these variables would replace.
     """
+    if not any(name.upper() in _PROXIES for name in block):
+        return {}
     addresses = (endpoints.gateway_url, endpoints.collector_url, endpoints.grpc_url)
     hosts = [host for address in addresses if address is not None and (host := urlsplit(address).hostname)]
     found = {}

@@ -164,11 +164,11 @@ def test_no_framework_calls_home_unless_the_run_asks_for_it() -> None:
         ({"no_proxy": "*"}, "*", "*"),
     ],
 )
-def test_no_proxy_of_a_run_an_image_or_a_machine_gets_calls_of_the_platform(
-    own: dict[str, str], upper: str, lower: str
-) -> None:
+def test_no_proxy_of_a_run_gets_calls_of_the_platform(own: dict[str, str], upper: str, lower: str) -> None:
     found = block(HTTP_PROXY="http://proxy:3128", **own)
     assert (found["HTTP_PROXY"], found["NO_PROXY"], found["no_proxy"]) == ("http://proxy:3128", upper, lower)
+    # An image's own exceptions stay.
+    assert "NO_PROXY" not in block()
 
 
 def test_langsmiths_clients_post_to_the_collector_with_the_attempts_key() -> None:
