@@ -54,9 +54,6 @@ WRONG = [
     ("gateway.ingress.enabled=true,gateway.ingress.host=x", "networkPolicy.gatewayFrom"),
     ("gateway.service.type=LoadBalancer", "networkPolicy.gatewayFrom, as {ipBlock:"),
     ("api.service.type=NodePort", "networkPolicy.apiFrom"),
-    (r"rollouts.quota.limits\.cpu=400", "set initResources.limits.cpu"),
-    (r"rollouts.quota.limits\.cpu=400,grader.containers.enabled=true", "set grader.containers.resources.limits.cpu"),
-    (r"rollouts.quota.requests\.cpu=400,initResources.requests.cpu=null", "set initResources.requests.cpu"),
     ("rollouts.namespace=platform", "need a namespace that holds nothing else"),
     ("gateway.image.tag=latest", "name a version or a digest"),
     ("imageTag=latest", "name a version or a digest"),
@@ -98,11 +95,6 @@ def test_production_values_name_everything_that_is_missing() -> None:
     done = template("-f", str(CHART / "values-production.yaml"))
     for missing in ("postgres.external.host", "redis.external.host", "secrets.capabilityKeys.existingSecret"):
         assert missing in done.stderr
-
-
-def test_a_quota_of_amounts_that_every_container_gives_is_accepted() -> None:
-    values = r"rollouts.quota.limits\.cpu=400,initResources.limits.cpu=1,rollouts.quota.memory=1Ti"
-    assert template("--set", values).returncode == 0
 
 
 def test_a_parent_chart_may_share_its_globals() -> None:
