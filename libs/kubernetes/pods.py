@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from leyden.libs.kubernetes.cluster import Object
@@ -13,6 +13,7 @@ HOPELESS_WAITS = frozenset({"ImagePullBackOff", "ErrImageNeverPull", "InvalidIma
 """Waiting helps against none of these. A first `ErrImagePull` may be the network's."""
 START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
 NODE_LOST = "the pod was deleted, and its node does not report"
+DELETION_PATIENCE = timedelta(minutes=2)
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,16 @@ def pod_status(pod: Object, container: str) -> PodStatus:
             disrupted=disrupted,
             address=status.get("podIP"),
         )
+    if _is_past(metadata.get("deletionTimestamp")):
+        return PodStatus(name, job, lost=True, disrupted=NODE_LOST)
     waiting, hopeless = _waiting(status, state)
     return PodStatus(name, job, waiting=waiting, hopeless=hopeless)
+
+
+def _is_past(deletion: str | None) -> bool:
+    """Whether the time by which a node ends a deleted pod is long over: it does not report."""
+    by = _time(deletion)
+    return by is not None and datetime.now(tz=UTC) > by + DELETION_PATIENCE
 
 
 def _ended(name: str, job: str, pod: Object, ended: Object) -> PodStatus:

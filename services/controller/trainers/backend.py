@@ -114,7 +114,7 @@ class BackendAway(Exception):
 class TrainerBackend(Protocol):
     """Starts, reports on and stops attempts; every method may be repeated. The run's lock admits one trainer.
 
-    Raises: BackendAway: every method but `start` and `close`
+    Raises: BackendAway: every method but `close`
     """
 
     async def last_attempt(self, run_id: str) -> int:

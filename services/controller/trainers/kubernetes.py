@@ -76,6 +76,8 @@ class KubernetesTrainers:
         try:
             uid = await self._cluster.create_job(trainer_job(attempt, models, self._template, self._settings))
         except Refused as error:
+            if error.lacks_rights:
+                raise _away(error) from error
             if QUOTA not in str(error):
                 raise TrainerRefused(str(error)) from error
             self._without_quota[attempt] = models, str(error)
@@ -132,7 +134,11 @@ def _refusals() -> Iterator[None]:
     try:
         yield
     except Refused as error:
-        raise BackendAway(f"{error}: the chart's Role for the controller grants what it needs") from error
+        raise _away(error) from error
+
+
+def _away(error: Refused) -> BackendAway:
+    return BackendAway(f"{error}: the chart's Role for the controller grants what it needs")
 
 
 def trainer_status(job: JobStatus, pods: list[PodStatus]) -> TrainerStatus:

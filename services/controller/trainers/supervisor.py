@@ -226,7 +226,8 @@ class TrainerSupervisor:
     async def _run(self, attempt: TrainerAttempt) -> TrainerStatus:
         """Runs one attempt to its end. Cancelling stops the trainer, unless the run still needs it."""
         try:
-            await self._backend.start(attempt, self._models.get(attempt.run_id, TrainerModels()))
+            models = self._models.get(attempt.run_id, TrainerModels())
+            await self._answered(lambda: self._backend.start(attempt, models), attempt.run_id)
             STARTS.inc()
             while not (status := await self._status(attempt)).state.is_over:
                 if status.state is TrainerState.WAITING:

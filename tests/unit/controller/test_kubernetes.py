@@ -346,6 +346,20 @@ async def test_a_trainer_without_quota_waits_for_room_and_another_refusal_is_fin
         await backend.start(TrainerAttempt("run-abc", 2), MODELS)
 
 
+async def test_a_trainer_is_created_once_an_api_server_knows_the_rights_of_the_controller(
+    server: FakeKubernetes, make: Make, tmp_path: Path
+) -> None:
+    words = 'jobs.batch is forbidden: User "controller" cannot create resource "jobs"'
+    server.refuse = lambda kind, body: (403, words)
+    supervisor = TrainerSupervisor(settings(tmp_path), make(), RememberedEnds())
+    supervisor.reconcile({"run-abc": 0})
+    await eventually(lambda: words in (supervisor.waiting_reason("run-abc") or ""))
+    server.refuse = lambda kind, body: None
+    await eventually(lambda: FIRST.name in server.objects["jobs"])
+    assert supervisor.pop_failures() == {} and server.deleted == []
+    await supervisor.close()
+
+
 async def test_an_evicted_trainer_is_started_again_without_blame(
     server: FakeKubernetes, make: Make, tmp_path: Path
 ) -> None:

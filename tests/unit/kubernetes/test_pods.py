@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from leyden.libs.kubernetes.pods import PodStatus, pod_status
+from leyden.libs.kubernetes.pods import NODE_LOST, PodStatus, pod_status
 
 SPEC = {"terminationGracePeriodSeconds": 5}
 
@@ -164,3 +164,12 @@ def test_a_pod_whose_init_container_failed_says_its_last_words_and_blames_no_age
     ]
     found = pod({"waiting": {"reason": "PodInitializing"}}, phase="Failed", initContainerStatuses=inits)
     assert (found.is_over, found.exit_code, found.disrupted) == (True, None, f"wait-for-policies: {words}")
+
+
+def test_a_pod_that_nobody_ends_is_lost_before_its_container_runs() -> None:
+    def waits(seconds: float) -> PodStatus:
+        deletion = datetime.now(tz=UTC) - timedelta(seconds=seconds)
+        return pod({"waiting": {"reason": "ContainerCreating"}}, {"deletionTimestamp": deletion.isoformat()})
+
+    assert (waits(60).is_over, waits(60).waiting) == (False, "ContainerCreating")
+    assert (waits(180).is_over, waits(180).lost, waits(180).disrupted) == (True, True, NODE_LOST)
