@@ -172,7 +172,7 @@ EVICTED = {
 }
 
 
-@pytest.mark.parametrize(("end", "words"), [(EVICTED, "exceeds the limit"), ({}, "is lost: ")])
+@pytest.mark.parametrize(("end", "words"), [(EVICTED, "exceeds the limit"), ({}, r"is lost: \S")])
 async def test_a_lost_pod_fails_its_attempts_and_the_next_one_gets_another(
     pods: Pods, backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch, end: dict[str, str], words: str
 ) -> None:

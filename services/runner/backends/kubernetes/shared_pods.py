@@ -131,11 +131,11 @@ class SharedPods:
             return ended_of(report, NAMES, contained=True)
         except (OSError, EOFError) as error:
             pod.lose()
-            cause = await self._end_cause(pod.name) or error
+            cause = await self._end_cause(pod.name) or str(error) or "no answer in time"
             raise BackendError(f"the shared pod {pod.name} is lost: {cause}") from error
         except (BackendError, Refused) as error:
             pod.lose()
-            raise BackendError(f"the shared pod {pod.name} is lost: {str(error) or 'no answer in time'}") from error
+            raise BackendError(f"the shared pod {pod.name} is lost: {error}") from error
         except ProgramError as error:
             raise BackendError(str(error)) from error
         finally:
