@@ -126,7 +126,7 @@ def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
 
 
 def _past_proxies(block: Mapping[str, str], endpoints: Endpoints) -> dict[str, str]:
-    """Where the run names a proxy: the platform's hosts behind those of its own that the proxy does not serve.
+    """The platform's hosts behind the run's own that its proxy does not serve; nothing for a run that names no proxy.
 
     Each client reads one of the two spellings first. An image or a pod template that names a proxy has its own
     exceptions, which these variables would replace.
