@@ -6,7 +6,7 @@ rollout of it with a reward. The rollouts that one agent lost are no fair draw.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -136,6 +136,12 @@ async def measurements(
         if row.mean is not None:
             found[row.id].means[row.task_number] = row.mean
     return {name: one for name, one in found.items() if missing[name] <= 0}
+
+
+async def counted_tasks(session: ReadSession, evaluation_ids: Iterable[str]) -> dict[str, int]:
+    """The number of tasks that count so far, by evaluation; one without any is left out."""
+    found = await session.execute(_TASKS_ALONE, {"evaluations": list(evaluation_ids)})
+    return Counter(row.id for row in found if row.mean is not None)
 
 
 async def measured_tasks(session: ReadSession, run_id: str) -> list[Measurement]:

@@ -20,6 +20,7 @@ from leyden.libs.store.database import ReadSession
 from leyden.libs.store.policies import OWN
 from leyden.libs.store.read import call_counts, step_figures
 from leyden.libs.store.read.agents import agents_rewards
+from leyden.libs.store.read.best import counted_tasks
 from leyden.libs.store.read.intervals import SolvedGroups, TaskSums, pass_at, statistic
 from leyden.libs.store.read.paging import decode_cursor, page
 from leyden.libs.store.rewards import GIVEN_OF_EACH, GROUP_REWARD, REWARD, SIBLING, UNGRADED, is_used
@@ -71,18 +72,6 @@ _REWARDS_OF_TASKS = f"""
 """  # noqa: S608  # constants alone
 _EVALUATION_ROLLOUTS = text(_REWARDS_OF_TASKS.format(agent="NULL::text", condition=""))
 _EVALUATION_AGENTS = text(_REWARDS_OF_TASKS.format(agent="groups.agent", condition="AND groups.agent IS NOT NULL"))
-
-_COUNTED_TASKS = text(f"""
-    SELECT id, count(*) AS tasks FROM (
-        SELECT evaluations.id
-        FROM evaluations JOIN groups ON groups.evaluation_id = evaluations.id
-        JOIN rollouts ON rollouts.group_id = groups.id JOIN runs ON runs.id = groups.run_id
-        CROSS JOIN LATERAL (SELECT {UNGRADED} AS is_open) AS graded
-        CROSS JOIN LATERAL (SELECT CASE WHEN NOT graded.is_open THEN {REWARD} END AS reward) AS earned
-        WHERE evaluations.id = ANY(:evaluation_ids) AND earned.reward IS NOT NULL
-        GROUP BY evaluations.id, groups.task_number HAVING count(DISTINCT groups.agent) = evaluations.agents
-    ) AS of_tasks GROUP BY id
-""")  # noqa: S608  # constants alone
 
 _SOLVED_GROUPS = text(f"""
     SELECT evaluation_id, known, solved, count(*) AS groups FROM (
@@ -214,7 +203,8 @@ async def _with_results(session: ReadSession, rows: Sequence[tables.Evaluation])
     expected = {record["id"]: record for record in (await session.execute(_EXPECTED, ids)).mappings()}
     repeated = [row.id for row in rows if row.rollouts_per_task > 1 and _is_binary(states[row.id])]
     solved = await _solved_groups(session, repeated)
-    counted = await _counted_tasks(session, [row.id for row in rows if row.agents > 1])
+    of_several = [row.id for row in rows if row.agents > 1]
+    counted = await counted_tasks(session, of_several) if of_several else {}
     return [
         _evaluation(
             row,
@@ -227,11 +217,6 @@ async def _with_results(session: ReadSession, rows: Sequence[tables.Evaluation])
         )
         for row in rows
     ]
-
-
-async def _counted_tasks(session: ReadSession, evaluation_ids: Sequence[str]) -> dict[str, int]:
-    found = await session.execute(_COUNTED_TASKS, {"evaluation_ids": evaluation_ids}) if evaluation_ids else ()
-    return {row.id: row.tasks for row in found}
 
 
 def _is_binary(states: Sequence[Record]) -> bool:
