@@ -17,7 +17,9 @@ from leyden.libs.contracts.weights import file_sha256
 from leyden.libs.faults import FaultInjector
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.runs import actions
 from leyden.services.trainer.state.checkpoints import STATE_NAME
+from leyden.services.trainer.state.folders import remove_folder
 from leyden.services.trainer.state.versions import describe
 from tests.contract.trainer.test_steps import Case
 from tests.fakes.forked_trainer import forked_trainer
@@ -290,10 +292,44 @@ async def test_a_continued_run_killed_while_it_copies_its_version_begins_like_an
         assert (point, await train(case, injector)) == (point, -signal.SIGKILL)
         assert injector.fired(point, 0.0)
         assert await case.versions() == {}
+    # The step is committed, and the moments that it began with lie in the parent's checkpoint alone.
+    injector.arm("trainer.committed")
+    assert await train(case, injector) == -signal.SIGKILL
+    await builders.end_run(database, parent)
+    async with database.session() as session:
+        with pytest.raises(actions.ActionRefused, match="until its own second step"):
+            await actions.mark_deleted(session, parent.id)
     assert await train(case, injector) == 0
+    states = [
+        file_sha256(case.folder / run / "checkpoints" / step / STATE_NAME)
+        for run, step in ((parent.id, "3"), (case.run.id, "1"))
+    ]
+    assert states[0] == states[1]
     # With the parent's weights, adapters and moments, the first step is the parent's own third one.
     found = await case.versions()
     assert [found[number].content_sha256 for number in (0, 1)] == [made[number].content_sha256 for number in (2, 3)]
     [step] = await case.rows(tables.Step)
     assert step.metrics["optimizer_inherited"] == 1.0  # type: ignore[attr-defined]
     assert sorted(path.name for path in (case.folder / case.run.id / "versions").iterdir()) == ["0", "1"]
+
+
+@pytest.mark.timeout(600)
+async def test_a_trainer_killed_while_it_writes_a_lost_version_from_its_checkpoint_writes_it_again(
+    database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str
+) -> None:
+    case = await Case(database, postgres_dsn, tiny_model, tmp_path / "runs", redis_url).open(
+        steps=1, export_dtype="bfloat16"
+    )
+    for number in range(2):
+        await case.add_group(number)
+    await case.train()
+    made = (await case.versions())[1]
+    remove_folder(Path(made.path))
+    injector = FaultInjector(tmp_path / "faults")
+    for point in ("trainer.weights_written", "trainer.version_unnamed", "trainer.exported"):
+        injector.arm(point)
+        assert (point, await train(case, injector)) == (point, -signal.SIGKILL)
+    assert await train(case, injector) == 0
+    assert describe(Path(made.path)).content_sha256 == made.content_sha256
+    assert len(await case.rows(tables.Step)) == 1
+    assert sorted(path.name for path in Path(made.path).parent.iterdir()) == ["1"]
