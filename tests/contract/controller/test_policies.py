@@ -42,6 +42,16 @@ async def create(scene: Scene, **changes: Any) -> tuple[tables.Run, tables.Run]:
     return rows[0], rows[1]
 
 
+async def with_lead_ahead(scene: Scene, **changes: Any) -> tuple[tables.Run, tables.Run]:
+    """As `create`, with a first step that the run's own model has made and the other policy has not."""
+    lead, checker = await create(scene, **changes)
+    await scene.tick(2)
+    await scene.finish_all(lead)
+    await scene.tick()
+    await scene.credit_and_train(lead, 1)
+    return lead, checker
+
+
 async def test_policies_wait_for_all_their_pools_and_learn_from_the_same_groups(scene: Scene) -> None:
     async with scene.database.session() as session:
         alone = await actions.create_run(session, RunConfig.model_validate({**document(), "pool": "second"}))
@@ -88,11 +98,7 @@ async def test_a_run_that_waits_for_one_pool_leaves_another_to_later_runs(scene:
 
 
 async def test_the_slower_policy_bounds_the_groups_and_both_must_end(scene: Scene) -> None:
-    lead, checker = await create(scene)
-    await scene.tick(2)
-    await scene.finish_all(lead)
-    await scene.tick()
-    await scene.credit_and_train(lead, 1)
+    lead, checker = await with_lead_ahead(scene)
     await scene.tick(2)
     assert len(await scene.groups(lead)) == 4
     await credit_and_train(scene, lead, checker, 1)
@@ -122,11 +128,7 @@ async def test_an_evaluation_of_an_old_version_asks_that_version_of_each_policy(
 
 async def test_an_evaluation_waits_until_each_policy_has_its_version(scene: Scene) -> None:
     held_out = {"dataset": document()["dataset"], "every": 1, "at_start": False}
-    lead, checker = await create(scene, evaluation=held_out)
-    await scene.tick(2)
-    await scene.finish_all(lead)
-    await scene.tick()
-    await scene.credit_and_train(lead, 1)
+    lead, checker = await with_lead_ahead(scene, evaluation=held_out)
     await scene.tick(2)
     assert await scene.phase(lead) == ("running", None)
     assert [group.evaluation_id for group in await scene.groups(lead)] == [None] * 4
@@ -139,11 +141,7 @@ async def test_an_evaluation_waits_until_each_policy_has_its_version(scene: Scen
 
 
 async def test_the_task_of_a_group_that_one_policy_refused_as_stale_is_sampled_again(scene: Scene) -> None:
-    lead, checker = await create(scene)
-    await scene.tick(2)
-    await scene.finish_all(lead)
-    await scene.tick()
-    await scene.credit_and_train(lead, 1)
+    lead, checker = await with_lead_ahead(scene)
     first = (await scene.groups(lead))[0]
     async with scene.database.session() as session:
         session.add(tables.StepGroup(group_id=first.id, run_id=checker.id, step=None, verdict="stale"))
