@@ -91,8 +91,7 @@ class Measuring:
     def measure(self, texts: Mapping[str, str], examples: Sequence[Example]) -> list[Measured]:
         """Returns one measurement for each example, in their order; equal ones are made once.
 
-        The journal has them from the first time on, since the platform's may change: a grade is given again, and a
-        failure earns what is the least of its run so far.
+        The journal has them from the first time on, since the platform's may change: a grade is given again.
 
         Ctrl-C cancels the run that is measured. Raises: PromptError; LeydenError
         """
